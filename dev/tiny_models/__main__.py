@@ -1,0 +1,31 @@
+"""`python -m dev.tiny_models llava --out .models/llava`: write one of the tiny models."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dev.tiny_models import write_llava, write_voxtral_realtime
+from dev.tiny_models.llava import SIZES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m dev.tiny_models", description="Write a tiny multimodal model.")
+    models = parser.add_subparsers(dest="model", required=True)
+
+    llava = models.add_parser("llava", help="images: CLIP tower and Llama")
+    llava.add_argument("--out", type=Path, default=Path(".models/llava"))
+    for name, default in SIZES.items():
+        llava.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+
+    voxtral = models.add_parser("voxtral-realtime", help="realtime transcription of audio")
+    voxtral.add_argument("--out", type=Path, default=Path(".models/voxtral-realtime"))
+
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    write = {"llava": write_llava, "voxtral-realtime": write_voxtral_realtime}[options.pop("model")]
+    print(write(out, **options))
+
+
+if __name__ == "__main__":
+    main()
