@@ -54,7 +54,9 @@ def write_llava(out: Path, **sizes: int) -> Path:
 def _write(folder: Path, sizes: dict[str, int]) -> None:
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
-    _save_model(folder, _config(tokenizer, sizes))
+    config = _config(tokenizer, sizes)
+    config.save_pretrained(folder)
+    _save_weights(folder, config)
     side = sizes["image_size"]
     image_processor = {
         "image_processor_type": "CLIPImageProcessor",
@@ -91,7 +93,7 @@ def _tokenizer() -> Any:
 
     characters = [*string.digits, *string.ascii_letters, *string.punctuation, " ", "\n"]
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
-    made_up = (f" {first}{second}" for first, second in itertools.product(syllables, syllables[::-5]))
+    made_up = (f" {first}{second}" for first, second in itertools.product(syllables, syllables[::-3]))
     words = itertools.islice(made_up, VOCAB_SIZE - len(SPECIAL_TOKENS) - len(characters))
     vocab = {token: id_ for id_, token in enumerate([*SPECIAL_TOKENS, *characters, *words])}
     assert len(vocab) == VOCAB_SIZE
@@ -144,19 +146,34 @@ def _config(tokenizer: Any, sizes: dict[str, int]) -> Any:
     return config
 
 
-def _save_model(folder: Path, config: Any) -> None:
+def _save_weights(folder: Path, config: Any) -> None:
     import torch
+    from safetensors.torch import save_file
     from transformers import LlavaForConditionalGeneration
 
-    model = LlavaForConditionalGeneration(config)
     generator = torch.Generator().manual_seed(SEED)
-    with torch.no_grad():
-        for name, weight in sorted(model.named_parameters()):
-            if weight.ndim >= 2:  # keep the variance of what passes through
-                inputs = 1 if "embed" in name else weight[0].numel()
-                weight.normal_(std=inputs**-0.5, generator=generator)
-            elif "norm" in name and name.endswith("weight"):
-                weight.fill_(1.0)
-            else:
-                weight.normal_(std=0.1, generator=generator)
-    model.save_pretrained(folder)
+    weights = {}
+    for name, weight in sorted(LlavaForConditionalGeneration(config).named_parameters()):
+        weight = weight.detach()
+        if weight.ndim >= 2:  # keep the variance of what passes through
+            inputs = 1 if "embed_tokens" in name or "position_embedding" in name else weight[0].numel()
+            weight.normal_(std=inputs**-0.5, generator=generator)
+        elif "norm" in name and name.endswith("weight"):
+            weight.fill_(1.0)
+        else:
+            weight.normal_(std=0.1, generator=generator)
+        weights[_name_in_checkpoint(name)] = weight.contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _name_in_checkpoint(name: str) -> str:
+    """The names LLaVA checkpoints have on disk, which every vLLM reads; transformers renames its modules between releases."""
+    for module, on_disk in (
+        ("model.vision_tower.", "vision_tower.vision_model."),
+        ("model.language_model.", "language_model.model."),
+        ("model.multi_modal_projector.", "multi_modal_projector."),
+        ("lm_head.", "language_model.lm_head."),
+    ):
+        if name.startswith(module):
+            return on_disk + name.removeprefix(module).removeprefix("vision_model.")
+    raise ValueError(f"no checkpoint name for {name}: transformers has renamed a module of LLaVA")
