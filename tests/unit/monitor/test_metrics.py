@@ -1,0 +1,88 @@
+"""The registry of metrics: complete, well named, and rendered as Prometheus text that reads back the same."""
+
+import dataclasses
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_omni_sched.monitor.exposition import merge, render
+from vllm_omni_sched.monitor.metrics import METRICS, PREFIX, Histogram, SchedulerMetrics
+
+
+def samples(page: str) -> dict[tuple[str, frozenset], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_every_attribute_is_published_exactly_once():
+    published = [attribute for metric in METRICS for attribute in metric.fields.values()]
+    assert sorted(published) == sorted(field.name for field in dataclasses.fields(SchedulerMetrics))
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_follow_the_rules(metric):
+    assert re.fullmatch(r"[a-z][a-z_]*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert (metric.kind == "histogram") == isinstance(getattr(SchedulerMetrics(), next(iter(metric.fields.values()))), Histogram)
+    if metric.kind == "histogram":
+        assert metric.name.endswith(("_seconds", "_bytes"))
+    assert (metric.label is None) == (list(metric.fields) == [""])
+    assert metric.help.endswith(".")
+
+
+def test_a_page_holds_every_metric_with_its_value():
+    metrics = SchedulerMetrics()
+    expected = {}
+    for value, metric in enumerate(METRICS, start=1):
+        if metric.kind == "histogram":
+            continue
+        for label_value, attribute in metric.fields.items():
+            setattr(metrics, attribute, 10 * value + len(expected))
+            labels = frozenset({(metric.label, label_value)} if metric.label else ())
+            expected[metric.full_name, labels] = float(10 * value + len(expected))
+
+    read = samples(render(metrics).decode())
+    assert {key: read[key] for key in expected} == expected
+
+
+def test_histogram_bounds_are_inclusive_and_cumulative():
+    metrics = SchedulerMetrics()
+    first, second = metrics.worker_message_bytes.bounds[:2]
+    for value in (0.0, first, first + 1, second, 1e12):
+        metrics.worker_message_bytes.observe(value)
+
+    read = samples(render(metrics).decode())
+    name = f"{PREFIX}worker_message_bytes"
+    assert read[f"{name}_bucket", frozenset({("le", str(first))})] == 2
+    assert read[f"{name}_bucket", frozenset({("le", str(second))})] == 4
+    assert read[f"{name}_bucket", frozenset({("le", "+Inf")})] == 5
+    assert read[f"{name}_count", frozenset()] == 5
+    assert read[f"{name}_sum", frozenset()] == 2 * first + 1 + second + 1e12
+
+
+def test_merge_labels_engines_and_sums_what_agrees():
+    one, two = SchedulerMetrics(steps=3, sessions=1), SchedulerMetrics(steps=5, sessions=2)
+    pages = [render(one).decode(), render(two).decode()]
+
+    apart = merge(zip([{"engine": "0"}, {"engine": "1"}], pages, strict=True))
+    steps = next(family for family in apart if family.name == f"{PREFIX}steps")
+    assert [(s.name, s.labels, s.value) for s in steps.samples] == [
+        (f"{PREFIX}steps_total", {"engine": "0"}, 3.0),
+        (f"{PREFIX}steps_total", {"engine": "1"}, 5.0),
+    ]
+    assert len({family.name for family in apart}) == len(apart) == len(METRICS)
+
+    together = merge(({"engine": "0"}, page) for page in pages)
+    sums = {family.name: family.samples[0].value for family in together}
+    assert sums[f"{PREFIX}steps"] == 8
+    assert sums[f"{PREFIX}sessions"] == 3
+
+
+def test_merge_leaves_strangers_out_and_refuses_nonsense():
+    assert merge([({}, "# TYPE somebody_else counter\nsomebody_else_total 1\n")]) == []
+    with pytest.raises(ValueError, match="could not convert|Invalid|invalid"):
+        merge([({}, f"{PREFIX}steps_total not-a-number\n")])

@@ -1,0 +1,183 @@
+"""Brings the scheduler's metrics from the engine-core process to vLLM's own ``/metrics`` in the API process.
+
+Engine core: `MetricsPublisher` writes a `SchedulerMetrics` once per second as text into a private directory.
+API process: `attach()` adds a collector to the registry ``/metrics`` serves; it reads those files at scrape time.
+
+Why not vLLM's own ways: ``SchedulerStats`` has fixed fields, and a plugin in ``vllm.stat_logger_plugins`` turns
+statistics back on for everybody who serves with ``--disable-log-stats``, ours or not, and is never loaded by vLLM-Omni.
+Nothing here imports vLLM before it is needed, and nothing is unpickled.
+"""
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from vllm_omni_sched.engine.metrics_files import EngineDirectory, live_pages
+from vllm_omni_sched.monitor.exposition import merge, render
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsPublisher:
+    """Publishes one scheduler's metrics from a daemon thread.
+
+    Usage, in the scheduler::
+
+        self.metrics = SchedulerMetrics()
+        self._publisher = MetricsPublisher(self.metrics, vllm_config)
+        self._publisher.start()      # in __init__: creates the directory, publishes once, starts the thread
+        self._publisher.close()      # in shutdown(): stops the thread, removes the directory; may be called again
+
+    A scheduler that may be dropped without ``shutdown()`` adds ``weakref.finalize(self, self._publisher.close)``; the
+    thread holds the metrics, never the scheduler.
+
+    Metrics are never a reason to stop serving: when files cannot be written, `start` and the thread log one warning and
+    the engine goes on without (until writing works again).
+
+    Args:
+        metrics: what to publish; read without a lock.
+        vllm_config: names the directory (instance id, data-parallel index) and the labels (``engine``, ``model_name``,
+            under vLLM-Omni ``stage``).
+        interval_seconds: pause between two pages.
+        wait: waits so many seconds, returns True to stop; tests step it by hand.
+        base: directory instead of the user's own below TMPDIR.
+    """
+
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        vllm_config: Any,
+        *,
+        interval_seconds: float = 1.0,
+        wait: Callable[[float], bool] | None = None,
+        base: Path | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._labels = engine_labels(vllm_config)
+        self._name = f"{vllm_config.instance_id}-{self._labels['engine']}-{os.getpid()}"
+        self._interval_seconds = interval_seconds
+        self._stop = threading.Event()
+        self._wait = wait or self._stop.wait
+        self._base = base
+        self._directory: EngineDirectory | None = None
+        self._thread: threading.Thread | None = None
+        self._failing = False
+
+    def start(self) -> None:
+        """Create the directory, publish a first page, and go on in the background. Never raises OSError."""
+        try:
+            self._directory = EngineDirectory.create(self._name, self._labels, self._base)
+        except OSError as error:
+            logger.warning("vllm-omni-sched: no metrics of this engine on /metrics: %s", error)
+            return
+        self.publish()
+        self._thread = threading.Thread(target=self._run, name="omni-sched-metrics", daemon=True)
+        self._thread.start()
+
+    def publish(self) -> None:
+        """Write one page now; a failure is logged once until writing works again."""
+        directory = self._directory
+        if directory is None:
+            return
+        try:
+            directory.write(render(self._metrics))
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                logger.warning("vllm-omni-sched: cannot write metrics, will try again: %s", error)
+            self._failing = True
+
+    def close(self) -> None:
+        """Stop the thread and remove the directory."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=2 * self._interval_seconds)
+        self._thread = None
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    def _run(self) -> None:
+        while not self._wait(self._interval_seconds) and not self._stop.is_set():
+            self.publish()
+
+
+def engine_labels(vllm_config: Any) -> dict[str, str]:
+    """The labels vLLM gives its own series (``engine``, ``model_name``), and ``stage`` where vLLM-Omni has set one."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    labels = {"engine": str(getattr(parallel, "data_parallel_index", 0))}
+    if served := getattr(model, "served_model_name", None):
+        labels["model_name"] = served if isinstance(served, str) else str(served[0])
+    if (stage := getattr(model, "stage_id", None)) is not None:
+        labels["stage"] = str(stage)
+    return labels
+
+
+class EngineMetricsCollector(Collector):
+    """Serves the pages of this process's engine cores; without any it serves nothing, so it may always be registered."""
+
+    def __init__(self, base: Path | None = None) -> None:
+        self._base = base
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: names are known at scrape time, and registering must not look for files."""
+        return []
+
+    def collect(self) -> Iterable[Family]:
+        """Families of all live engine cores of this server, summed where labels agree; empty when a page is damaged."""
+        try:
+            return merge(live_pages(self._base))
+        except ValueError as error:
+            logger.warning("vllm-omni-sched: cannot read an engine's metrics: %s", error)
+            return []
+
+
+_collector = EngineMetricsCollector()
+_ATTACHED = "_omni_sched_collector"
+
+
+def attach() -> None:
+    """Make ``/metrics`` of this process serve our metrics too. Idempotent; call it in every process.
+
+    One API server serves prometheus' global registry. Several (``--api-server-count``; known by
+    ``PROMETHEUS_MULTIPROC_DIR``) each build a registry of their own in vLLM's ``get_prometheus_registry``, which is
+    then wrapped to add the collector; vLLM's answer is otherwise untouched.
+    """
+    _add_to(REGISTRY)
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        import vllm.v1.metrics.prometheus as source
+
+        _wrap(source)
+        if served := sys.modules.get("vllm.entrypoints.serve.instrumentator.metrics"):
+            _wrap(served)  # it had imported the name before we came
+
+
+def _add_to(registry: CollectorRegistry) -> CollectorRegistry:
+    if not hasattr(registry, _ATTACHED):
+        registry.register(_collector)
+        setattr(registry, _ATTACHED, _collector)
+    return registry
+
+
+def _wrap(module: ModuleType) -> None:
+    stock = module.get_prometheus_registry
+    if hasattr(stock, _ATTACHED):
+        return
+
+    @functools.wraps(stock)
+    def get_prometheus_registry() -> CollectorRegistry:
+        return _add_to(stock())
+
+    setattr(get_prometheus_registry, _ATTACHED, _collector)
+    module.get_prometheus_registry = get_prometheus_registry  # type: ignore[attr-defined]

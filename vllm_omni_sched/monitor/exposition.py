@@ -1,0 +1,77 @@
+"""`SchedulerMetrics` as Prometheus text, and several such texts as the families of one scrape."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from vllm_omni_sched.monitor.metrics import METRICS, PREFIX, Histogram, Metric, SchedulerMetrics
+
+
+def render(metrics: SchedulerMetrics) -> bytes:
+    """All families of `METRICS` in the Prometheus text format, UTF-8."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_SchedulerCollector(metrics))
+    return generate_latest(registry)
+
+
+def merge(pages: Iterable[tuple[Mapping[str, str], str]]) -> list[Family]:
+    """Families of several rendered pages, each given with the labels its samples get.
+
+    Samples that agree in name and labels are summed. Families that are not ours are left out.
+
+    Raises:
+        ValueError: a page is not in the Prometheus text format.
+    """
+    families: dict[str, Family] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for labels, page in pages:
+        for read in text_string_to_metric_families(page):
+            if not read.name.startswith(PREFIX):
+                continue
+            families.setdefault(read.name, Family(read.name, read.documentation, read.type))
+            sums = values.setdefault(read.name, {})
+            for sample in read.samples:
+                key = (sample.name, tuple({**labels, **sample.labels}.items()))
+                sums[key] = sums.get(key, 0.0) + sample.value
+    for name, family in families.items():
+        for (sample_name, sample_labels), value in values[name].items():
+            family.add_sample(sample_name, dict(sample_labels), value)
+    return list(families.values())
+
+
+class _SchedulerCollector(Collector):
+    def __init__(self, metrics: SchedulerMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Family]:
+        for spec in METRICS:
+            yield _family(spec, self._metrics)
+
+
+def _family(spec: Metric, metrics: SchedulerMetrics) -> Family:
+    label_names = [spec.label] if spec.label else []
+    if spec.kind == "histogram":
+        histograms = HistogramMetricFamily(spec.full_name, spec.help, labels=label_names)
+        for label_value, attribute in spec.fields.items():
+            histogram: Histogram = getattr(metrics, attribute)
+            histograms.add_metric([label_value] if spec.label else [], _cumulative(histogram), histogram.total)
+        return histograms
+    kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    numbers: CounterMetricFamily | GaugeMetricFamily = kind(spec.full_name, spec.help, labels=label_names)
+    for label_value, attribute in spec.fields.items():
+        numbers.add_metric([label_value] if spec.label else [], getattr(metrics, attribute))
+    return numbers
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    """Buckets as Prometheus wants them: each holds the ones below it, the last is "+Inf"."""
+    seen = 0
+    buckets = []
+    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], list(histogram.counts), strict=True):
+        seen += count
+        buckets.append((bound, float(seen)))
+    return buckets

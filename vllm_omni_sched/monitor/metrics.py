@@ -1,0 +1,154 @@
+"""The one registry of our metrics: names, meaning, labels; and the object the scheduler counts on.
+
+The scheduler holds one `SchedulerMetrics` and adds to its plain attributes, which costs an integer addition and takes
+no lock::
+
+    metrics = SchedulerMetrics()
+    metrics.steps += 1
+    metrics.windows_narrowed += 1
+    metrics.items_visited += last - first
+    metrics.sessions = len(sessions)
+    metrics.schedule_seconds.observe(seconds)
+
+Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set, written down in
+`METRICS`; a request id is never one. All metrics are additive: engines that share every label are summed, gauges too.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+PREFIX = "vllm:omni_sched_"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
+BYTES_BUCKETS = tuple(float(1 << power) for power in (8, 10, 12, 13, 14, 16, 18, 20, 22, 24))
+
+
+class Histogram:
+    """Counts of observations per bucket; `bounds` are inclusive upper bounds in ascending order, the last bucket is open."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add one observation, in the unit the metric's name states."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric family: `fields` maps each value of `label` (or "" without a label) to an attribute of `SchedulerMetrics`."""
+
+    name: str
+    kind: Kind
+    help: str
+    fields: Mapping[str, str]
+    label: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The name as it reads on /metrics."""
+        return PREFIX + self.name
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerMetrics:
+    """What one scheduler has counted since it started. Written by the engine's thread only; any thread may read."""
+
+    steps: int = 0
+    windows_native: int = 0
+    windows_narrowed: int = 0
+    items_visited: int = 0
+    strip_items: int = 0
+    sessions: int = 0
+    items: int = 0
+    session_updates_delta: int = 0
+    session_updates_full: int = 0
+    spilled_bytes: int = 0
+    spilled_items: int = 0
+    restored_items: int = 0
+    encoder_cache_hits: int = 0
+    encoder_cache_misses: int = 0
+    encoder_cache_evictions: int = 0
+    schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))
+    worker_message_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES_BUCKETS))
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("steps_total", "counter", "Engine steps this scheduler has scheduled.", {"": "steps"}),
+    Metric(
+        "schedule_seconds",
+        "histogram",
+        "Wall time of one schedule() call.",
+        {"": "schedule_seconds"},
+    ),
+    Metric(
+        "windows_total",
+        "counter",
+        "Windows over the items of a request: left to vLLM where it already searches (native), "
+        "or narrowed by our binary search before vLLM saw the list (narrowed).",
+        {"native": "windows_native", "narrowed": "windows_narrowed"},
+        label="path",
+    ),
+    Metric(
+        "items_visited_total",
+        "counter",
+        "Multimodal items a step has looked at; divided by windows_total it stays flat while sessions grow.",
+        {"": "items_visited"},
+    ),
+    Metric(
+        "strip_items_total",
+        "counter",
+        "Items whose raw data was left out of a worker message because the worker no longer needs it.",
+        {"": "strip_items"},
+    ),
+    Metric("sessions", "gauge", "Streaming-input sessions held by the scheduler now.", {"": "sessions"}),
+    Metric("items", "gauge", "Multimodal items of all requests held by the scheduler now.", {"": "items"}),
+    Metric(
+        "session_updates_total",
+        "counter",
+        "Session updates sent to the workers: only what is new (delta), or the whole request again (full).",
+        {"delta": "session_updates_delta", "full": "session_updates_full"},
+        label="message",
+    ),
+    Metric(
+        "worker_message_bytes",
+        "histogram",
+        "Pickled size of the message of a step to the workers; sampled, not every step is measured.",
+        {"": "worker_message_bytes"},
+    ),
+    Metric(
+        "spilled_bytes",
+        "gauge",
+        "Raw item data moved out of memory now, kept in case a preempted session must encode again.",
+        {"": "spilled_bytes"},
+    ),
+    Metric("spilled_items_total", "counter", "Items whose raw data was moved out of memory.", {"": "spilled_items"}),
+    Metric(
+        "restored_items_total",
+        "counter",
+        "Items whose raw data was read back, after a preemption or a rewind.",
+        {"": "restored_items"},
+    ),
+    Metric(
+        "encoder_cache_lookups_total",
+        "counter",
+        "Items looked up in the encoder cache, by what was found.",
+        {"hit": "encoder_cache_hits", "miss": "encoder_cache_misses"},
+        label="result",
+    ),
+    Metric(
+        "encoder_cache_evictions_total",
+        "counter",
+        "Encoder outputs evicted to make room for others.",
+        {"": "encoder_cache_evictions"},
+    ),
+)
