@@ -1,0 +1,115 @@
+"""`make test`: the whole test suite on each supported environment, ended by one line that says what happened.
+
+`.venv` (with vLLM-Omni) runs everything; `.venv-latest` everything except what is marked `omni`.
+Environment: PYTEST, further arguments for pytest, e.g. PYTEST="-k scheduler -x"; VENVS, e.g. VENVS=.venv-latest.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / ".logs"
+SUITES: dict[str, list[str]] = {".venv": [], ".venv-latest": ["-m", "not omni"]}
+NO_TESTS_COLLECTED = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    venv: str
+    exit_code: int
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """A selection with PYTEST may well leave one environment without a test, but a whole suite may not."""
+        return self.exit_code == 0 or (self.exit_code == NO_TESTS_COLLECTED and bool(os.environ.get("PYTEST")))
+
+    def __str__(self) -> str:
+        counts = [f"{self.passed} passed"]
+        counts += [f"{self.failed} failed"] if self.failed else []
+        counts += [f"{self.skipped} skipped"] if self.skipped else []
+        if not self.ok and not self.failed:
+            counts += [f"pytest ended with exit code {self.exit_code}"]
+        return f"{', '.join(counts)} in {self.venv}"
+
+
+def main() -> int:
+    started = time.monotonic()
+    LOGS.mkdir(exist_ok=True)
+    venvs = os.environ.get("VENVS", "").split() or list(SUITES)
+    if unknown := [venv for venv in venvs if venv not in SUITES]:
+        print(f"make test: there is no environment {unknown[0]}, only {' and '.join(SUITES)}", file=sys.stderr)
+        return 2
+    try:
+        print("writing the tiny models", flush=True)
+        _write_models()
+        outcomes = []
+        for number, venv in enumerate(venvs, 1):
+            print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
+            outcomes.append(_run(venv))
+    except KeyboardInterrupt:
+        print("\nmake test: interrupted", file=sys.stderr)
+        return 130
+    ok = all(outcome.ok for outcome in outcomes)
+    verdict = "OK" if ok else "FAILED"
+    print(f"\nmake test: {verdict}  {'; '.join(map(str, outcomes))}; {_duration(time.monotonic() - started)}", flush=True)
+    return 0 if ok else 1
+
+
+def _write_models() -> None:
+    """Before any test, in this one process: engines started at the same time then find them there."""
+    from dev.tiny_models import write_llava, write_voxtral_realtime
+
+    write_llava(ROOT / ".models" / "llava")
+    write_voxtral_realtime(ROOT / ".models" / "voxtral-realtime")
+
+
+def _run(venv: str) -> Outcome:
+    report = LOGS / f"test{venv}.xml"
+    report.unlink(missing_ok=True)
+    command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}", *SUITES[venv]]
+    environment = {
+        **os.environ,
+        "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command += shlex.split(os.environ.get("PYTEST", ""))
+    pytest = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        exit_code = pytest.wait()
+    except KeyboardInterrupt:
+        pytest.wait()  # Ctrl-C has reached it as well; it ends its engines
+        raise
+    return _read(report, venv, exit_code)
+
+
+def _read(report: Path, venv: str, exit_code: int) -> Outcome:
+    try:
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    except (OSError, ElementTree.ParseError):  # pytest did not get as far as that
+        return Outcome(venv, exit_code)
+
+    def total(what: str) -> int:
+        return sum(int(suite.get(what, 0)) for suite in suites)
+
+    failed, skipped = total("failures") + total("errors"), total("skipped")
+    return Outcome(venv, exit_code, passed=total("tests") - failed - skipped, failed=failed, skipped=skipped)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
