@@ -1,7 +1,8 @@
 """Build the virtual environments of this project: `python3.11 dev/bootstrap.py .venv .venv-latest`.
 
-Each comes whole from its lock, runs on a CPU, and has the project itself installed editable. An environment that is up to
-date costs nothing; one whose lock has changed is brought up to date in place; one whose build was interrupted is built anew.
+Each comes whole from its lock, runs on a CPU, and has the project itself installed editable. An environment that is up
+to date costs nothing; one whose lock has changed is brought up to date in place; one whose build was interrupted is
+built anew.
 Only the standard library is used here, since this is what runs before anything is installed.
 """
 
@@ -137,25 +138,43 @@ def _install_torch(env: Environment) -> None:
 def _install_packages(env: Environment) -> None:
     pins = {_canonical(name): version for name, version in env.pins().items()}
     _step(3, f"installing {len(pins)} packages (about 2 min when none is there yet)")
-    _pip(env, ["install", "--no-deps", "-r", env.lock], f"the packages of {env.lock.name} could not be installed")
+    _pip(
+        env,
+        ["install", "--no-deps", "-r", env.lock],
+        f"the packages of {env.lock.name} could not be installed",
+    )
     keep = {*pins, "pip", "vllm", OURS}
     if superfluous := sorted(set(_installed(env)) - keep):
-        _pip(env, ["uninstall", "--yes", *superfluous], "packages the lock no longer names could not be removed")
+        _pip(
+            env,
+            ["uninstall", "--yes", *superfluous],
+            "packages the lock no longer names could not be removed",
+        )
 
 
 def _install_project(env: Environment) -> None:
     _step(5, "installing this project, editable")
-    _pip(env, ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT], "this project could not be installed")
+    _pip(
+        env,
+        ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT],
+        "this project could not be installed",
+    )
 
 
 def _check(env: Environment) -> None:
     _step(6, "checking that vLLM imports and finds the CPU")
     platform = _call(
-        [env.python, "-c", "from vllm.platforms import current_platform as p; import torchvision; print(p.device_type)"],
+        [
+            env.python,
+            "-c",
+            "from vllm.platforms import current_platform as p; import torchvision; print(p.device_type)",
+        ],
         f"vLLM does not import in {env.name}",
     )
     if platform.split()[-1:] != ["cpu"]:
-        raise BootstrapError(f"vLLM in {env.name} takes this machine for {platform.strip() or 'nothing it knows'}, not cpu")
+        raise BootstrapError(
+            f"vLLM in {env.name} takes this machine for {platform.strip() or 'nothing it knows'}, not cpu"
+        )
 
 
 def _pip(env: Environment, arguments: list[str | Path], failure: str) -> None:

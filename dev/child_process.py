@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 class ChildProcess:
-    """Start `command` in a session of its own, so that its own children can be ended with it and Ctrl-C does not reach it.
+    """Start `command` in a session of its own: its own children can be ended with it, and Ctrl-C does not reach it.
 
     with ChildProcess(["vllm", "serve", ...], log=Path(".logs/serve.log"), env={}) as server:
         ...
@@ -66,5 +66,7 @@ class ChildProcess:
     def __enter__(self) -> ChildProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()

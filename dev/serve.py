@@ -1,7 +1,7 @@
 """`make serve`: a real `vllm serve` with our scheduler, asked two questions, its metrics shown.
 
-Environment: PORT (default: a free one), ONESHOT=1 (stop after the demonstration), SCHEDULER_CLS (another scheduler class;
-empty for vLLM's own).
+Environment: PORT (default: a free one), ONESHOT=1 (stop after the demonstration), SCHEDULER_CLS (another scheduler
+class; empty for vLLM's own).
 """
 
 from __future__ import annotations
@@ -78,7 +78,12 @@ def main() -> int:
     try:
         options = Options.from_environment()
         model = _write_model()
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "NO_COLOR": "1",
+        }
         with ChildProcess(options.command(model), log=LOG, env=environment) as server:
             _wait_until_healthy(server, options)
             _demonstrate(options)
@@ -115,7 +120,10 @@ def _write_model() -> Path:
 
 def _wait_until_healthy(server: ChildProcess, options: Options) -> None:
     scheduler = options.scheduler_cls or "its own scheduler"
-    console.print(f"[2/4] starting vllm serve with {scheduler} (about 45 s; log in {LOG.relative_to(ROOT)})", soft_wrap=True)
+    console.print(
+        f"[2/4] starting vllm serve with {scheduler} (about 45 s; log in {LOG.relative_to(ROOT)})",
+        soft_wrap=True,
+    )
     started = reported = time.monotonic()
     with console.status("") as status:
         while True:

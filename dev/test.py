@@ -62,7 +62,10 @@ def main() -> int:
         return 130
     ok = all(outcome.ok for outcome in outcomes)
     verdict = "OK" if ok else "FAILED"
-    print(f"\nmake test: {verdict}  {'; '.join(map(str, outcomes))}; {_duration(time.monotonic() - started)}", flush=True)
+    print(
+        f"\nmake test: {verdict}  {'; '.join(map(str, outcomes))}; {_duration(time.monotonic() - started)}",
+        flush=True,
+    )
     return 0 if ok else 1
 
 

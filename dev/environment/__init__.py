@@ -1,1 +1,1 @@
-"""What makes vLLM's CPU packages work from the package registry alone. For `dev/bootstrap.py`; not part of the wheel."""
+"""What makes vLLM's CPU packages work from the package registry alone. Used by `dev/bootstrap.py`, not shipped."""

@@ -1,8 +1,8 @@
 """Multimodal models small enough for a CPU, written from nothing: no hub, no download.
 
-    write_llava(Path(".models/llava"))                                images, through vLLM's LLaVA
-    write_llava(Path(".models/llava-slow-tower"), **SLOW_TOWER)       the same with a tower that takes 0.2 to 0.4 s an image
-    write_voxtral_realtime(Path(".models/voxtral-realtime"))          a realtime transcription session
+    write_llava(Path(".models/llava"))                           images, through vLLM's LLaVA
+    write_llava(Path(".models/llava-slow-tower"), **SLOW_TOWER)  the same, encoding an image takes 0.2 to 0.4 s
+    write_voxtral_realtime(Path(".models/voxtral-realtime"))     a realtime transcription session
 
 Both return the folder, and leave a folder that is up to date alone.
 """

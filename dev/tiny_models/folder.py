@@ -15,15 +15,17 @@ STAMP = ".recipe"
 def write_once(out: Path, write: Callable[[Path], None], *, source: str, sizes: Mapping[str, object]) -> Path:
     """Fill `out` with `write(folder)` unless it already holds what this `source` file makes of these `sizes`.
 
-    The files are written beside `out` and moved there in one step, so an interrupted or a concurrent writer never leaves
-    half a model behind.
+    The files are written beside `out` and moved there in one step, so an interrupted or a concurrent writer never
+    leaves half a model behind.
     """
     out = Path(out).absolute()
     recipe = hashlib.sha256(Path(source).read_bytes() + json.dumps(dict(sizes), sort_keys=True).encode()).hexdigest()
     if _recipe_of(out) == recipe:
         return out
     if out.exists() and _recipe_of(out) is None:
-        raise FileExistsError(f"{out} exists and was not written by dev.tiny_models: remove it or choose another folder")
+        raise FileExistsError(
+            f"{out} exists and was not written by dev.tiny_models: remove it or choose another folder"
+        )
 
     draft = out.with_name(f"{out.name}.{os.getpid()}.draft")
     shutil.rmtree(draft, ignore_errors=True)

@@ -1,8 +1,8 @@
 """A tiny LLaVA: CLIP tower, Llama, and a tokenizer whose every id is printable.
 
-The weights are random but real: scaled so that each layer matters, and written to disk. (vLLM's own `load_format="dummy"`
-draws from ±0.001, where neither the context nor an image ever changes the next token; comparing tokens would then prove
-nothing.) One seed, so every process and every vLLM version gets the same model.
+The weights are random but real: scaled so that each layer matters, and written to disk. (vLLM's own
+`load_format="dummy"` draws from ±0.001, where neither the context nor an image ever changes the next token; comparing
+tokens would then prove nothing.) One seed, so every process and every vLLM version gets the same model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ CHAT_TEMPLATE = (
 
 
 def write_llava(out: Path, **sizes: int) -> Path:
-    """Write the model into `out`; `sizes` override entries of `SIZES`. One image costs (image_size / patch_size)² tokens."""
+    """Write the model into `out`; `sizes` override entries of `SIZES`.
+
+    One image costs (image_size / patch_size)² tokens.
+    """
     if unknown := sizes.keys() - SIZES.keys():
         raise TypeError(f"unknown size {sorted(unknown)[0]!r}; there are {', '.join(SIZES)}")
     chosen = SIZES | sizes
@@ -86,7 +89,7 @@ def _write(folder: Path, sizes: dict[str, int]) -> None:
 def _tokenizer() -> Any:
     """One id per printable character, the other ids made-up words: whatever a random model says can be read.
 
-    Text is split into characters (a character outside ASCII becomes `<unk>`); the words only ever come out, never go in.
+    Text is split into characters (one outside ASCII becomes `<unk>`); the words only ever come out, never go in.
     """
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
@@ -167,7 +170,7 @@ def _save_weights(folder: Path, config: Any) -> None:
 
 
 def _name_in_checkpoint(name: str) -> str:
-    """The names LLaVA checkpoints have on disk, which every vLLM reads; transformers renames its modules between releases."""
+    """LLaVA's names on disk, which every vLLM reads; transformers renames its modules between releases."""
     for module, on_disk in (
         ("model.vision_tower.", "vision_tower.vision_model."),
         ("model.language_model.", "language_model.model."),
