@@ -1,11 +1,11 @@
 """Brings the scheduler's metrics from the engine-core process to vLLM's own ``/metrics`` in the API process.
 
 Engine core: `MetricsPublisher` writes a `SchedulerMetrics` once per second as text into a private directory.
-API process: `attach()` adds a collector to the registry ``/metrics`` serves; it reads those files at scrape time.
+API process: `attach()` adds a collector to the registry that ``/metrics`` serves; it reads those files when scraped.
 
-Why not vLLM's own ways: ``SchedulerStats`` has fixed fields, and a plugin in ``vllm.stat_logger_plugins`` turns
-statistics back on for everybody who serves with ``--disable-log-stats``, ours or not, and is never loaded by vLLM-Omni.
-Nothing here imports vLLM before it is needed, and nothing is unpickled.
+Why not vLLM's own ways: ``SchedulerStats`` has fixed fields, and a plugin in ``vllm.stat_logger_plugins``
+turns statistics back on for everybody who serves with ``--disable-log-stats``, ours or not, and is never
+loaded by vLLM-Omni. Nothing here imports vLLM before it is needed, and nothing is unpickled.
 """
 
 import functools
@@ -36,19 +36,18 @@ class MetricsPublisher:
 
         self.metrics = SchedulerMetrics()
         self._publisher = MetricsPublisher(self.metrics, vllm_config)
-        self._publisher.start()      # in __init__: creates the directory, publishes once, starts the thread
-        self._publisher.close()      # in shutdown(): stops the thread, removes the directory; may be called again
+        self._publisher.start()  # in __init__: creates the directory, publishes once, starts the thread
+        self._publisher.close()  # in shutdown(): stops the thread, removes the directory; may come twice
 
-    A scheduler that may be dropped without ``shutdown()`` adds ``weakref.finalize(self, self._publisher.close)``; the
-    thread holds the metrics, never the scheduler.
+    A scheduler that may be dropped without ``shutdown()`` adds
+    ``weakref.finalize(self, self._publisher.close)``; the thread holds the metrics, never the scheduler.
 
-    Metrics are never a reason to stop serving: when files cannot be written, `start` and the thread log one warning and
-    the engine goes on without (until writing works again).
+    Metrics are never a reason to stop serving: when files cannot be written, `start` and the thread log one
+    warning and the engine goes on without (until writing works again).
 
     Args:
         metrics: what to publish; read without a lock.
-        vllm_config: names the directory (instance id, data-parallel index) and the labels (``engine``, ``model_name``,
-            under vLLM-Omni ``stage``).
+        vllm_config: names the directory (instance id, data-parallel index) and the labels (`engine_labels`).
         interval_seconds: pause between two pages.
         wait: waits so many seconds, returns True to stop; tests step it by hand.
         base: directory instead of the user's own below TMPDIR.
@@ -114,7 +113,7 @@ class MetricsPublisher:
 
 
 def engine_labels(vllm_config: Any) -> dict[str, str]:
-    """The labels vLLM gives its own series (``engine``, ``model_name``), and ``stage`` where vLLM-Omni has set one."""
+    """The labels of vLLM's own series (``engine``, ``model_name``), and ``stage`` where vLLM-Omni set one."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     labels = {"engine": str(getattr(parallel, "data_parallel_index", 0))}
     if served := getattr(model, "served_model_name", None):
@@ -125,7 +124,7 @@ def engine_labels(vllm_config: Any) -> dict[str, str]:
 
 
 class EngineMetricsCollector(Collector):
-    """Serves the pages of this process's engine cores; without any it serves nothing, so it may always be registered."""
+    """Serves the pages of this process's engine cores, and nothing where there is none."""
 
     def __init__(self, base: Path | None = None) -> None:
         self._base = base
@@ -135,7 +134,7 @@ class EngineMetricsCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Family]:
-        """Families of all live engine cores of this server, summed where labels agree; empty when a page is damaged."""
+        """Families of all live engine cores of this server; empty, with a warning, when a page is damaged."""
         try:
             return merge(live_pages(self._base))
         except ValueError as error:
@@ -151,8 +150,8 @@ def attach() -> None:
     """Make ``/metrics`` of this process serve our metrics too. Idempotent; call it in every process.
 
     One API server serves prometheus' global registry. Several (``--api-server-count``; known by
-    ``PROMETHEUS_MULTIPROC_DIR``) each build a registry of their own in vLLM's ``get_prometheus_registry``, which is
-    then wrapped to add the collector; vLLM's answer is otherwise untouched.
+    ``PROMETHEUS_MULTIPROC_DIR``) each build a registry of their own in vLLM's ``get_prometheus_registry``,
+    which is then wrapped to add the collector; vLLM's answer is otherwise untouched.
     """
     _add_to(REGISTRY)
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

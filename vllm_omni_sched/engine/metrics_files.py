@@ -1,4 +1,4 @@
-"""Where engine cores leave their metrics for the API process: private directories, alive while their owner holds a lock.
+"""Where engine cores leave their metrics for the API process: private directories, locked while alive.
 
 ::
 
@@ -8,8 +8,8 @@
             engine.json                              who wrote it: labels, process lineage, scrape group
             metrics.prom                             Prometheus text, replaced whole
 
-The operating system drops the lock with the process, so a directory whose lock is free belongs to nobody and the next
-engine core to start removes it: no process id is trusted to stay unique.
+The operating system drops the lock with the process, so a directory whose lock is free belongs to nobody and
+the next engine core to start removes it: no process id is trusted to stay unique.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ def default_base() -> Path:
 
 
 def lineage() -> list[str]:
-    """This process and its ancestors, nearest first, as ``pid@start`` so that a reused pid is another process.
+    """This process and its ancestors, nearest first, as ``pid@start``: a reused pid is another process.
 
     Where /proc is missing only this process and its parent are known, and by pid alone.
     """
@@ -53,7 +53,7 @@ def lineage() -> list[str]:
 
 
 def scrape_group() -> str | None:
-    """What API servers of one vLLM share when there are several: the directory of Prometheus' multiprocess mode, hashed."""
+    """What several API servers of one vLLM share: the directory of Prometheus' multiprocess mode, hashed."""
     directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     return hashlib.sha256(directory.encode()).hexdigest() if directory else None
 
@@ -68,7 +68,7 @@ class EngineDirectory:
 
     @classmethod
     def create(cls, name: str, labels: Mapping[str, str], base: Path | None = None) -> "EngineDirectory":
-        """Reclaim what dead engine cores left, then make and lock the directory `name` (unsafe characters replaced).
+        """Reclaim what dead engine cores left, then make and lock a directory named after `name`.
 
         Raises:
             OSError: the base directory cannot be made, or is not private to this user.
@@ -104,8 +104,9 @@ class EngineDirectory:
 def live_pages(base: Path | None = None) -> Iterator[tuple[dict[str, str], str]]:
     """Labels and metrics page of every live engine core that belongs to this process.
 
-    An engine core belongs to the process that started it (directly or through others, or is the same process), and to
-    every process of its scrape group. What disappears or is half there while we look is left out.
+    An engine core belongs to the process that started it (directly or through others, or is the same
+    process), and to every process of its scrape group. What disappears or is half there while we look is left
+    out.
     """
     base = base or default_base()
     me, group = lineage()[0], scrape_group()

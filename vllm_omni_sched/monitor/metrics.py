@@ -1,7 +1,7 @@
 """The one registry of our metrics: names, meaning, labels; and the object the scheduler counts on.
 
-The scheduler holds one `SchedulerMetrics` and adds to its plain attributes, which costs an integer addition and takes
-no lock::
+The scheduler holds one `SchedulerMetrics` and adds to its plain attributes, which costs an integer addition
+and takes no lock::
 
     metrics = SchedulerMetrics()
     metrics.steps += 1
@@ -10,8 +10,9 @@ no lock::
     metrics.sessions = len(sessions)
     metrics.schedule_seconds.observe(seconds)
 
-Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set, written down in
-`METRICS`; a request id is never one. All metrics are additive: engines that share every label are summed, gauges too.
+Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set,
+written down in `METRICS`; a request id is never one. All metrics are additive: engines that share every label
+are summed, gauges too.
 """
 
 from bisect import bisect_left
@@ -28,7 +29,7 @@ BYTES_BUCKETS = tuple(float(1 << power) for power in (8, 10, 12, 13, 14, 16, 18,
 
 
 class Histogram:
-    """Counts of observations per bucket; `bounds` are inclusive upper bounds in ascending order, the last bucket is open."""
+    """Counts of observations per bucket; `bounds` are inclusive and ascending, the last bucket is open."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -45,7 +46,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric family: `fields` maps each value of `label` (or "" without a label) to an attribute of `SchedulerMetrics`."""
+    """One metric family; `fields` maps each value of `label` ("" without one) to a `SchedulerMetrics` attribute."""
 
     name: str
     kind: Kind
@@ -61,7 +62,7 @@ class Metric:
 
 @dataclass(slots=True, eq=False)
 class SchedulerMetrics:
-    """What one scheduler has counted since it started. Written by the engine's thread only; any thread may read."""
+    """What one scheduler has counted since it started. The engine's thread writes, any thread may read."""
 
     steps: int = 0
     windows_native: int = 0
@@ -131,7 +132,12 @@ METRICS: tuple[Metric, ...] = (
         "Raw item data moved out of memory now, kept in case a preempted session must encode again.",
         {"": "spilled_bytes"},
     ),
-    Metric("spilled_items_total", "counter", "Items whose raw data was moved out of memory.", {"": "spilled_items"}),
+    Metric(
+        "spilled_items_total",
+        "counter",
+        "Items whose raw data was moved out of memory.",
+        {"": "spilled_items"},
+    ),
     Metric(
         "restored_items_total",
         "counter",

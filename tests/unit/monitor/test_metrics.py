@@ -27,7 +27,9 @@ def test_every_attribute_is_published_exactly_once():
 def test_names_follow_the_rules(metric):
     assert re.fullmatch(r"[a-z][a-z_]*", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
-    assert (metric.kind == "histogram") == isinstance(getattr(SchedulerMetrics(), next(iter(metric.fields.values()))), Histogram)
+    assert (metric.kind == "histogram") == isinstance(
+        getattr(SchedulerMetrics(), next(iter(metric.fields.values()))), Histogram
+    )
     if metric.kind == "histogram":
         assert metric.name.endswith(("_seconds", "_bytes"))
     assert (metric.label is None) == (list(metric.fields) == [""])
@@ -84,5 +86,5 @@ def test_merge_labels_engines_and_sums_what_agrees():
 
 def test_merge_leaves_strangers_out_and_refuses_nonsense():
     assert merge([({}, "# TYPE somebody_else counter\nsomebody_else_total 1\n")]) == []
-    with pytest.raises(ValueError, match="could not convert|Invalid|invalid"):
+    with pytest.raises(ValueError, match="could not convert string to float"):
         merge([({}, f"{PREFIX}steps_total not-a-number\n")])

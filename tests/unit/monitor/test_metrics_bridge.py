@@ -1,4 +1,4 @@
-"""From a scheduler's counters to the registry /metrics serves: private files, one server's engines, nothing left behind."""
+"""From a scheduler's counters to what /metrics serves: private files, one server's engines, nothing left."""
 
 import fcntl
 import json
@@ -34,7 +34,7 @@ def base(tmp_path, monkeypatch):
 
 @pytest.fixture
 def publish(base):
-    """Start publishers whose thread never wakes up by itself; all are closed and must leave nothing behind."""
+    """Start publishers; all are closed in the end and must leave nothing behind."""
     started = []
 
     def start(metrics, vllm_config=None, **options):
