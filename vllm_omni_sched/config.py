@@ -1,0 +1,169 @@
+"""Options of vllm-omni-sched: typed, strict, and read once at start-up.
+
+They ride in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, or in a YAML
+file that is named there: ``{"omni_sched": "/etc/omni_sched.yaml"}``.
+"""
+
+import difflib
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from vllm_omni_sched.errors import ConfigError
+
+KEY = "omni_sched"
+
+
+class Toggle(str, Enum):
+    """``auto``: where this vLLM has the extension points; ``on``: or refuse to start; ``off``: never."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class ReleaseMode(str, Enum):
+    """What becomes of the raw data of committed items."""
+
+    SPILL = "spill"
+    KEEP = "keep"
+
+
+class OmniSchedConfig(BaseModel):
+    """All options, with their defaults. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    windows: Toggle = Field(
+        Toggle.AUTO,
+        description="Visit only the items that overlap a step's tokens, where vLLM scans them all or relies on sorted ends.",
+    )
+    encoder_cache: Toggle = Field(
+        Toggle.AUTO,
+        description="Use OmniEncoderCacheManager: per-request index and reference counts, so that freeing an item is O(1).",
+    )
+    strip_frontier: Toggle = Field(
+        Toggle.AUTO,
+        description="Strip covered items' data from worker messages by moving a frontier instead of walking all items.",
+    )
+    pending_range: Toggle = Field(
+        Toggle.AUTO,
+        description="Track the encoder inputs that workers still hold as an index range (vLLM 0.33, model runner V2).",
+    )
+    kv_event_window: Toggle = Field(
+        Toggle.AUTO,
+        description="Compute the extra keys of KV-cache events from the block's first item instead of the request's first.",
+    )
+    session_delta: Toggle = Field(
+        Toggle.AUTO,
+        description="Send workers only what is new in a resumed streaming session.",
+    )
+    mrope_append: Toggle = Field(
+        Toggle.AUTO,
+        description="Extend the M-RoPE positions of a session instead of recomputing them, for models where that is exact.",
+    )
+    release: ReleaseMode = Field(
+        ReleaseMode.SPILL,
+        description="Raw data of a session's committed items: 'spill' to a private file, read back on preemption, or 'keep' in memory.",
+    )
+    release_batch_items: int = Field(
+        64, ge=1, le=65536, description="Items that are released together; also the number a session must commit before any is."
+    )
+    spill_dir: str | None = Field(
+        None, description="Folder of the spill files; default is the system's temporary folder. Not a memory-backed one, or nothing is saved."
+    )
+    spill_max_bytes: int = Field(
+        8 << 30, ge=0, description="Bound on one session's spill file, in bytes; beyond it data stays in memory."
+    )
+    metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
+    metrics_interval_seconds: float = Field(
+        1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
+    )
+    allow_untested_vllm: bool = Field(
+        False, description="Start on a vLLM outside the supported versions, with the features whose extension points are found."
+    )
+
+    @field_validator(
+        "windows", "encoder_cache", "strip_frontier", "pending_range", "kv_event_window", "session_delta", "mrope_append", mode="before"
+    )
+    @classmethod
+    def _toggle(cls, value: Any) -> Any:
+        # YAML 1.1 reads bare on/off as booleans.
+        if isinstance(value, bool):
+            return Toggle.ON if value else Toggle.OFF
+        if isinstance(value, str) and value in {t.value for t in Toggle}:
+            return Toggle(value)
+        return value
+
+    @field_validator("release", mode="before")
+    @classmethod
+    def _release(cls, value: Any) -> Any:
+        return ReleaseMode(value) if isinstance(value, str) and value in {m.value for m in ReleaseMode} else value
+
+    @field_validator("metrics_interval_seconds", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def load_config(additional_config: Any) -> OmniSchedConfig:
+    """The options in a vLLM ``additional_config``.
+
+    Raises:
+        ConfigError: it is no mapping, the file it names cannot be read, or an option is
+            unknown, of the wrong type or out of range. The message names the key.
+    """
+    if additional_config is None:
+        return OmniSchedConfig()
+    if not isinstance(additional_config, Mapping):
+        raise ConfigError(
+            f"--additional-config must be a mapping to carry our options, got {type(additional_config).__name__}; "
+            f'write it as {{"{KEY}": {{...}}}}'
+        )
+    options = additional_config.get(KEY, {})
+    where = f"additional_config[{KEY!r}]"
+    if isinstance(options, str):
+        options, where = _read_yaml(options), options
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {type(options).__name__}")
+    try:
+        return OmniSchedConfig(**{str(k): v for k, v in options.items()})
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _read_yaml(path: str) -> Any:
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"additional_config[{KEY!r}] names the file {path!r}, which cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    try:
+        options = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return {} if options is None else options
+
+
+def _explain(error: Any) -> str:
+    """One validation error in one sentence that says what would be right."""
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        known = list(OmniSchedConfig.model_fields)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+        return f"unknown option {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}")
+    field = OmniSchedConfig.model_fields[key]
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
+        choices = [member.value for member in field.annotation]
+        near = difflib.get_close_matches(str(error["input"]), choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"option {key!r} must be one of {choices}, got {error['input']!r}{hint}"
+    bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
+    nearest = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
+    return f"option {key!r}: {error['msg'].lower()}, got {error['input']!r}{nearest}"

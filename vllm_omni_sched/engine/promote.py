@@ -1,0 +1,59 @@
+"""Gives live worker objects of vLLM our mixins, without touching how vLLM builds them.
+
+An instance's class is exchanged for a subclass of itself. That holds for every
+runner of every platform and version, where overriding a factory does not (CPU
+workers build theirs inline).
+"""
+
+from typing import Any
+
+from vllm.logger import init_logger
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config import OmniSchedConfig, Toggle, load_config
+from vllm_omni_sched.errors import MissingSymbolError
+
+logger = init_logger("vllm_omni_sched.worker")
+
+
+def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:
+    """Make ``instance`` one of its class *and* ``mixin``; False when it is already."""
+    cls = type(instance)
+    if issubclass(cls, mixin):
+        return False
+    instance.__class__ = type(f"Omni{cls.__name__}", (mixin, cls), {"__module__": mixin.__module__, "__doc__": mixin.__doc__})
+    instance.omni_prepare(config)
+    return True
+
+
+def promote_worker(worker: Any, vllm_config: Any) -> None:
+    """Mix ours into the model runner of a worker that has just initialised its device.
+
+    Raises:
+        MissingSymbolError: this kind of runner is none we know, and the scheduler is
+            going to send it session deltas.
+    """
+    config = load_config(vllm_config.additional_config)
+    runner = getattr(worker, "model_runner", None)
+    if compat.is_runner_v2(runner):
+        from vllm_omni_sched.engine.runner_v2 import RunnerV2Mixin
+
+        mix_in(runner, RunnerV2Mixin, config)
+    elif compat.is_runner_v1(runner):
+        from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
+
+        mix_in(runner, RunnerV1Mixin, config)
+    elif config.session_delta is not Toggle.OFF and compat.workers_take_deltas(vllm_config, config):
+        raise MissingSymbolError(
+            f"model runner {type(runner).__qualname__} is unknown to vllm-omni-sched and cannot take session deltas: "
+            'set additional_config {"omni_sched": {"session_delta": "off"}}'
+        )
+
+
+def promote_encoder_runner(runner: Any, config: OmniSchedConfig) -> None:
+    """Mix ours into the encoder runner of a V2 model runner, once the model is loaded."""
+    encoder_runner = compat.encoder_runner_of(runner)
+    if encoder_runner is not None:
+        from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin
+
+        mix_in(encoder_runner, EncoderRunnerMixin, config)

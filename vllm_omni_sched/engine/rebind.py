@@ -1,0 +1,61 @@
+"""vLLM functions that the scheduler calls by module name, taught to know a `FeatureList`.
+
+Each is wrapped, not replaced: for any other list the wrapper is the function
+itself. They are bound when the first `OmniScheduler` of a process is built, so a
+process without one runs vLLM's own.
+"""
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.items import FeatureList
+
+
+def _bind(module_name: str, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    module = import_module(module_name)
+    function = getattr(module, name)
+    if not hasattr(function, "__omni_sched__"):
+        wrapper = functools.wraps(function)(wrap(function))
+        wrapper.__omni_sched__ = True  # type: ignore[attr-defined]
+        setattr(module, name, wrapper)
+
+
+def bind_strip_frontier() -> None:
+    """`strip_covered_mm_data` touches only what changed since this request's last message."""
+    strip_one = compat.strip_feature()
+
+    def wrap(strip: Callable[..., Any]) -> Callable[..., Any]:
+        def strip_covered_mm_data(mm_features: Any, num_computed_tokens: int, uses_mrope: bool = False) -> Any:
+            if isinstance(mm_features, FeatureList):
+                return mm_features.as_sent(num_computed_tokens, lambda feature: strip_one(feature, uses_mrope))
+            if uses_mrope:
+                return strip(mm_features, num_computed_tokens, uses_mrope=uses_mrope)
+            return strip(mm_features, num_computed_tokens)
+
+        return strip_covered_mm_data
+
+    _bind(compat.OUTPUT, "strip_covered_mm_data", wrap)
+
+
+def bind_kv_event_window() -> None:
+    """Extra keys of a block are searched from its first item, not the request's first.
+
+    Items before it end before the block, which vLLM's own loop would find one by
+    one; it passes over them with the same result.
+    """
+
+    def wrap(extra_keys: Callable[..., Any]) -> Callable[..., Any]:
+        def generate_block_hash_extra_keys(
+            request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+        ) -> Any:
+            features = request.mm_features
+            if start_mm_idx >= 0 and isinstance(features, FeatureList):
+                start_mm_idx = max(start_mm_idx, features.index.num_covered(start_token_idx))
+            return extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+
+        return generate_block_hash_extra_keys
+
+    _bind(compat.BLOCK_POOL, "generate_block_hash_extra_keys", wrap)

@@ -1,0 +1,59 @@
+"""What workers with model runner V1 add: windows for any item list, and session messages."""
+
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.engine.session import ResumedRequestData, SessionReceiver
+from vllm_omni_sched.items import FeatureWindows
+
+
+class RunnerV1Mixin:
+    """Mixed into the class of a live ``GPUModelRunner`` (CPU, XPU … runners are subclasses of it).
+
+    It has no ``__init__``: `prepare` is called once on the instance.
+    """
+
+    def omni_prepare(self, config: OmniSchedConfig) -> None:
+        """Give the runner its state; nothing of vLLM's is changed."""
+        strip_one = compat.strip_feature()
+        uses_mrope = bool(self.uses_mrope)
+        self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
+        self._omni_windows = FeatureWindows()
+        self._omni_narrow = config.windows is not Toggle.OFF
+        self._omni_native_gather = compat.native_windows(compat.RUNNER_V1)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        self._omni_receiver.expand(scheduler_output)
+        self._omni_windows.forget(scheduler_output.finished_req_ids)
+        running = scheduler_output.scheduled_cached_reqs
+        if isinstance(running, ResumedRequestData):
+            for request_id, restored in running.restored.items():
+                self._omni_receiver.restore(request_id, restored, self.requests[request_id].mm_features)
+        return super()._update_states(scheduler_output)
+
+    def _gather_mm_embeddings(
+        self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """vLLM's gather on the items of this step's window, where its own search would be linear or wrong."""
+        narrowed: list[tuple[Any, list[Any]]] = []
+        for request_id in self.input_batch.req_ids if self._omni_narrow else ():
+            state = self.requests[request_id]
+            features = state.mm_features
+            if not features:
+                continue
+            index = self._omni_windows.index_of(request_id, features)
+            if self._omni_native_gather and index.sequential:
+                continue
+            start = state.num_computed_tokens + shift_computed_tokens
+            ids = index.overlapping(start, start + scheduler_output.num_scheduled_tokens[request_id])
+            narrowed.append((state, features))
+            state.mm_features = [features[i] for i in ids]
+        try:
+            return super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
+        finally:
+            for state, features in narrowed:
+                state.mm_features = features

@@ -1,0 +1,72 @@
+"""What workers with model runner V2 add: the same as for V1, on V2's own classes."""
+
+import inspect
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.engine.session import SessionReceiver
+from vllm_omni_sched.items import FeatureWindows
+
+
+class EncoderRunnerMixin:
+    """Mixed into the class of a live V2 ``EncoderRunner``."""
+
+    def omni_prepare(self, config: OmniSchedConfig) -> None:
+        self._omni_windows = FeatureWindows()
+        self._omni_narrow = config.windows is not Toggle.OFF
+        self._omni_native_gather = compat.native_windows(compat.ENCODER_RUNNER_V2)
+        # The arguments grew a draft_lookahead; bind by name whatever this version has.
+        self._omni_signature = inspect.signature(super().gather_mm_embeddings)
+
+    def gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """vLLM's gather on the items of this step's window, where its own search would be linear or wrong."""
+        call = self._omni_signature.bind(*args, **kwargs).arguments
+        lookahead = call.get("draft_lookahead", 0)
+        features_of = self.encoder_cache.mm_features
+        narrowed = {}
+        for i, request_id in enumerate(call["req_ids"] if self._omni_narrow else ()):
+            features = features_of.get(request_id)
+            if not features:
+                continue
+            index = self._omni_windows.index_of(request_id, features)
+            if self._omni_native_gather and index.sequential:
+                continue
+            start = int(call["num_computed_tokens"][i]) + lookahead
+            ids = index.overlapping(start, start + int(call["num_scheduled_tokens"][i]))
+            narrowed[request_id] = features
+            features_of[request_id] = [features[k] for k in ids]
+        try:
+            return super().gather_mm_embeddings(*args, **kwargs)
+        finally:
+            features_of.update(narrowed)
+
+
+class RunnerV2Mixin:
+    """Mixed into the class of a live V2 ``GPUModelRunner``."""
+
+    def omni_prepare(self, config: OmniSchedConfig) -> None:
+        strip_one = compat.strip_feature()
+        self._omni_config = config
+        uses_mrope = bool(self.vllm_config.model_config.uses_mrope)
+        self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().load_model(*args, **kwargs)
+        from vllm_omni_sched.engine.promote import promote_encoder_runner
+
+        promote_encoder_runner(self, self._omni_config)
+        return result
+
+    def finish_requests(self, scheduler_output: SchedulerOutput) -> Any:
+        encoder_runner = compat.encoder_runner_of(self)
+        if isinstance(encoder_runner, EncoderRunnerMixin):
+            encoder_runner._omni_windows.forget(scheduler_output.finished_req_ids)
+        return super().finish_requests(scheduler_output)
+
+    def add_requests(self, scheduler_output: SchedulerOutput) -> Any:
+        self._omni_receiver.expand(scheduler_output)
+        return super().add_requests(scheduler_output)

@@ -1,0 +1,288 @@
+"""OmniScheduler: vLLM's scheduler with bookkeeping that does not grow with a session.
+
+A step is vLLM's own: observe, ``super().schedule()``, then replace what goes to the
+workers about sessions. Decisions are never ours here; only what they cost.
+"""
+
+import time
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
+from vllm_omni_sched.engine import rebind
+from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
+from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
+from vllm_omni_sched.engine.pending import HeldInputs, is_held
+from vllm_omni_sched.engine.session import SessionSender, with_restored
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.items import FeatureList, SpillFile
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+
+logger = init_logger("vllm_omni_sched.scheduler")
+
+_ENDED_SESSIONS_REMEMBERED = 4096
+
+
+class OmniSchedulerMixin:
+    """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
+
+    1. A request's features become a `FeatureList` when it is added; sessions extend it.
+    2. A step's encoder inputs are decided by vLLM on the items that overlap its tokens.
+    3. Items that a worker has consumed are stripped by a frontier, and their raw data
+       leaves memory; preemption and rewinds bring it back.
+    4. Workers are told what is new in a session, not the session.
+    5. Nothing here changes which request runs, with how many tokens, or what is evicted.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        vllm_config = kwargs.get("vllm_config", args[0] if args else None)
+        self.omni_config = load_config(vllm_config.additional_config)
+        compat.check_version(self.omni_config)
+        self.omni_features = compat.resolve(self.omni_config)
+        super().__init__(*args, **kwargs)
+        self._omni_setup(self.omni_config)
+
+    def _omni_setup(self, config: OmniSchedConfig) -> None:
+        active = {name for name, status in self.omni_features.items() if status.active}
+        strip_one = compat.strip_feature()
+        uses_mrope = getattr(self, "model_uses_mrope", False) or self.vllm_config.model_config.uses_mrope
+        self._omni_runner_v2 = bool(getattr(self, "use_v2_model_runner", False))
+        self._omni_windows = "windows" in active and not self.is_encoder_decoder
+        self._omni_native_windows = compat.native_windows(compat.SCHEDULER)
+        self._omni_pending = "pending_range" in active and self._omni_runner_v2 and not self.is_encoder_decoder
+        self._omni_ended: OrderedDict[str, None] = OrderedDict()
+        if "strip_frontier" in active:
+            rebind.bind_strip_frontier()
+        if "kv_event_window" in active:
+            rebind.bind_kv_event_window()
+        if "encoder_cache" in active and type(self.encoder_cache_manager) is EncoderCacheManager:
+            self.encoder_cache_manager = OmniEncoderCacheManager.adopt(self.encoder_cache_manager)
+        self._omni_sender: SessionSender | None = None
+        if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
+            self._omni_sender = SessionSender(lambda feature: strip_one(feature, uses_mrope))
+        # Only what went through the frontier may leave memory; it is the deltas that move it.
+        self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
+        self.omni_metrics = SchedulerMetrics()
+        self._omni_publisher: MetricsPublisher | None = None
+        if config.metrics and self.log_stats:
+            self._omni_publisher = MetricsPublisher(
+                self.omni_metrics, self.vllm_config, interval_seconds=config.metrics_interval_seconds
+            )
+            self._omni_publisher.start()
+            weakref.finalize(self, self._omni_publisher.close)
+
+    # -- a step ------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        started = time.perf_counter()
+        output = super().schedule(*args, **kwargs)
+        if self._omni_sender is not None:
+            self._omni_sender.replace(output, self.requests)
+            if self._omni_release:
+                self._omni_release_committed(output)
+        self._omni_count(time.perf_counter() - started)
+        return output
+
+    def _try_schedule_encoder_inputs(
+        self,
+        request: Request,
+        num_computed_tokens: int,
+        num_new_tokens: int,
+        encoder_compute_budget: int,
+        shift_computed_tokens: int = 0,
+    ) -> tuple[Any, ...]:
+        features = request.mm_features
+        narrow = self._omni_windows and isinstance(features, FeatureList)
+        if not narrow or (self._omni_native_windows and features.index.sequential):
+            self.omni_metrics.windows_native += narrow
+            return super()._try_schedule_encoder_inputs(
+                request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
+            )
+        ids = features.index.overlapping(num_computed_tokens, num_computed_tokens + num_new_tokens + shift_computed_tokens)
+        self.omni_metrics.windows_narrowed += 1
+        self.omni_metrics.items_visited += len(ids)
+        manager = self.encoder_cache_manager
+        self.encoder_cache_manager = WindowedManager(manager)
+        try:
+            inputs, num_tokens, budget, *more = super()._try_schedule_encoder_inputs(
+                WindowedRequest(request, ids), num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
+            )
+        finally:
+            self.encoder_cache_manager = manager
+        return ([ids[i] for i in inputs], num_tokens, budget, *([ids[i] for i in local] for local in more))
+
+    def _make_cached_request_data(
+        self, running_reqs: list[Request], resumed_reqs: list[Request], *args: Any, **kwargs: Any
+    ) -> CachedRequestData:
+        data: CachedRequestData = super()._make_cached_request_data(running_reqs, resumed_reqs, *args, **kwargs)
+        restored = {}
+        for request in resumed_reqs:
+            if isinstance(request.mm_features, FeatureList):
+                back = request.mm_features.rewind(request.num_computed_tokens)
+                if back:
+                    restored[request.request_id] = back
+                    self.omni_metrics.restored_items += len(back)
+                    if self._omni_sender is not None:
+                        self._omni_sender.note_restored(request.request_id, request.mm_features.frontier)
+        if self._omni_sender is not None:
+            self._omni_sender.note_running(data)
+        return with_restored(data, restored) if restored else data
+
+    def _get_encoder_input_updates(
+        self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
+    ) -> dict[str, dict[int, Any]]:
+        if not self._omni_pending:
+            updates: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
+                scheduled, new_requests, scheduled_encoder_inputs
+            )
+            return updates
+        others: dict[str, int] = {}
+        for request_id, num_tokens in scheduled.items():
+            features = self.requests[request_id].mm_features
+            if features and not (isinstance(features, FeatureList) and features.index.sequential):
+                others[request_id] = num_tokens
+        news = [n for n in new_requests if n.req_id in others]
+        updates = super()._get_encoder_input_updates(others, news, scheduled_encoder_inputs) if others else {}
+        for new in new_requests:
+            if new.mm_features and new.req_id not in others:
+                features = self.requests[new.req_id].mm_features
+                low = features.index.num_covered(new.num_computed_tokens) if new.num_computed_tokens else 0
+                self._pending_encoder_input_ids[new.req_id] = HeldInputs(low, len(new.mm_features))
+        for request_id in scheduled:
+            held = self._pending_encoder_input_ids.get(request_id)
+            if isinstance(held, HeldInputs):
+                update = self._omni_held_update(self.requests[request_id], held, scheduled_encoder_inputs.get(request_id, ()))
+                if update:
+                    updates[request_id] = update
+        return updates
+
+    def _omni_held_update(self, request: Request, held: HeldInputs, encoding: Any) -> dict[int, Any]:
+        features = request.mm_features
+        update: dict[int, Any] = {}
+        for i in encoding:
+            # A running request may rewind without being sent anew.
+            if i not in held and is_held(features.with_data(i).data):
+                update[i] = features.with_data(i).data
+                held.behind.add(i)
+        confirmed = request.num_computed_tokens - max(request.num_output_placeholders, request.num_in_flight_tokens)
+        update.update(dict.fromkeys(held.release(features, confirmed, encoding)))
+        return update
+
+    # -- a request's life --------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self.requests:
+            if request.resumable and request.request_id in self._omni_ended:
+                self._omni_refuse_update(request)
+                return
+            if request.resumable or request.mm_features:
+                request.mm_features = FeatureList(request.mm_features)
+        super().add_request(request)
+
+    def _omni_refuse_update(self, request: Request) -> None:
+        """An update came after its session had ended: end it too, with everything else unharmed."""
+        logger.error(
+            "Session %s has ended; its update of %d tokens and %d items is refused. Start a new session.",
+            request.request_id,
+            request.num_prompt_tokens,
+            len(request.mm_features),
+        )
+        super().add_request(request)
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        if self._omni_runner_v2 and self._omni_sender is not None:
+            self._omni_sender.forget(request.request_id)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        result = super()._free_request(request, *args, **kwargs)
+        features = request.mm_features
+        if isinstance(features, FeatureList):
+            if features.spill is not None:
+                self.omni_metrics.spilled_bytes -= features.spill.size_bytes
+            features.close()
+        if request.resumable:
+            if self._omni_sender is not None:
+                self._omni_sender.forget(request.request_id)
+            self._omni_ended[request.request_id] = None
+            if len(self._omni_ended) > _ENDED_SESSIONS_REMEMBERED:
+                self._omni_ended.popitem(last=False)
+        return result
+
+    def _omni_release_committed(self, output: SchedulerOutput) -> None:
+        config = self.omni_config
+        for new in output.scheduled_new_reqs:
+            request = self.requests[new.req_id]
+            features = request.mm_features
+            if not (request.resumable and isinstance(features, FeatureList)):
+                continue
+            if features.frontier - features.num_released < config.release_batch_items:
+                continue
+            spill = features.spill or SpillFile(config.spill_dir, config.spill_max_bytes)
+            before = spill.size_bytes
+            try:
+                released = features.release_committed(config.release_batch_items, spill)
+            except OSError as error:
+                self._omni_release = False
+                logger.warning("Committed items stay in memory from now on: the spill file cannot be written (%s)", error)
+                return
+            self.omni_metrics.spilled_items += released
+            self.omni_metrics.spilled_bytes += spill.size_bytes - before
+
+    def _omni_count(self, seconds: float) -> None:
+        metrics = self.omni_metrics
+        metrics.steps += 1
+        metrics.schedule_seconds.observe(seconds)
+        manager = self.encoder_cache_manager
+        if isinstance(manager, OmniEncoderCacheManager):
+            metrics.encoder_cache_hits = manager.hits
+            metrics.encoder_cache_misses = manager.misses
+            metrics.encoder_cache_evictions = manager.evictions
+        if self._omni_sender is not None:
+            metrics.sessions = len(self._omni_sender)
+            metrics.session_updates_delta = self._omni_sender.num_deltas
+            metrics.session_updates_full = self._omni_sender.num_full
+
+    def shutdown(self) -> None:
+        if self._omni_publisher is not None:
+            self._omni_publisher.close()
+        super().shutdown()
+
+
+class OmniSyncScheduler(OmniSchedulerMixin, Scheduler):
+    """The synchronous twin; `OmniScheduler` chooses it by itself when it is due."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        vllm_config = kwargs.get("vllm_config", args[0] if args else None)
+        if vllm_config.scheduler_config.async_scheduling:
+            raise ConfigError(
+                "OmniSyncScheduler cannot run under async scheduling, which is on: name vllm_omni_sched.OmniScheduler "
+                "as --scheduler-cls (it takes either), or add --no-async-scheduling"
+            )
+        super().__init__(*args, **kwargs)
+
+
+class OmniScheduler(OmniSchedulerMixin, AsyncScheduler):
+    """The scheduler to name: ``--scheduler-cls vllm_omni_sched.OmniScheduler``.
+
+    Built on vLLM's AsyncScheduler, so that run-ahead is kept (a subclass of plain
+    Scheduler loses it silently: vllm#43724). Where ``async_scheduling`` is off, the
+    call returns the synchronous twin instead.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        vllm_config = kwargs.get("vllm_config", args[0] if args else None)
+        if cls is OmniScheduler and vllm_config is not None and not vllm_config.scheduler_config.async_scheduling:
+            return OmniSyncScheduler(*args, **kwargs)
+        return super().__new__(cls)

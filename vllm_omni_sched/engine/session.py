@@ -1,0 +1,221 @@
+"""Worker messages of streaming sessions: a start in full, then only what is new.
+
+vLLM re-sends a resumed session whole: all tokens, items and blocks, at each update
+(`NewRequestData`, vllm#58324). Here the scheduler replaces that entry of its output
+by a `SessionDelta` after `super().schedule()` has made it, and the model-runner
+mixin turns it back into the full entry before its own `super()` sees it. Neither
+side of vLLM knows.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.request import Request
+
+from vllm_omni_sched.items import FeatureList, SessionMirror, SessionTracker
+from vllm_omni_sched.items.session import SessionUpdate
+
+_FIELDS = tuple(f.name for f in fields(NewRequestData))
+_CACHED_FIELDS = tuple(f.name for f in fields(CachedRequestData))
+
+
+@dataclass
+class SessionStart(NewRequestData):
+    """A session in full, as `NewRequestData`; tells workers to keep a mirror of it."""
+
+    covered: int = 0
+
+
+@dataclass
+class SessionDelta(NewRequestData):
+    """What is new in a session. ``mm_features`` are the new items only.
+
+    Without our mixin a runner cannot take it for a request: there are no prompt
+    tokens and no prompt embeddings in it, which both runners refuse.
+    """
+
+    update: SessionUpdate | None = None
+
+
+@dataclass
+class ResumedRequestData(CachedRequestData):
+    """`CachedRequestData` with the items, by request and id, that runner V1 must get back.
+
+    vLLM strips covered items from the first message and does not send them again
+    when the request is preempted and starts over.
+    """
+
+    restored: dict[str, dict[int, Any]] = field(default_factory=dict)
+
+
+def _shallow(source: Any, cls: type, names: Iterable[str], **changed: Any) -> Any:
+    values = {name: getattr(source, name) for name in names}
+    values.update(changed)
+    return cls(**values)
+
+
+def with_restored(data: CachedRequestData, restored: dict[str, dict[int, Any]]) -> ResumedRequestData:
+    """``data``, and the items to give back."""
+    resumed: ResumedRequestData = _shallow(data, ResumedRequestData, _CACHED_FIELDS, restored=restored)
+    return resumed
+
+
+class SessionSender:
+    """Scheduler side: replaces what goes to the workers about sessions.
+
+    Args:
+        strip: ``feature -> feature`` without data that no worker needs.
+    """
+
+    def __init__(self, strip: Callable[[Any], Any]) -> None:
+        self._strip = strip
+        self._trackers: dict[str, SessionTracker] = {}
+        self.num_deltas = 0
+        self.num_full = 0
+
+    def __len__(self) -> int:
+        return len(self._trackers)
+
+    def forget(self, request_id: str) -> None:
+        """The request is over, or its workers drop it: the next message is a start."""
+        self._trackers.pop(request_id, None)
+
+    def replace(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
+        """Replace, in place, the entries of ``output.scheduled_new_reqs`` that belong to sessions."""
+        new_reqs = output.scheduled_new_reqs
+        for i, new in enumerate(new_reqs):
+            request = requests.get(new.req_id)
+            if request is not None and request.resumable and new.prompt_embeds is None:
+                new_reqs[i] = self._message(new, request)
+
+    def _message(self, new: NewRequestData, request: Request) -> NewRequestData:
+        features = request.mm_features
+        covered, restored, num_items = 0, {}, 0
+        tracker = self._trackers.get(new.req_id)
+        if isinstance(features, FeatureList):
+            sent = features.as_sent(new.num_computed_tokens, self._strip)
+            covered, num_items = features.frontier, len(sent)
+            if tracker is not None and covered < tracker.covered:
+                restored = {i: features[i] for i in range(covered, tracker.covered)}
+        elif features:
+            return new
+        # Runner V2 is told of generated tokens too; a session between two turns has none.
+        plain = new.prefill_token_ids is None or len(new.prefill_token_ids) == len(new.prompt_token_ids)
+        if tracker is not None and plain:
+            first_new = tracker.num_items
+            update = tracker.update(new.prompt_token_ids, num_items, new.block_ids, covered, restored)
+            if update is not None:
+                self.num_deltas += 1
+                return _shallow(
+                    new,
+                    SessionDelta,
+                    _FIELDS,
+                    prompt_token_ids=None,
+                    prefill_token_ids=None,
+                    block_ids=(),
+                    mm_features=list(sent[first_new:]) if num_items else [],
+                    update=update,
+                )
+        self.num_full += 1
+        if plain:
+            self._trackers[new.req_id] = SessionTracker(len(new.prompt_token_ids), num_items, new.block_ids, covered)
+        else:
+            self._trackers.pop(new.req_id, None)
+        return _shallow(new, SessionStart, _FIELDS, covered=covered) if plain else new
+
+    def note_running(self, data: CachedRequestData) -> None:
+        """Keep count of the blocks that running requests are sent."""
+        if not self._trackers:
+            return
+        for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
+            tracker = self._trackers.get(request_id)
+            if tracker is None or block_ids is None:
+                continue
+            if request_id in data.resumed_req_ids:
+                tracker.replace_blocks(block_ids)
+            else:
+                tracker.append_blocks(block_ids)
+
+    def note_restored(self, request_id: str, covered: int) -> None:
+        """Workers were given items back in a message about running requests."""
+        tracker = self._trackers.get(request_id)
+        if tracker is not None:
+            tracker.covered = min(tracker.covered, covered)
+
+
+class SessionReceiver:
+    """Worker side: turns session messages back into what vLLM's runner expects."""
+
+    def __init__(self, strip: Callable[[Any], Any]) -> None:
+        self._strip = strip
+        self._mirrors: dict[str, SessionMirror] = {}
+
+    def __len__(self) -> int:
+        return len(self._mirrors)
+
+    def expand(self, output: SchedulerOutput) -> None:
+        """Replace, in place, session messages in ``output`` by full `NewRequestData`.
+
+        Raises:
+            SessionOutOfSyncError: a delta does not continue what this worker holds.
+        """
+        for request_id in output.finished_req_ids:
+            self._mirrors.pop(request_id, None)
+        new_reqs = output.scheduled_new_reqs
+        for i, new in enumerate(new_reqs):
+            if isinstance(new, SessionDelta):
+                new_reqs[i] = self._continue(new)
+            elif isinstance(new, SessionStart):
+                new_reqs[i] = self._start(new)
+            else:
+                self._mirrors.pop(new.req_id, None)
+        self._note_running(output.scheduled_cached_reqs)
+
+    def _start(self, new: SessionStart) -> NewRequestData:
+        mirror = SessionMirror(new.prompt_token_ids, new.mm_features, new.block_ids, new.covered)
+        self._mirrors[new.req_id] = mirror
+        return self._full(new, mirror)
+
+    def _continue(self, new: SessionDelta) -> NewRequestData:
+        mirror = self._mirrors.get(new.req_id)
+        if mirror is None:
+            mirror = SessionMirror((), (), [() for _ in new.update.block_ids], 0)  # apply() says what is wrong
+        mirror.apply(new.update, new.mm_features, self._strip)
+        return self._full(new, mirror)
+
+    @staticmethod
+    def _full(new: NewRequestData, mirror: SessionMirror) -> NewRequestData:
+        # Prompt logprobs make a tensor of the tokens, which wants a list.
+        wants_list = new.sampling_params is not None and new.sampling_params.prompt_logprobs is not None
+        return _shallow(
+            new,
+            NewRequestData,
+            _FIELDS,
+            prompt_token_ids=mirror.tokens.tolist() if wants_list else mirror.tokens,
+            prefill_token_ids=mirror.tokens,
+            mm_features=mirror.features,
+            block_ids=tuple(list(group) for group in mirror.block_ids),
+        )
+
+    def _note_running(self, data: CachedRequestData) -> None:
+        if not self._mirrors:
+            return
+        for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
+            mirror = self._mirrors.get(request_id)
+            if mirror is None or block_ids is None:
+                continue
+            if request_id in data.resumed_req_ids:
+                mirror.replace_blocks(block_ids)
+            else:
+                mirror.append_blocks(block_ids)
+
+    def restore(self, request_id: str, restored: dict[int, Any], features: list[Any] | None) -> None:
+        """Give a preempted request its items' data back; ``features`` is the runner's own list."""
+        mirror = self._mirrors.get(request_id)
+        if mirror is not None:
+            mirror.restore(restored)
+        if features is not None and (mirror is None or features is not mirror.features):
+            for i, feature in restored.items():
+                features[i] = feature

@@ -1,0 +1,98 @@
+"""Which items overlap a window of token positions, in O(log n + answer).
+
+vLLM bisects its feature list on offsets and on ends (vllm#44212) and so relies on
+both being sorted. That holds for most prompts but not for nested spans. Here a
+running *maximum* of ends takes the place of the ends: it is sorted by
+construction, so the search is right for any list.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+
+class ItemIndex:
+    """Spans ``[start, end)`` of items, in list order, growing at the tail.
+
+    1. ``sequential`` is true while starts and ends never decrease; then a plain
+       bisect over either is right and nobody needs this index to search.
+    2. Each span is looked at once, when it is appended.
+    3. Spans that start before an earlier one are put in order on the side;
+       only such a late-comer costs O(n).
+
+    ``spans_visited`` counts the spans that queries looked at one by one, so that
+    tests can assert flatness by counting.
+    """
+
+    __slots__ = ("_order", "_sorted_max_ends", "_sorted_starts", "ends", "max_ends", "sequential", "spans_visited", "starts")
+
+    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
+        self.starts = array("q")
+        self.ends = array("q")
+        self.max_ends = array("q")
+        self.sequential = True
+        self.spans_visited = 0
+        # Item ids by start, with their starts and running maximum of ends; None while list order is start order.
+        self._order: list[int] | None = None
+        self._sorted_starts = array("q")
+        self._sorted_max_ends = array("q")
+        self.extend(spans)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def extend(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Add the spans of the next items: token positions, end exclusive."""
+        new = list(spans)
+        if not new:
+            return
+        first = len(self.starts)
+        starts, ends = [start for start, _ in new], [end for _, end in new]
+        seam = first > 0 and starts[0] < self.starts[-1]
+        ascending = not seam and all(a <= b for a, b in pairwise(starts))
+        max_ends = list(accumulate(ends, max, initial=self.max_ends[-1]))[1:] if first else list(accumulate(ends, max))
+        self.starts.extend(starts)
+        self.ends.extend(ends)
+        self.max_ends.extend(max_ends)
+        if not ascending or max_ends != ends:
+            self.sequential = False
+        if not ascending or (self._order is not None and starts[0] < self._sorted_starts[-1]):
+            self._sort()
+        elif self._order is not None:
+            self._order.extend(range(first, first + len(new)))
+            self._sorted_starts.extend(starts)
+            self._sorted_max_ends.extend(list(accumulate(ends, max, initial=self._sorted_max_ends[-1]))[1:])
+
+    def append(self, start: int, end: int) -> None:
+        """Add the span of the next item."""
+        self.extend(((start, end),))
+
+    def _sort(self) -> None:
+        self._order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
+        self._sorted_starts = array("q", (self.starts[i] for i in self._order))
+        self._sorted_max_ends = array("q")
+        highest = self.ends[self._order[0]]
+        for i in self._order:
+            highest = max(highest, self.ends[i])
+            self._sorted_max_ends.append(highest)
+
+    def overlapping(self, start: int, end: int) -> Sequence[int]:
+        """Ids of the items with a token in ``[start, end)``, by their start.
+
+        A ``range`` while the list is sequential, else a list. An item of length 0
+        counts as overlapping when it lies inside the window, as in vLLM.
+        """
+        if self.sequential:
+            return range(bisect_right(self.ends, start), bisect_left(self.starts, end))
+        starts, max_ends = self.starts, self.max_ends
+        if self._order is not None:
+            starts, max_ends = self._sorted_starts, self._sorted_max_ends
+        low, high = bisect_right(max_ends, start), bisect_left(starts, end)
+        self.spans_visited += max(0, high - low)
+        candidates = range(low, high) if self._order is None else self._order[low:high]
+        return [i for i in candidates if self.ends[i] > start]
+
+    def num_covered(self, position: int) -> int:
+        """How many leading items end at or before ``position`` (with all items before them)."""
+        return bisect_right(self.max_ends, position)

@@ -1,0 +1,77 @@
+"""`register()`, the entry point in ``vllm.general_plugins``.
+
+vLLM calls it in the API server, the engine core, every worker and the subprocess
+that inspects models, sometimes twice. It hooks two methods, both of which ask
+first whether this engine was started with our scheduler, and do nothing else
+when it was not.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from vllm_omni_sched import compat
+
+logger = logging.getLogger("vllm_omni_sched")
+
+_MARK = "__omni_sched__"
+
+
+def register() -> None:
+    """Hook vLLM. Idempotent; either all hooks are set or none.
+
+    Raises:
+        MissingSymbolError: never; a vLLM without these methods is left alone, and
+            starting our scheduler there says what is missing.
+    """
+    hooks = [
+        (compat.ARG_UTILS, "EngineArgs", "create_engine_config", _check_options_early),
+        (compat.WORKER_BASE, "WorkerWrapperBase", "init_device", _promote_after_init_device),
+    ]
+    try:
+        found = [(getattr(import_module(module), cls), name, wrap) for module, cls, name, wrap in hooks]
+        methods = [getattr(cls, name) for cls, name, _ in found]
+    except (ImportError, AttributeError) as error:
+        logger.warning("vllm-omni-sched is not active: this vLLM has no such extension point (%s)", error)
+        return
+    for (cls, name, wrap), method in zip(found, methods, strict=True):
+        if not hasattr(method, _MARK):
+            wrapper = functools.wraps(method)(wrap(method))
+            setattr(wrapper, _MARK, True)
+            setattr(cls, name, wrapper)
+
+
+def uses_our_scheduler(vllm_config: Any) -> bool:
+    """Whether this engine was started with ``--scheduler-cls vllm_omni_sched…``."""
+    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
+    if scheduler_cls is None:
+        return False
+    if isinstance(scheduler_cls, str):
+        return scheduler_cls.startswith("vllm_omni_sched.")
+    return any(base.__module__.startswith("vllm_omni_sched.") for base in scheduler_cls.__mro__)
+
+
+def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        vllm_config = create_engine_config(self, *args, **kwargs)
+        if uses_our_scheduler(vllm_config):
+            from vllm_omni_sched.engine.start import check_and_attach
+
+            check_and_attach(vllm_config)
+        return vllm_config
+
+    return wrapper
+
+
+def _promote_after_init_device(init_device: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = init_device(self, *args, **kwargs)
+        if uses_our_scheduler(self.vllm_config):
+            from vllm_omni_sched.engine.promote import promote_worker
+
+            promote_worker(self.worker, self.vllm_config)
+        return result
+
+    return wrapper
