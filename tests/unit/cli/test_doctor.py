@@ -1,0 +1,132 @@
+"""`vllm-omni-sched doctor`: what it finds, what it says, and with which status it ends."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.cli import app, diagnosis
+
+SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
+
+
+@pytest.fixture
+def healthy(monkeypatch):
+    """An environment where everything is in place; tests spoil one thing."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setattr(diagnosis, "_import_problem", lambda: None)
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.30.0")
+    monkeypatch.setattr(compat, "_find", lambda module, path: None)  # nothing here imports vLLM
+    monkeypatch.setattr(compat, "probe_all", lambda **_: [compat.Probe("a step", SYMBOL, "windows", True, "found")])
+    point = metadata.EntryPoint(diagnosis.PLUGIN_NAME, "vllm_omni_sched.plugin:register", diagnosis.PLUGIN_GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
+    return monkeypatch
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["doctor", *arguments], catch_exceptions=False)
+    return result.exit_code, " ".join(result.stdout.split())
+
+
+def test_a_healthy_installation_is_told_how_to_serve(healthy):
+    status, said = run()
+    assert status == 0
+    assert "vllm 0.30.0 supported" in said
+    assert "✓ windows" in said
+    assert "✓ Scheduler.schedule a step" in said
+    assert "vllm serve MODEL --scheduler-cls vllm_omni_sched.OmniScheduler" in said
+
+
+def test_json_holds_all_findings_and_nothing_else(healthy):
+    status, said = run("--json")
+    findings = json.loads(said)
+    assert status == 0
+    assert findings["ok"] is True
+    assert findings["problems"] == []
+    assert [probe["symbol"] for probe in findings["probes"]] == [SYMBOL]
+    assert {version["name"] for version in findings["versions"]} >= {"vllm", "torch", "python"}
+    assert {feature["feature"] for feature in findings["features"]} >= {"windows", "session_delta"}
+
+
+def missing(healthy):
+    healthy.setattr(compat, "probe_all", lambda **_: [compat.Probe("a step", SYMBOL, "windows", False, "missing")])
+
+
+def test_a_missing_extension_point_is_named_in_full_and_costs_its_feature_only(healthy):
+    missing(healthy)
+    status, said = run()
+    assert status == 0
+    assert f"– windows this vLLM has no {SYMBOL}" in said
+    assert f"✗ {SYMBOL}" in said
+
+
+OPTION_ON = '{"omni_sched": {"windows": "on"}}'
+UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "says"),
+    [
+        (missing, ["--additional-config", OPTION_ON], "option 'windows' is 'on' but cannot work"),
+        (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'windows'?"),
+        (lambda _: None, ["--additional-config", "[]"], "must be a mapping"),
+        (lambda h: h.setattr(compat, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),
+        (lambda h: h.setattr(metadata, "entry_points", lambda **_: []), [], "is not in 'vllm.general_plugins'"),
+        (lambda h: h.setenv("VLLM_PLUGINS", "other,more"), [], "VLLM_PLUGINS=other,more leaves 'omni_sched' out"),
+        (lambda h: h.setattr(diagnosis, "_import_problem", lambda: "vLLM is broken"), [], "vLLM is broken"),
+    ],
+    ids=["on-impossible", "unknown-option", "no-mapping", "version", "not-registered", "not-allowed", "broken"],
+)
+def test_what_would_stop_the_engine_is_said_with_status_1(healthy, spoil, arguments, says):
+    spoil(healthy)
+    status, said = run(*arguments)
+    assert status == 1
+    assert "Cannot serve" in said
+    assert says in said
+    assert run("--json", *arguments)[0] == 1
+
+
+def test_an_allow_list_that_names_us_is_no_problem(healthy):
+    healthy.setenv("VLLM_PLUGINS", "other,omni_sched")
+    assert run()[0] == 0
+
+
+def test_additional_config_that_is_not_json_is_a_usage_error(healthy):
+    result = CliRunner().invoke(app, ["doctor", "--additional-config", "{"])
+    assert result.exit_code == 2
+    assert "not JSON" in result.stderr
+
+
+def test_without_vllm_it_says_so(monkeypatch):
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
+    status, said = run()
+    assert status == 1
+    assert "vllm not installed" in said
+    assert "vLLM is not installed in this environment" in said
+    assert compat.SUPPORTED_VERSIONS[-1] in said
+
+
+def test_a_vllm_that_cannot_be_imported_is_reported(monkeypatch):
+    def broken(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(diagnosis, "import_module", broken)
+    status, said = run()
+    assert status == 1
+    assert "cannot be imported: RuntimeError: operator torchvision::nms does not exist" in said
+
+
+@pytest.mark.slow
+def test_the_vllm_of_this_environment_passes():
+    command = [sys.executable, "-c", "from vllm_omni_sched.cli import app; app()", "doctor", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    findings = json.loads(result.stdout)
+    assert (result.returncode, findings["problems"]) == (0, [])
+    active = {feature["feature"] for feature in findings["features"] if feature["active"]}
+    assert active >= {"windows", "encoder_cache", "strip_frontier", "session_delta"}
+    assert [probe["symbol"] for probe in findings["probes"] if probe["reason"] == "missing"] == []

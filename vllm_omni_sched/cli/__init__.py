@@ -1,0 +1,21 @@
+"""The command ``vllm-omni-sched``."""
+
+import typer
+
+from vllm_omni_sched.cli import doctor
+
+app = typer.Typer(
+    name="vllm-omni-sched",
+    help="Tools around the multimodal batch scheduler for vLLM and vLLM-Omni.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Tools around the multimodal batch scheduler for vLLM and vLLM-Omni."""  # keeps `doctor` a sub-command
+
+
+app.command("doctor")(doctor.doctor)

