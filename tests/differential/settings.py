@@ -1,0 +1,76 @@
+"""The scheduler configurations that workloads run under: mostly scarce, for there decisions are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.differential.workload import Content
+
+
+@dataclass(frozen=True)
+class Settings:
+    async_scheduling: bool
+    use_v2_model_runner: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    max_item_embeds: int
+    encoder_budget: int
+    encoder_cache_size: int
+    enable_prefix_caching: bool
+    disable_chunked_mm_input: bool
+    long_prefill_token_threshold: int
+    kv_events: bool
+    uses_mrope: bool
+    policy: str
+    log_stats: bool
+    worker_is_separate_process: bool
+    num_steps: int
+
+    def scheduler_options(self) -> dict[str, Any]:
+        options = vars(self).copy()
+        del options["worker_is_separate_process"], options["num_steps"]
+        return options
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that one request may have: one more would wait for blocks for ever."""
+        return (self.num_blocks - 2) * self.block_size
+
+
+def random_settings(rng: random.Random, contents: Sequence[Content], **overrides: Any) -> Settings:
+    longest = max(content.length for content in contents)
+    max_item_embeds = max(1, *(content.num_embeds for content in contents))
+    disable_chunked_mm_input = rng.random() < 0.3
+    # Without chunks an item must fit into one step.
+    least_tokens = max(4, longest) if disable_chunked_mm_input else 4
+    max_num_batched_tokens = max(least_tokens, rng.choice((6, 16, 48, 200)))
+    block_size = rng.choice((4, 8, 16))
+    scarce_blocks = 3 + rng.choice((60, 150, 400)) // block_size
+    prefix_caching = rng.random() < 0.6
+    drawn = {
+        "async_scheduling": rng.random() < 0.6,
+        "use_v2_model_runner": rng.random() < 0.5,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": min(max_num_batched_tokens, rng.choice((1, 2, 4, 8))),
+        "num_blocks": scarce_blocks if rng.random() < 0.8 else 1000,
+        "block_size": block_size,
+        "max_item_embeds": max_item_embeds,
+        "encoder_budget": max_item_embeds * rng.choice((1, 1, 2, 20)),
+        "encoder_cache_size": max_item_embeds * rng.choice((1, 2, 3, 20)),
+        "enable_prefix_caching": prefix_caching,
+        "disable_chunked_mm_input": disable_chunked_mm_input,
+        "long_prefill_token_threshold": rng.choice((0, 0, 0, 5)),
+        "kv_events": prefix_caching and rng.random() < 0.6,
+        "uses_mrope": rng.random() < 0.15,
+        "policy": rng.choice(("fcfs", "fcfs", "fcfs", "priority")),
+        "log_stats": rng.random() < 0.3,
+        "worker_is_separate_process": rng.random() < 0.5,
+        "num_steps": rng.choice((40, 80, 120)),
+    }
+    return Settings(**(drawn | overrides))

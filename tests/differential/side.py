@@ -1,0 +1,75 @@
+"""One engine core without a model: a scheduler, its worker, and the steps in flight between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from tests.differential.settings import Settings
+from tests.support.worker import Worker
+from vllm_omni_sched.testing import END_TOKEN, make_runner_output, make_scheduler
+from vllm_omni_sched.testing.steps import sample_by_position
+
+
+class Recorder:
+    """Stands in for the publisher of KV events."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def publish(self, batch: Any) -> None:
+        self.batches.append(batch)
+
+    def take(self) -> list[Any]:
+        taken, self.batches = self.batches, []
+        return [event for batch in taken for event in batch.events]
+
+
+class Side:
+    def __init__(self, settings: Settings, seed: int, scheduler_cls: type | None, **options: Any) -> None:
+        self.settings = settings
+        self.seed = seed
+        self.scheduler = make_scheduler(scheduler_cls, **settings.scheduler_options(), **options)
+        self.scheduler.kv_event_publisher = self.kv_events = Recorder()
+        self.worker = Worker(
+            use_v2_model_runner=settings.use_v2_model_runner,
+            separate_process=settings.worker_is_separate_process,
+            expander=None if scheduler_cls is None else _receiver(settings.uses_mrope),
+        )
+        self.in_flight: deque[tuple[Any, Any]] = deque()
+        self.finished_req_ids: list[str] = []
+        self.added: set[str] = set()
+
+    def add(self, request: Any) -> None:
+        self.added.add(request.request_id)
+        self.scheduler.add_request(request)
+
+    def schedule(self) -> tuple[Any, Any]:
+        """One `schedule()`; the message as the worker understood it, and what its model would answer."""
+        output = self.scheduler.schedule()
+        answer = make_runner_output(self.scheduler, output, self._sample)
+        self.finished_req_ids += sorted(output.finished_req_ids)
+        seen = self.worker.receive(output)
+        self.in_flight.append((output, answer))
+        return seen, answer
+
+    def update(self) -> dict[int, Any]:
+        """Hand the oldest answer in flight to the scheduler."""
+        output, answer = self.in_flight.popleft()
+        return self.scheduler.update_from_output(output, answer)
+
+    def reset_encoder_cache(self) -> None:
+        self.scheduler.reset_encoder_cache()
+        self.worker.reset_encoder_cache()
+
+    def _sample(self, request: Any, position: int) -> int:
+        token = sample_by_position(request, position)
+        return END_TOKEN if (token * 7919 + self.seed) % 11 == 0 else token
+
+
+def _receiver(uses_mrope: bool) -> Any:
+    from vllm_omni_sched.compat import strip_feature
+    from vllm_omni_sched.engine.session import SessionReceiver
+
+    strip = strip_feature()
+    return SessionReceiver(lambda feature: strip(feature, uses_mrope))

@@ -1,0 +1,133 @@
+"""What a worker knows after each scheduler output, without a model: the bookkeeping of vLLM's two model runners.
+
+It executes nothing. It keeps each request's tokens, blocks and items as runner V1 (`_update_states`) and runner V2
+(`add_requests`, `update_requests`) keep them, and says where a real runner would have gone wrong.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+
+@dataclass
+class WorkerRequest:
+    """One request as the worker holds it; `block_ids` by KV cache group."""
+
+    prompt_token_ids: list[int]
+    features: list[Any]
+    block_ids: list[list[int]]
+    num_computed_tokens: int
+    sampling_params: Any
+
+
+class Worker:
+    """One worker of one engine.
+
+    Args:
+        use_v2_model_runner: whose rules to follow.
+        separate_process: pickle each message, as for a worker in another process; else share its objects with the
+            scheduler, as the executor of a single GPU does.
+        expander: turns our session messages back into vLLM's (`SessionReceiver`); None for stock.
+    """
+
+    def __init__(self, *, use_v2_model_runner: bool, separate_process: bool, expander: Any = None) -> None:
+        self._v2 = use_v2_model_runner
+        self._separate_process = separate_process
+        self._expander = expander
+        self.requests: dict[str, WorkerRequest] = {}
+        self.encoder_outputs: set[str] = set()
+        self.complaints: list[str] = []
+        self.max_message_bytes = 0
+
+    def receive(self, output: SchedulerOutput) -> SchedulerOutput:
+        """Take the message of one step; returns it as a runner of vLLM sees it, with session messages expanded."""
+        if self._separate_process:
+            message = pickle.dumps(output)
+            self.max_message_bytes = max(self.max_message_bytes, len(message))
+            output = pickle.loads(message)
+        else:
+            output = replace(output, scheduled_new_reqs=list(output.scheduled_new_reqs))
+        if self._expander is not None:
+            self._expander.expand(output)
+        for request_id in output.finished_req_ids:
+            self.requests.pop(request_id, None)
+        if self._v2:
+            for request_id in output.preempted_req_ids or ():
+                self.requests.pop(request_id, None)
+        self.encoder_outputs.difference_update(output.free_encoder_mm_hashes)
+        self._add_requests(output)
+        self._update_requests(output)
+        for request_id, updates in (getattr(output, "encoder_input_updates", None) or {}).items():
+            features = self.requests[request_id].features
+            for input_id, data in updates.items():
+                features[input_id] = replace(features[input_id], data=data)
+        self._encode(output)
+        self._gather(output)
+        return output
+
+    def reset_encoder_cache(self) -> None:
+        self.encoder_outputs.clear()
+
+    def _add_requests(self, output: SchedulerOutput) -> None:
+        for new in output.scheduled_new_reqs:
+            # Runner V1 keeps the message's own list of items, which in one process is the sender's, and so does ours. Stock's
+            # is copied, for it grows as soon as the session does: before the worker is told.
+            shares_list = self._expander is not None and not self._v2
+            features = new.mm_features if shares_list else list(new.mm_features)
+            self.requests[new.req_id] = WorkerRequest(
+                prompt_token_ids=list(new.prompt_token_ids),
+                features=features,
+                block_ids=[list(group) for group in new.block_ids],
+                num_computed_tokens=new.num_computed_tokens,
+                sampling_params=new.sampling_params,
+            )
+
+    def _update_requests(self, output: SchedulerOutput) -> None:
+        cached = output.scheduled_cached_reqs
+        for request_id, restored in getattr(cached, "restored", {}).items():
+            self._expander.restore(request_id, restored, self.requests[request_id].features)
+        for index, request_id in enumerate(cached.req_ids):
+            request = self.requests[request_id]
+            request.num_computed_tokens = cached.num_computed_tokens[index]
+            new_block_ids = cached.new_block_ids[index]
+            if request_id in cached.resumed_req_ids:
+                request.block_ids = [list(group) for group in new_block_ids]
+            elif new_block_ids is not None:
+                for group, new in zip(request.block_ids, new_block_ids, strict=True):
+                    group.extend(new)
+
+    def _encode(self, output: SchedulerOutput) -> None:
+        for request_id, input_ids in output.scheduled_encoder_inputs.items():
+            for input_id in input_ids:
+                feature = self.requests[request_id].features[input_id]
+                if feature.data is None and feature.identifier not in self.encoder_outputs:
+                    self.complaints.append(f"no data to encode item {input_id} of {request_id}")
+                self.encoder_outputs.add(feature.identifier)
+
+    def _gather(self, output: SchedulerOutput) -> None:
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            start = request.num_computed_tokens
+            for input_id, feature in enumerate(request.features):
+                position = feature.mm_position
+                first = max(start - position.offset, 0)
+                last = min(start + num_tokens - position.offset, position.length)
+                if first >= last or not _embeds(position, first, last):
+                    continue
+                if feature.identifier not in self.encoder_outputs:
+                    self.complaints.append(f"encoder cache miss for item {input_id} of {request_id}")
+
+
+def _embeds(position: Any, first: int, last: int) -> int:
+    start, end = position.get_embeds_indices_in_range(first, last)
+    return int(end - start)
+
+
+def needs_data(request: WorkerRequest) -> Callable[[Any], bool]:
+    """Whether an item's data may still be asked for: vLLM's own rule for what it strips."""
+    return lambda feature: feature.mm_position.offset + feature.mm_position.length > request.num_computed_tokens
