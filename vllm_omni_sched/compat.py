@@ -176,7 +176,7 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
     "mrope_append": [("M-RoPE positions, model runner V1", RUNNER_V1, "GPUModelRunner._init_mrope_positions", True)],
     "release": [("session update", SCHEDULER, "Scheduler._update_request_as_session", True)],
     "options": [("early check of options", ARG_UTILS, "EngineArgs.create_engine_config", True)],
-    "metrics": [("stat loggers", "vllm.v1.metrics.loggers", "StatLoggerBase", True)],
+    "metrics": [("registry of /metrics", "vllm.v1.metrics.prometheus", "get_prometheus_registry", True)],
 }
 _NOT_NEEDED = {
     "strip_frontier": "this vLLM sends items unstripped",
