@@ -6,20 +6,23 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 STAMP = ".recipe"
 
 
-def write_once(out: Path, write: Callable[[Path], None], *, source: str, sizes: Mapping[str, object]) -> Path:
-    """Fill `out` with `write(folder)` unless it already holds what this `source` file makes of these `sizes`.
+def write_once(
+    out: Path, write: Callable[[Path], None], *, sources: Sequence[str], sizes: Mapping[str, object]
+) -> Path:
+    """Fill `out` with `write(folder)` unless it already holds what these `sources` make of these `sizes`.
 
     The files are written beside `out` and moved there in one step, so an interrupted or a concurrent writer never
     leaves half a model behind.
     """
     out = Path(out).absolute()
-    recipe = hashlib.sha256(Path(source).read_bytes() + json.dumps(dict(sizes), sort_keys=True).encode()).hexdigest()
+    ingredients = [Path(source).read_bytes() for source in sources]
+    recipe = hashlib.sha256(b"".join([*ingredients, json.dumps(dict(sizes), sort_keys=True).encode()])).hexdigest()
     if _recipe_of(out) == recipe:
         return out
     if out.exists() and _recipe_of(out) is None:

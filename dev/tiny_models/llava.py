@@ -51,7 +51,7 @@ def write_llava(out: Path, **sizes: int) -> Path:
     if unknown := sizes.keys() - SIZES.keys():
         raise TypeError(f"unknown size {sorted(unknown)[0]!r}; there are {', '.join(SIZES)}")
     chosen = SIZES | sizes
-    return write_once(out, lambda folder: _write(folder, chosen), source=__file__, sizes=chosen)
+    return write_once(out, lambda folder: _write(folder, chosen), sources=[__file__], sizes=chosen)
 
 
 def _write(folder: Path, sizes: dict[str, int]) -> None:

@@ -1,6 +1,6 @@
 """A tiny VoxtralRealtime: causal audio encoder and LLM of two layers each, in Mistral's own file format.
 
-Load it with `tokenizer_mode="mistral"`, `config_format="mistral"` and `load_format="dummy"`.
+Load it with `tokenizer_mode="mistral"`, `config_format="mistral"` and `load_format="mistral"`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dev.tiny_models import voxtral_weights
 from dev.tiny_models.folder import write_once
 
 VOCAB_SIZE = 512
@@ -18,27 +19,20 @@ MAX_POSITION_EMBEDDINGS = 65_536
 AUDIO = {"sampling_rate": 16_000, "frame_rate": 12.5}
 MEL = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
 AUDIO_TOKENS = ("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]", "[STREAMING_PAD]", "[STREAMING_WORD]")
-INSTRUCT_TOKENS = (
-    "[ARGS]",
-    "[CALL_ID]",
-    "[THINK]",
-    "[/THINK]",
-)  # mistral_common's v13 tokenizer looks them up when it is built
+# mistral_common's v13 tokenizer looks these up when it is built
+INSTRUCT_TOKENS = ("[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
 
 
 def write_voxtral_realtime(out: Path) -> Path:
     """Write the model into `out`. One frame of audio is 80 ms, 1,280 samples, and costs one token."""
-    return write_once(out, _write, source=__file__, sizes={})
+    return write_once(out, _write, sources=[__file__, voxtral_weights.__file__], sizes={})
 
 
 def _write(folder: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-
+    params = _params()
     (folder / "tekken.json").write_text(json.dumps(_tekken()))
-    (folder / "params.json").write_text(json.dumps(_params(), indent=2))
-    # vLLM looks for a weight file even when it is told to load none
-    save_file({"unused": torch.zeros(1)}, folder / "consolidated.safetensors")
+    (folder / "params.json").write_text(json.dumps(params, indent=2))
+    voxtral_weights.save(folder / "consolidated.safetensors", params)
 
 
 def _tekken() -> dict[str, Any]:
@@ -116,7 +110,7 @@ def _params() -> dict[str, Any]:
         "rope_theta": 1e6,
         "norm_eps": 1e-5,
         "model_parallel": 1,
-        "tied_embeddings": True,
+        "tied_embeddings": False,  # tied and random, they would only ever repeat the last token
         "sliding_window": None,
         "model_max_length": MAX_POSITION_EMBEDDINGS,
         "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
