@@ -1,0 +1,111 @@
+"""`python -m benchmarks.step_cost`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.harness.child import Child, ChildFailed
+from benchmarks.harness.provenance import write_result
+from benchmarks.step_cost import plot, report
+from benchmarks.step_cost.measure import measure
+from benchmarks.step_cost.variants import KINDS, Trees, Variant, choose
+
+SIZES = (1, 1024, 4096, 16384, 32768)
+# samples a round, and the sizes of a scenario that has its own (as `scenarios.py`, which needs vLLM to be imported)
+SCENARIOS: dict[str, tuple[int, tuple[int, ...] | None]] = {
+    "realtime_frame": (20, None),
+    "decode": (50, None),
+    "one_shot_prefill": (2, None),
+    "abort": (2, None),
+    "one_chunk": (5, None),
+    "many_sessions": (5, (512,)),
+    "text_decode": (100, (64,)),
+    "text_prefill": (10, (64,)),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    console = Console(soft_wrap=True)
+    plan = [
+        (scenario, size, count)
+        for scenario in options.scenarios
+        for count, own_sizes in [SCENARIOS[scenario]]
+        for size in own_sizes or options.sizes
+    ]
+    trees = Trees(options.source, options.python)
+    with contextlib.ExitStack() as stack:
+        workers: dict[Variant, Child] = {}
+        for variant in options.variants:
+            try:
+                child = stack.enter_context(trees.start(variant, sync=options.sync))
+                up = child.next_event()
+            except (ChildFailed, ImportError, OSError) as problem:
+                console.print(f"[red]without {variant}[/]: {str(problem).splitlines()[-1]}")
+                continue
+            if up["vllm"].partition("+")[0] != variant.version:
+                raise SystemExit(f"{variant}: the sources given say they are {up['vllm']}")
+            workers[variant] = child
+        console.print(f"{len(workers)} variants: {', '.join(map(str, workers))}")
+        cells = measure(
+            workers,
+            plan,
+            rounds=options.rounds,
+            cell_seconds=options.cell_seconds,
+            seed=options.seed,
+            progress=lambda what, size: console.print(f"  {what} {size:,}", style="dim", highlight=False),
+        )
+    for table in (*report.tables(cells), report.bars_table(cells)):
+        console.print(table)
+    stem = options.out / ("step_cost-sync" if options.sync else "step_cost")
+    records = [cell.as_record() for cell in cells]
+    write_result(stem.with_suffix(".json"), "step_cost", records, seed=options.seed, clock="thread CPU time")
+    drawn = plot.draw(stem.with_suffix(".png"), cells)
+    console.print(f"{stem}.json" + (", .png" if drawn else ""))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_cost", description=__doc__)
+    parser.add_argument("--sizes", type=whole_numbers, default=list(SIZES), help="items n, a list")
+    parser.add_argument("--versions", type=words, help="vLLM versions; default: those of the README's picture")
+    parser.add_argument("--kinds", type=words, default=list(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--scenarios", type=words, default=list(SCENARIOS), help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cell-seconds", type=float, default=2.0, help="CPU time after which an expensive cell has enough")
+    parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
+    parser.add_argument("--source", type=version_and_folder, action="append", default=[], metavar="VERSION=FOLDER")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.scenarios) - SCENARIOS.keys():
+        parser.error(f"unknown scenario {min(unknown)!r}; there are {', '.join(SCENARIOS)}")
+    try:
+        options.variants = choose(options.versions, options.kinds)
+    except ValueError as problem:
+        parser.error(str(problem))
+    options.source = dict(options.source)
+    return options
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def version_and_folder(text: str) -> tuple[str, Path]:
+    version, _, folder = text.partition("=")
+    return version, Path(folder)
+
+
+if __name__ == "__main__":
+    main()

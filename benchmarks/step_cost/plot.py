@@ -1,0 +1,94 @@
+"""The picture: cost against items, log-log, one line per variant, each named where it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import style
+from benchmarks.step_cost.measure import Cell
+from benchmarks.step_cost.variants import Variant
+
+PANELS = {"realtime_frame": "one more frame of a realtime session", "one_shot_prefill": "a whole prompt, all its steps"}
+STOCK_SHADES = ("#c9b2a9", "#d08c7a", "#c26a55", "#b3402a", "#7d2616")  # older to newer
+LABEL_GAP = 0.062  # of the height of a panel
+
+
+def draw(path: Path, cells: Sequence[Cell]) -> Path | None:
+    """Panels of PANELS for which there are at least two sizes; None, and no file, when there is none."""
+    panels = {name: title for name, title in PANELS.items() if len({c.size for c in cells if c.scenario == name}) > 1}
+    if not panels:
+        return None
+    figure, axes = style.new_figure(5.6 * len(panels) + 1.0, 4.8, ncols=len(panels), squeeze=False)
+    for axis, (name, title) in zip(axes[0], panels.items(), strict=True):
+        _panel(axis, [cell for cell in cells if cell.scenario == name], title)
+    axes[0][0].set_ylabel("milliseconds of CPU time")
+    style.headline(
+        figure,
+        "A step costs the same however many items a request holds",
+        "Real scheduler classes of vLLM, one run, thread CPU time, medians; items of one token",
+    )
+    figure.subplots_adjust(left=0.075, right=0.88, top=0.80, bottom=0.12, wspace=0.42)
+    return style.save(figure, path)
+
+
+def _panel(axis: Any, cells: Sequence[Cell], title: str) -> None:
+    axis.set_title(title, loc="left", fontsize=10.5, color=style.INK, pad=8)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    lines = {variant: _points(cells, variant) for variant in dict.fromkeys(cell.variant for cell in cells)}
+    stock = [variant for variant in lines if variant.kind == "stock"]
+    for variant, points in lines.items():
+        colour = style.OURS
+        if variant.kind == "stock":
+            colour = STOCK_SHADES[len(STOCK_SHADES) - len(stock) + stock.index(variant)] if len(stock) <= 5 else style.STOCK
+        axis.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            linewidth=1.8 if variant.kind == "stock" else 2.4,
+            linestyle=(0, (2, 1.2)) if variant.kind == "patched" else "-",
+            zorder=3 if variant.kind == "ours" else 2,
+            label=_name(variant),
+        )
+    sizes = sorted({cell.size for cell in cells})
+    axis.set_xlim(sizes[0], sizes[-1])
+    axis.set_xticks(sizes, [_short(size) for size in sizes])
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_xlabel("items the request holds")
+    _label_lines(axis)
+
+
+def _label_lines(axis: Any) -> None:
+    """Names at the right ends, moved apart where lines end together."""
+    low, high = (math.log(limit) for limit in axis.get_ylim())
+    ends = [(math.log(line.get_ydata()[-1]) - low) / (high - low) for line in axis.lines]
+    for line, end, place in zip(axis.lines, ends, style.spread_labels(ends, LABEL_GAP), strict=True):
+        axis.annotate(
+            line.get_label(),
+            (1.0, end),
+            xytext=(1.045, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=line.get_color(),
+            fontsize=9,
+            fontweight="bold" if line.get_color() == style.OURS else "normal",
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
+        )
+
+
+def _points(cells: Sequence[Cell], variant: Variant) -> list[tuple[int, float]]:
+    return sorted((cell.size, cell.summary.median * 1e3) for cell in cells if cell.variant == variant)
+
+
+def _name(variant: Variant) -> str:
+    return {"stock": f"vLLM {variant.version}", "patched": f"{variant.version} patched", "ours": f"ours on {variant.version}"}[
+        variant.kind
+    ]
+
+
+def _short(size: int) -> str:
+    return f"{size // 1024}K" if size >= 1024 else str(size)

@@ -1,0 +1,71 @@
+"""The subprocess of one variant: prepares scenarios and takes samples, as told on stdin.
+
+    {"do": "prepare", "scenario": "decode", "size": 1024}      → {"kind": "prepared", "seconds": …}
+    {"do": "sample", "count": 20}                              → {"kind": "samples", "samples": [seconds, …]}
+    {"do": "message"}                                          → {"kind": "message", "bytes": 2048}; null: has none
+
+`count` is an upper bound: expensive samples end a round early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from benchmarks.harness.child import emit
+
+ROUND_SECONDS = 1.0  # wall time after which a round takes no further sample
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ours", action="store_true")
+    parser.add_argument("--tree", action="store_true", help="vLLM comes from a source tree on PYTHONPATH")
+    parser.add_argument("--sync", action="store_true")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    if options.tree:
+        from benchmarks.step_cost.tree import enter_tree
+
+        enter_tree()
+    import vllm
+
+    from benchmarks.step_cost.scenarios import SCENARIOS
+
+    scheduler_cls = our_scheduler() if options.ours else None
+    # As the engine core does after start-up: what is there now is not walked again by the collector.
+    gc.collect()
+    gc.freeze()
+    emit("up", vllm=vllm.__version__)
+    scenario: Any = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        started = time.monotonic()
+        if request["do"] == "prepare":
+            scenario = None
+            gc.collect()
+            kind = SCENARIOS[request["scenario"]]
+            scenario = kind(scheduler_cls, request["size"], async_scheduling=not options.sync)
+            emit("prepared", seconds=round(time.monotonic() - started, 3), scheduler=type(scenario.scheduler).__qualname__)
+        elif request["do"] == "message":
+            emit("message", bytes=scenario.message_bytes() if hasattr(scenario, "message_bytes") else None)
+        else:
+            samples: list[float] = []
+            while len(samples) < request["count"] and (not samples or time.monotonic() - started < ROUND_SECONDS):
+                samples.append(scenario.sample())
+            emit("samples", samples=samples)
+
+
+def our_scheduler() -> type:
+    from vllm_omni_sched import OmniScheduler
+
+    return OmniScheduler
+
+
+if __name__ == "__main__":
+    main()
