@@ -1,0 +1,98 @@
+"""Fills the generated parts of the documentation from the code they describe.
+
+``python docs/generate.py`` rewrites what lies between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in the pages
+and in the README; with ``--check`` it writes nothing and fails when something would change (the tests do that).
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
+from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
+from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def options() -> str:
+    rows = []
+    for name, field in OmniSchedConfig.model_fields.items():
+        default = field.default.value if isinstance(field.default, Enum) else field.default
+        shown = "" if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
+        rows.append((f"`{name}`", _values(field), shown, field.description or ""))
+    return table(("option", "values", "default", "meaning"), rows)
+
+
+def _values(field: object) -> str:
+    kind = getattr(field, "annotation", None)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(f"`{member.value}`" for member in kind)
+    words = {bool: "true, false", int: "whole number", float: "number"}
+    text = words.get(kind, "text") if isinstance(kind, type) else "text"
+    bounds = {
+        key: getattr(rule, key) for rule in getattr(field, "metadata", ()) for key in ("ge", "le") if hasattr(rule, key)
+    }
+    if {"ge", "le"} <= bounds.keys():
+        return f"{text}, {bounds['ge']} to {bounds['le']}"
+    return f"{text}, at least {bounds['ge']}" if "ge" in bounds else text
+
+
+def metrics() -> str:
+    rows = []
+    for metric in METRICS:
+        labels = ", ".join(f'`{metric.label}="{value}"`' for value in metric.fields) if metric.label else ""
+        rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
+    return table(("name", "kind", "labels", "meaning"), rows)
+
+
+def versions() -> str:
+    return ", ".join(v if v.count(".") > 1 else f"{v}.x" for v in compat.SUPPORTED_VERSIONS) + "\n"
+
+
+def extension_points() -> str:
+    """The names we look for, per feature; whether they are there depends on the vLLM, so that is not in the page."""
+    rows = [
+        (f"`{feature}`", f"`{module}.{path}`", what, "yes" if needed else "no")
+        for feature, points in compat.EXTENSION_POINTS.items()
+        for what, module, path, needed in points
+    ]
+    return table(("feature", "vLLM name", "what it is", "needed"), rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "options": options,
+    "metrics": metrics,
+    "versions": versions,
+}
+
+
+def filled(text: str) -> str:
+    """`text` with every generated part replaced by what the code says now."""
+    return PART.sub(lambda part: part[1] + PARTS[part["name"]]() + part[3], text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    stale = [page for page in PAGES if page.exists() and filled(page.read_text()) != page.read_text()]
+    for page in stale:
+        print(f"{page.relative_to(ROOT)}: {'is not up to date' if '--check' in arguments else 'updated'}")
+        if "--check" not in arguments:
+            page.write_text(filled(page.read_text()))
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

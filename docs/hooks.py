@@ -1,0 +1,14 @@
+"""MkDocs hook: pictures that benchmarks have left under benchmarks/results appear in the site under results/."""
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add every picture of a benchmark to the site, read from where the benchmark wrote it."""
+    root = Path(config.config_file_path).parent
+    for picture in sorted((root / "benchmarks" / "results").glob("*.png")):
+        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
+    return files

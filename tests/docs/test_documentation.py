@@ -1,0 +1,88 @@
+"""The documentation says what the code says, builds without a warning, and fetches nothing from elsewhere."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.monitor.metrics import METRICS
+
+_SPEC = importlib.util.spec_from_file_location("generate", Path(__file__).parents[2] / "docs" / "generate.py")
+generate = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(generate)
+
+ROOT = generate.ROOT
+DOCS = ROOT / "docs"
+LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)#\s]+)(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", generate.PAGES, ids=lambda page: page.name)
+def test_generated_parts_are_up_to_date(page):
+    text = page.read_text()
+    assert generate.filled(text) == text, "run: python docs/generate.py"
+
+
+def test_every_generated_part_is_in_a_page_and_is_filled():
+    found = [
+        (part["name"], len(part[0].splitlines()))
+        for page in generate.PAGES
+        for part in generate.PART.finditer(page.read_text())
+    ]
+    assert {name for name, _ in found} == set(generate.PARTS)
+    assert min(lines for _, lines in found) >= 3
+
+
+def test_check_fails_on_a_stale_page(monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- generated: metrics -->\nsomething old\n<!-- end -->\n")
+    monkeypatch.setattr(generate, "PAGES", (page,))
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    assert generate.main(["--check"]) == 1
+    assert "page.md: is not up to date" in capsys.readouterr().out
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    assert "something old" not in page.read_text()
+
+
+def test_tables_name_every_option_and_every_metric():
+    options, metrics = generate.options(), generate.metrics()
+    assert [row.split("`")[1] for row in options.splitlines()[2:]] == list(OmniSchedConfig.model_fields)
+    assert [row.split("`")[1] for row in metrics.splitlines()[2:]] == [metric.name for metric in METRICS]
+    assert "| `release_batch_items` | whole number, 1 to 65536 | `64` |" in options
+
+
+@pytest.mark.parametrize("page", [*generate.PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page):
+    targets = [link["target"] for link in LINK.finditer(page.read_text()) if "://" not in link["target"]]
+    hooked = {f"results/{picture.name}" for picture in (ROOT / "benchmarks" / "results").glob("*.png")}
+    missing = [t for t in targets if not (page.parent / t).exists() and not (page.parent == DOCS and t in hooked)]
+    assert missing == []
+
+
+def test_the_site_builds_strictly_and_is_self_contained(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    pages = {page.stem: page.read_text() for page in tmp_path.glob("*.html")}
+    assert {page.stem for page in DOCS.glob("*.md")} <= pages.keys()
+    fetched = [
+        m for text in pages.values() for m in re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)', text)
+    ]
+    assert fetched == []
+    assert list(tmp_path.rglob("*.py*")) == []
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = re.findall(r"^  - .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(navigation) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def test_documents_name_no_machine():
+    texts = {page: page.read_text() for page in [*generate.PAGES, ROOT / "CHANGELOG.md", Path(generate.__file__)]}
+    assert [page.name for page, text in texts.items() if re.search(r"(?<![\w/.])/(work|root|tmp|home)/", text)] == []
