@@ -58,6 +58,13 @@ class Lockstep:
         self._one_step(arrivals=False)  # tells the workers of the last ones that finished
         for side in self.sides:
             self._check(check_nothing_left(side))
+        if metrics := getattr(self.ours.scheduler, "omni_metrics", None):
+            self.counts |= {
+                "deltas": metrics.session_updates_delta,
+                "spilled": metrics.spilled_items,
+                "restored": metrics.restored_items,
+                "narrowed": metrics.windows_narrowed,
+            }
         return self.counts
 
     def _busy(self) -> bool:
@@ -153,7 +160,9 @@ class Lockstep:
         self.counts["encodes"] += sum(map(len, output.scheduled_encoder_inputs.values()))
         self.counts["preemptions"] += len(output.preempted_req_ids or ())
         self.counts["evictions"] += len(output.free_encoder_mm_hashes)
-        self.counts["prefix"] += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
+        self.counts["prefix"] += sum(
+            new.num_computed_tokens for new in output.scheduled_new_reqs if new.req_id not in self._sessions
+        )
 
     def _check(self, difference: Difference | None) -> None:
         if difference is not None:
@@ -164,6 +173,12 @@ class Lockstep:
             )
 
 
-def run_seed(seed: int, scheduler_cls: type | None, *, options: dict[str, Any] | None = None, **overrides: Any) -> dict[str, int]:
-    """One workload on stock and on `scheduler_cls` (None: stock against stock), with `overrides` of its `Settings`."""
-    return Lockstep(Workload(seed, **overrides), scheduler_cls, options=options).run()
+def run_seed(
+    seed: int, scheduler_cls: type | None, *, options: dict[str, Any] | None = None, **overrides: Any
+) -> dict[str, int]:
+    """One workload on stock and on `scheduler_cls` (None: stock against stock), with `overrides` of its `Settings`.
+
+    `options` are ours (`additional_config["omni_sched"]`); None takes those that the seed draws.
+    """
+    workload = Workload(seed, **overrides)
+    return Lockstep(workload, scheduler_cls, options=workload.options if options is None else options).run()

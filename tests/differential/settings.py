@@ -31,11 +31,13 @@ class Settings:
     log_stats: bool
     worker_is_separate_process: bool
     num_steps: int
+    fresh_contents: float
+    overlapping_items: float
+    nested_items: bool
 
     def scheduler_options(self) -> dict[str, Any]:
-        options = vars(self).copy()
-        del options["worker_is_separate_process"], options["num_steps"]
-        return options
+        names = list(vars(self))
+        return {name: getattr(self, name) for name in names[: names.index("worker_is_separate_process")]}
 
     @property
     def capacity(self) -> int:
@@ -72,5 +74,21 @@ def random_settings(rng: random.Random, contents: Sequence[Content], **overrides
         "log_stats": rng.random() < 0.3,
         "worker_is_separate_process": rng.random() < 0.5,
         "num_steps": rng.choice((40, 80, 120)),
+        # Probabilities: an item was never seen before; a second item lies on its tokens.
+        "fresh_contents": rng.choice((0.0, 0.5, 1.0)),
+        "overlapping_items": rng.choice((0.0, 0.0, 0.1)),
+        "nested_items": False,
     }
     return Settings(**(drawn | overrides))
+
+
+def random_options(rng: random.Random) -> dict[str, Any]:
+    """Options of ours that must not change a decision. Data leaves memory early, so that short sessions see it too."""
+    return {
+        "session_delta": rng.choices(("auto", "off"), (9, 1))[0],
+        "strip_frontier": rng.choices(("auto", "off"), (9, 1))[0],
+        "release": rng.choice(("spill", "keep")),
+        "release_batch_items": rng.choice((1, 1, 3)),
+        "spill_max_bytes": rng.choice((1 << 20, 1 << 20, 4000)),
+        "metrics": False,
+    }

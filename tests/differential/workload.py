@@ -6,10 +6,10 @@ Nothing here is shared between the schedulers under comparison: each `apply` bui
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.differential.settings import Settings, random_settings
+from tests.differential.settings import Settings, random_options, random_settings
 from vllm_omni_sched.testing import make_data, make_item, make_request
 
 PLACEHOLDER = 3
@@ -71,8 +71,10 @@ class Workload:
         self.rng = random.Random(seed)
         self.contents = _catalog(self.rng)
         self.settings: Settings = random_settings(self.rng, self.contents, **overrides)
+        self.options = random_options(self.rng)
         self._prompts: list[tuple[tuple[int, ...], tuple[tuple[int, Content], ...]]] = []
         self._num_requests = 0
+        self._num_fresh = 0
 
     def new_chunk(self, request_id: str | None, budget: int, *, resumable: bool, now: int) -> Chunk | None:
         """A new request, or (given its id) the next chunk of a session, of at most `budget` tokens with all it generates;
@@ -97,9 +99,9 @@ class Workload:
         shape = self.rng.choice(("text", "mixed", "mixed", "frames", "frames"))
         for _ in range(self.rng.randrange(1, 4 if is_update else 7)):
             if shape != "text" and self.rng.random() < 0.75:
-                content = self.rng.choice(self.contents)
+                content = self._content()
                 if len(tokens_list) + content.length <= limit:
-                    items_list.append((len(tokens_list), content))
+                    items_list += self._with_overlaps(len(tokens_list), content)
                     tokens_list += [PLACEHOLDER] * content.length
             if shape != "frames":
                 length = min(self.rng.choice((1, 2, 5, 11, 30)), limit - len(tokens_list))
@@ -111,14 +113,33 @@ class Workload:
         return prompt
 
 
+    def _content(self) -> Content:
+        content = self.rng.choice(self.contents)
+        if self.rng.random() < self.settings.fresh_contents:
+            self._num_fresh += 1
+            content = replace(content, mm_hash=f"{content.mm_hash}-{self._num_fresh}")
+        return content
+
+    def _with_overlaps(self, offset: int, content: Content) -> list[tuple[int, Content]]:
+        """The item, sometimes with a second one on the same tokens (audio in video), or inside it where that is allowed."""
+        items = [(offset, content)]
+        if self.rng.random() < self.settings.overlapping_items:
+            others = [other for other in self.contents if other.length == content.length]
+            if self.settings.nested_items:
+                others = [other for other in self.contents if other.length <= content.length]
+            other = self.rng.choice(others)
+            items.append((offset + self.rng.randint(0, content.length - other.length), other))
+        return items
+
+
 def _cut(
     tokens: list[int], items: list[tuple[int, Content]], length: int
 ) -> tuple[list[int], list[tuple[int, Content]]]:
     """The prompt's first `length` tokens, or fewer where that would cut an item."""
-    kept = [(offset, content) for offset, content in items if offset + content.length <= length]
-    if len(kept) < len(items):
-        length = min(length, items[len(kept)][0])
-    return tokens[:length], kept
+    for offset, content in items:
+        if offset < length < offset + content.length:
+            length = offset
+    return tokens[:length], [(offset, content) for offset, content in items if offset + content.length <= length]
 
 
 def _catalog(rng: random.Random) -> tuple[Content, ...]:
