@@ -16,6 +16,7 @@ from benchmarks.step_cost import plot, report
 from benchmarks.step_cost.measure import measure
 from benchmarks.step_cost.variants import KINDS, Trees, Variant, choose
 
+console = Console(soft_wrap=True)
 SIZES = (1, 1024, 4096, 16384, 32768)
 # samples a round, and the sizes of a scenario that has its own (as `scenarios.py`, which needs vLLM to be imported)
 SCENARIOS: dict[str, tuple[int, tuple[int, ...] | None]] = {
@@ -32,7 +33,6 @@ SCENARIOS: dict[str, tuple[int, tuple[int, ...] | None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    console = Console(soft_wrap=True)
     plan = [
         (scenario, size, count)
         for scenario in options.scenarios
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rounds=options.rounds,
             cell_seconds=options.cell_seconds,
             seed=options.seed,
+            on_profile=show_profile if options.profile else None,
             progress=lambda what, size: console.print(f"  {what} {size:,}", style="dim", highlight=False),
         )
     for table in (*report.tables(cells), report.bars_table(cells)):
@@ -70,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"{stem}.json" + (", .png" if drawn else ""))
 
 
+def show_profile(variant: Variant, scenario: str, size: int, lines: list[tuple[float, float, str]]) -> None:
+    console.print(f"{variant}, {scenario} {size:,}: own ms and calls a sample", style="bold")
+    for seconds, calls, function in lines:
+        console.print(f"    {seconds * 1e3:8.4f} {calls:9.1f}  {function}", highlight=False, markup=False)
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_cost", description=__doc__)
     parser.add_argument("--sizes", type=whole_numbers, default=list(SIZES), help="items n, a list")
@@ -79,6 +86,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cell-seconds", type=float, default=2.0, help="CPU time after which an expensive cell has enough")
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
+    parser.add_argument("--profile", action="store_true", help="after each row show where the time of a sample goes")
     parser.add_argument("--source", type=version_and_folder, action="append", default=[], metavar="VERSION=FOLDER")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--seed", type=int, default=0)

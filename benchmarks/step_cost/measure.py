@@ -49,11 +49,13 @@ def measure(
     cell_seconds: float,
     seed: int,
     progress: Callable[[str, int], None],
+    on_profile: Callable[[Variant, str, int, list[Any]], None] | None = None,
 ) -> list[Cell]:
     """Walk the plan, rows of (scenario, size, samples a round).
 
     Within a row each round asks every worker once, in an order drawn anew, so that a noisy moment hits no variant alone. A
     variant whose samples have cost `cell_seconds` of CPU time leaves the row, after two rounds at the earliest.
+    With `on_profile` every variant is profiled after its row, and the callback gets what the worker found.
     A worker that fails a row (a version on which a scenario cannot run) is reported by its last line and left out from there on.
     """
     order = random.Random(seed)
@@ -73,6 +75,9 @@ def measure(
                     progress(f"left out from here: {variant}: {str(failure).splitlines()[-1]}", size)
                     del alive[variant]
                     row.pop(variant, None)
+        if on_profile is not None:
+            for variant in sorted(row):
+                on_profile(variant, scenario, size, alive[variant].ask(do="profile", count=count)["lines"])
         cells += [cell for variant in sorted(row) for cell in row[variant]]
     return cells
 

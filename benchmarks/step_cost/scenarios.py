@@ -6,6 +6,7 @@ requests and model outputs is never in the measured time. Items are one token lo
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import io
 import pickle
@@ -32,6 +33,7 @@ class Scenario:
     def __init__(self, scheduler_cls: type | None, size: int, *, async_scheduling: bool = True):
         self.size = size
         self.spent = 0.0
+        self.profiler: cProfile.Profile | None = None  # when set, sees the timed sections and nothing else
         self.make_scheduler = lambda: make_scheduler(
             scheduler_cls,
             async_scheduling=async_scheduling,
@@ -50,9 +52,13 @@ class Scenario:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
+        if self.profiler is not None:
+            self.profiler.enable()
         started = time.thread_time()
         yield
         self.spent += time.thread_time() - started
+        if self.profiler is not None:
+            self.profiler.disable()
 
     def take(self) -> float:
         spent, self.spent = self.spent, 0.0
