@@ -107,6 +107,12 @@ def native_hash_refs() -> bool:
     return manager is not None and hasattr(manager, "_add_cached_input_id")
 
 
+def native_request_ids() -> bool:
+    """Whether vLLM's own encoder cache manager indexes a request's cached items (0.23+)."""
+    manager = _find(MANAGER, "EncoderCacheManager")
+    return manager is not None and hasattr(manager(0), "request_cached_ids")
+
+
 def strip_feature() -> Callable[[Any, bool], Any]:
     """``(feature, uses_mrope) -> feature`` without the data that no worker needs any more.
 

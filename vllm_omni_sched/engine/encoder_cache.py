@@ -1,23 +1,50 @@
 """vLLM's encoder cache manager, with O(1) release of an item."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import Request
 
-from vllm_omni_sched.compat import native_hash_refs
+from vllm_omni_sched.compat import native_hash_refs, native_request_ids
 
 _NATIVE_REFS = native_hash_refs()
 
 
-class OmniEncoderCacheManager(EncoderCacheManager):
+class _IndexingManager(EncoderCacheManager):
+    """``request_cached_ids`` for a vLLM (before 0.23) that searches all items of a request instead."""
+
+    def __init__(self, cache_size: int) -> None:
+        super().__init__(cache_size)
+        self.request_cached_ids: dict[str, set[int]] = {}
+
+    def reset(self) -> None:
+        super().reset()
+        self.request_cached_ids.clear()
+
+    def check_and_update_cache(self, request: Request, input_id: int) -> bool:
+        hit = super().check_and_update_cache(request, input_id)
+        if hit:
+            self.request_cached_ids.setdefault(request.request_id, set()).add(input_id)
+        return hit
+
+    def allocate(self, request: Request, input_id: int) -> None:
+        super().allocate(request, input_id)
+        self.request_cached_ids.setdefault(request.request_id, set()).add(input_id)
+
+    def get_cached_input_ids(self, request: Request) -> set[int]:
+        return self.request_cached_ids.get(request.request_id, set())
+
+
+class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _IndexingManager):  # type: ignore[misc]
     """Encoder cache manager that knows, per request, what it holds and how often.
 
     1. ``request_cached_ids[request]`` are the items that a request holds a
        reference for (in vLLM since 0.23; older versions search all items).
-    2. ``request_hash_refs[request][mm_hash]`` counts them by content, so that the
-       last use of a repeated item is recognised without a search (in vLLM since
-       0.33; 0.29-0.32 scan the request's cached items for every one released).
+    2. ``references(request)`` counts them by content, so that the last use of a
+       repeated item is recognised without a search (in vLLM since 0.33; 0.29-0.32
+       scan the request's cached items for every one released). Nearly all counts
+       are 1, so only the uses beyond the first are stored.
     3. Every decision (hit, room, eviction order) is vLLM's own.
 
     Usable alone: ``--ec-manager-config '{"encoder_cache_manager_cls":
@@ -29,10 +56,8 @@ class OmniEncoderCacheManager(EncoderCacheManager):
 
     def __init__(self, cache_size: int) -> None:
         super().__init__(cache_size)
-        if not hasattr(self, "request_cached_ids"):
-            self.request_cached_ids: dict[str, set[int]] = {}
-        if not _NATIVE_REFS:
-            self.request_hash_refs: dict[str, dict[str, int]] = {}
+        # request id -> mm_hash -> uses beyond the first; vLLM 0.33+ keeps request_hash_refs itself.
+        self._repeats: dict[str, dict[str, int]] = {}
         self.hits = 0
         self.misses = 0
         self.evictions = 0
@@ -44,79 +69,85 @@ class OmniEncoderCacheManager(EncoderCacheManager):
 
     def reset(self) -> None:
         super().reset()
-        self.request_cached_ids.clear()
-        self.request_hash_refs.clear()
+        self._repeats.clear()
+
+    def references(self, request_id: str) -> dict[str, int]:
+        """How many of the request's cached items have each content, by mm_hash."""
+        if _NATIVE_REFS:
+            return dict(self.request_hash_refs.get(request_id, {}))
+        repeats = self._repeats.get(request_id, {})
+        return {h: 1 + repeats.get(h, 0) for h, users in self.cached.items() if request_id in users}
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
-        if _NATIVE_REFS:
-            hit = super().check_and_update_cache(request, input_id)
-        else:
-            held = self.request_cached_ids.get(request.request_id)
-            known = held is not None and input_id in held
-            hit = super().check_and_update_cache(request, input_id)
-            if hit and not known:
-                self._add_reference(request, input_id)
-        if hit:
-            self.hits += 1
-        else:
-            self.misses += 1
-        return hit
-
-    def allocate(self, request: Request, input_id: int) -> None:
-        if _NATIVE_REFS:
-            super().allocate(request, input_id)
-            return
-        held = self.request_cached_ids.get(request.request_id)
-        known = held is not None and input_id in held
-        super().allocate(request, input_id)
-        if not known:
-            self._add_reference(request, input_id)
-
-    def _add_reference(self, request: Request, input_id: int) -> None:
-        request_id = request.request_id
-        self.request_cached_ids.setdefault(request_id, set()).add(input_id)
-        refs = self.request_hash_refs.setdefault(request_id, {})
         mm_hash = request.mm_features[input_id].identifier
-        refs[mm_hash] = refs.get(mm_hash, 0) + 1
-
-    def get_cached_input_ids(self, request: Request) -> set[int]:
-        return self.request_cached_ids.get(request.request_id) or set()
+        users = self.cached.get(mm_hash)
+        if users is None:
+            self.misses += 1
+            return False
+        self.hits += 1
+        request_id = request.request_id
+        if not _NATIVE_REFS and request_id in users and input_id not in self.request_cached_ids.get(request_id, ()):
+            repeats = self._repeats.setdefault(request_id, {})
+            repeats[mm_hash] = repeats.get(mm_hash, 0) + 1
+        return super().check_and_update_cache(request, input_id)
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
         if _NATIVE_REFS:
             super().free_encoder_input(request, input_id)
             return
+        request_id = request.request_id
         mm_hash = request.mm_features[input_id].identifier
-        if self._drop_reference(request.request_id, input_id, mm_hash):
-            self._release(request.request_id, mm_hash, request.get_num_encoder_embeds(input_id))
-
-    def _drop_reference(self, request_id: str, input_id: int, mm_hash: str) -> bool:
-        """Forget one use; True when the request no longer uses that content at all."""
         held = self.request_cached_ids.get(request_id)
-        if held is None or input_id not in held:
-            return mm_hash not in self.request_hash_refs.get(request_id, ())
-        held.remove(input_id)
-        refs = self.request_hash_refs[request_id]
-        left = refs[mm_hash] - 1
-        if left:
-            refs[mm_hash] = left
-        else:
-            del refs[mm_hash]
-        if not held:
-            del self.request_cached_ids[request_id]
-            del self.request_hash_refs[request_id]
-        return not left
-
-    def _release(self, request_id: str, mm_hash: str, num_embeds: int) -> None:
-        """The request's one reference to an entry ends; without any, it may be evicted."""
-        users = self.cached.get(mm_hash)
-        if not users:
+        if held is not None and input_id in held:
+            held.remove(input_id)
+            if not held:
+                del self.request_cached_ids[request_id]
+            if self._is_repeat(request_id, mm_hash):
+                return
+        elif held and mm_hash in self.references(request_id):
             return
-        users.discard(request_id)
-        if not users:
-            num_embeds = getattr(self, "num_embeds_by_hash", {}).get(mm_hash, num_embeds)
-            self.freeable[mm_hash] = num_embeds
-            self.num_freeable_slots += num_embeds
+        self._release(request, (input_id,))
+
+    def _is_repeat(self, request_id: str, mm_hash: str) -> bool:
+        """Take one use of a content off; False when it was the last."""
+        repeats = self._repeats.get(request_id)
+        if repeats is None or mm_hash not in repeats:
+            return False
+        left = repeats[mm_hash] - 1
+        if left:
+            repeats[mm_hash] = left
+        else:
+            del repeats[mm_hash]
+            if not repeats:
+                del self._repeats[request_id]
+        return True
+
+    def _release(self, request: Request, input_ids: Iterable[int]) -> None:
+        """The request's one reference to each of these entries ends; without any, an entry may be evicted."""
+        request_id, features, cached = request.request_id, request.mm_features, self.cached
+        sizes = getattr(self, "num_embeds_by_hash", None)
+        for input_id in input_ids:
+            mm_hash = features[input_id].identifier
+            users = cached.get(mm_hash)
+            if not users:
+                continue
+            users.discard(request_id)
+            if not users:
+                num_embeds = request.get_num_encoder_embeds(input_id) if sizes is None else sizes[mm_hash]
+                self.freeable[mm_hash] = num_embeds
+                self.num_freeable_slots += num_embeds
+
+    def free(self, request: Request) -> None:
+        """Give up all references of a request, in vLLM's order, in one pass."""
+        if _NATIVE_REFS:
+            super().free(request)
+            return
+        request_id = request.request_id
+        held: Iterable[int] = self.request_cached_ids.pop(request_id, ())
+        if request_id in self._repeats:
+            features = request.mm_features
+            held = [i for i in held if not self._is_repeat(request_id, features[i].identifier)]
+        self._release(request, held)
 
     def get_freed_mm_hashes(self) -> list[str]:
         freed = super().get_freed_mm_hashes()
@@ -141,12 +172,12 @@ class OmniEncoderCacheManager(EncoderCacheManager):
             assert set(sizes) == set(self.cached), "sizes and entries name different contents"
             used = sum(sizes.values())
             assert used + self.num_free_slots == self.cache_size, f"used {used} + free {self.num_free_slots} != {self.cache_size}"
-        assert set(self.request_cached_ids) == set(self.request_hash_refs), "requests with items != requests with references"
+        by_entry: dict[str, int] = {}
+        for users in self.cached.values():
+            for request_id in users:
+                by_entry[request_id] = by_entry.get(request_id, 0) + 1
+        assert set(by_entry) == set(self.request_cached_ids), "requests with references != requests with cached items"
+        assert set(self._repeats) <= set(by_entry), "repeats of a request that holds nothing"
         for request_id, held in self.request_cached_ids.items():
-            refs = self.request_hash_refs[request_id]
-            assert held and sum(refs.values()) == len(held) and all(n > 0 for n in refs.values()), (
-                f"request {request_id}: {len(held)} items, references {refs}"
-            )
-        by_request = {(r, h) for r, refs in self.request_hash_refs.items() for h in refs if h in self.cached}
-        by_entry = {(r, h) for h, users in self.cached.items() for r in users}
-        assert by_request == by_entry, f"references by request and by entry differ: {by_request ^ by_entry}"
+            uses = sum(self.references(request_id).values())
+            assert uses == len(held), f"request {request_id}: {len(held)} cached items, {uses} uses"

@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
-from vllm_omni_sched.engine import rebind
+from vllm_omni_sched.engine import rebind, tensor_pickle
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
@@ -229,7 +229,7 @@ class OmniSchedulerMixin:
                 continue
             if features.frontier - features.num_released < config.release_batch_items:
                 continue
-            spill = features.spill or SpillFile(config.spill_dir, config.spill_max_bytes)
+            spill = features.spill or SpillFile(config.spill_dir, config.spill_max_bytes, tensor_pickle.dumps)
             before = spill.size_bytes
             try:
                 released = features.release_committed(config.release_batch_items, spill)

@@ -50,7 +50,7 @@ class FeatureList(list[Any]):
     def extend(self, features: Iterable[Any]) -> None:
         new = list(features)
         positions = [feature.mm_position for feature in new]
-        self.index.extend([(p.offset, p.offset + p.length) for p in positions])
+        self.index.extend_columns([p.offset for p in positions], [p.offset + p.length for p in positions])
         super().extend(new)
 
     def __iadd__(self, features: Iterable[Any]) -> "FeatureList":  # type: ignore[override, misc]

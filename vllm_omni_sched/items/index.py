@@ -9,7 +9,7 @@ construction, so the search is right for any list.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice
 
 
 class ItemIndex:
@@ -45,24 +45,32 @@ class ItemIndex:
     def extend(self, spans: Iterable[tuple[int, int]]) -> None:
         """Add the spans of the next items: token positions, end exclusive."""
         new = list(spans)
-        if not new:
+        self.extend_columns([start for start, _ in new], [end for _, end in new])
+
+    def extend_columns(self, starts: list[int], ends: list[int]) -> None:
+        """`extend`, for spans that come as a list of starts and a list of ends."""
+        if not starts:
             return
         first = len(self.starts)
-        starts, ends = [start for start, _ in new], [end for _, end in new]
-        seam = first > 0 and starts[0] < self.starts[-1]
-        ascending = not seam and all(a <= b for a, b in pairwise(starts))
-        max_ends = list(accumulate(ends, max, initial=self.max_ends[-1]))[1:] if first else list(accumulate(ends, max))
+        ascending = (first == 0 or starts[0] >= self.starts[-1]) and starts == sorted(starts)
+        if (first == 0 or ends[0] >= self.max_ends[-1]) and ends == sorted(ends):
+            max_ends = ends
+        else:
+            max_ends = _running_max(ends, self.max_ends[-1] if first else ends[0])
         self.starts.extend(starts)
         self.ends.extend(ends)
         self.max_ends.extend(max_ends)
-        if not ascending or max_ends != ends:
+        if not ascending or max_ends is not ends:
             self.sequential = False
-        if not ascending or (self._order is not None and starts[0] < self._sorted_starts[-1]):
+        if not ascending:
             self._sort()
         elif self._order is not None:
-            self._order.extend(range(first, first + len(new)))
+            if starts[0] < self._sorted_starts[-1]:
+                self._sort()
+                return
+            self._order.extend(range(first, first + len(starts)))
             self._sorted_starts.extend(starts)
-            self._sorted_max_ends.extend(list(accumulate(ends, max, initial=self._sorted_max_ends[-1]))[1:])
+            self._sorted_max_ends.extend(_running_max(ends, self._sorted_max_ends[-1]))
 
     def append(self, start: int, end: int) -> None:
         """Add the span of the next item."""
@@ -71,11 +79,8 @@ class ItemIndex:
     def _sort(self) -> None:
         self._order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
         self._sorted_starts = array("q", (self.starts[i] for i in self._order))
-        self._sorted_max_ends = array("q")
-        highest = self.ends[self._order[0]]
-        for i in self._order:
-            highest = max(highest, self.ends[i])
-            self._sorted_max_ends.append(highest)
+        ends = [self.ends[i] for i in self._order]
+        self._sorted_max_ends = array("q", _running_max(ends, ends[0]))
 
     def overlapping(self, start: int, end: int) -> Sequence[int]:
         """Ids of the items with a token in ``[start, end)``, by their start.
@@ -96,3 +101,7 @@ class ItemIndex:
     def num_covered(self, position: int) -> int:
         """How many leading items end at or before ``position`` (with all items before them)."""
         return bisect_right(self.max_ends, position)
+
+
+def _running_max(values: list[int], before: int) -> list[int]:
+    return list(islice(accumulate(values, max, initial=before), 1, None))

@@ -7,7 +7,7 @@ data may leave memory, but not the machine (vllm#50860, vllm#51948).
 
 import pickle
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 
@@ -21,11 +21,15 @@ class SpillFile:
     Args:
         directory: where to put the file; None means the system's temporary folder.
         max_bytes: bound on what the file may hold.
+        dumps: pickles a list of items; a faster one for data that the standard one is slow at.
     """
 
-    def __init__(self, directory: str | None, max_bytes: int) -> None:
+    def __init__(
+        self, directory: str | None, max_bytes: int, dumps: Callable[[list[Any]], bytes] = pickle.dumps
+    ) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
+        self._dumps = dumps
         self._file: BinaryIO | None = None
         self._where: dict[int, tuple[int, int]] = {}  # item id -> (offset of its batch, position in it)
         self.size_bytes = 0
@@ -42,7 +46,7 @@ class SpillFile:
         Raises:
             OSError: the file cannot be created or written, for instance a full disk.
         """
-        payload = pickle.dumps(list(data_by_item.values()), protocol=pickle.HIGHEST_PROTOCOL)
+        payload = self._dumps(list(data_by_item.values()))
         if self.size_bytes + len(payload) > self._max_bytes:
             return False
         if self._file is None:

@@ -26,7 +26,7 @@ class FeatureWindows:
             self._known[request_id] = (features, index)
         if len(index) < len(features):
             positions = [f.mm_position for f in features[len(index) :]]
-            index.extend([(p.offset, p.offset + p.length) for p in positions])
+            index.extend_columns([p.offset for p in positions], [p.offset + p.length for p in positions])
         return index
 
     def forget(self, request_ids: Iterable[str]) -> None:
