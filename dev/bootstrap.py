@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,9 @@ from dev.environment import cpu_packages  # noqa: E402  (the root has to be impo
 LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt"}
 OURS = "vllm-omni-sched"
 STEPS = 6
+PROGRESS_SECONDS = 15
+LOG = ROOT / ".logs" / "bootstrap.log"
+NO_CPU_TORCH = "torch could not be installed; if pip does not find it, give it the PyTorch CPU index"
 
 
 class BootstrapError(Exception):
@@ -125,7 +128,7 @@ def _create(env: Environment, *, anew: bool) -> None:
 def _install_torch(env: Environment) -> None:
     version = env.pins()["torch"]
     _step(2, f"installing torch {version}, CPU build")
-    _pip(env, ["install", "--no-deps", f"torch=={version}"], "torch could not be installed")
+    _pip(env, ["install", "--no-deps", f"torch=={version}"], NO_CPU_TORCH)
     installed = _installed(env)["torch"]
     if not installed.endswith("+cpu"):
         _pip(env, ["uninstall", "--yes", "torch"], "torch could not be removed")
@@ -178,7 +181,33 @@ def _check(env: Environment) -> None:
 
 
 def _pip(env: Environment, arguments: list[str | Path], failure: str) -> None:
-    _call([env.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments], failure)
+    command = [env.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    LOG.parent.mkdir(exist_ok=True)
+    started = time.monotonic()
+    with (
+        LOG.open("wb") as output,
+        subprocess.Popen(
+            [str(part) for part in command], cwd=ROOT, env=_clean_environment(), stdout=output, stderr=subprocess.STDOUT
+        ) as pip,
+    ):
+        try:
+            while pip.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    pip.wait(PROGRESS_SECONDS)
+                    break
+                print(f"        {time.monotonic() - started:.0f} s, {_what_pip_does()}", flush=True)
+        except BaseException:
+            pip.kill()
+            raise
+    if pip.returncode:
+        raise BootstrapError(_reason(failure, LOG.read_text(errors="replace")))
+
+
+def _what_pip_does() -> str:
+    said = LOG.read_text(errors="replace")
+    if "Installing collected packages" in said:
+        return "unpacking"
+    return f"{said.count('Collecting ')} packages found"
 
 
 def _installed(env: Environment) -> dict[str, str]:
@@ -188,17 +217,25 @@ def _installed(env: Environment) -> dict[str, str]:
 
 
 def _call(command: list[str | Path], failure: str) -> str:
-    """Run to the end and return stdout; the whole output of a failure goes into a log, its reason into the error."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "VIRTUAL_ENV"))}
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, env=clean, capture_output=True, text=True)
+    """Run to the end and return stdout."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=ROOT, env=_clean_environment(), capture_output=True, text=True
+    )
     if done.returncode == 0:
         return done.stdout
-    log = ROOT / ".logs" / "bootstrap.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text(done.stdout + done.stderr)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    reason = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
-    raise BootstrapError(f"{failure}: {reason.strip()} (all of it in {log.relative_to(ROOT)})")
+    LOG.parent.mkdir(exist_ok=True)
+    LOG.write_text(done.stdout + done.stderr)
+    raise BootstrapError(_reason(failure, done.stdout + done.stderr))
+
+
+def _clean_environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+
+def _reason(failure: str, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    error = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
+    return f"{failure}: {error} (all of it in {LOG.relative_to(ROOT)})"
 
 
 @contextmanager
