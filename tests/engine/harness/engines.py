@@ -1,0 +1,125 @@
+"""The engines that the tests compare, all with core, scheduler and worker in one process, and what each one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.engine.harness.spec import OUR_ENCODER_CACHE, OURS, OURS_SYNC, EngineSpec
+
+REQUESTS = ("text", "images", "repeated_images", "shared_images", "prefixes", "aborts")
+SHORT = (*REQUESTS, "sessions")
+
+AMPLE = {
+    "max_model_len": 16384,
+    "max_num_batched_tokens": 512,
+    "limit_mm_per_prompt": {"image": 8},
+    "num_gpu_blocks_override": 700,
+}
+CHUNKED = {**AMPLE, "max_num_batched_tokens": 48, "max_num_seqs": 16, "enable_prefix_caching": False}
+# 768 tokens of KV cache for what needs 2,000 at a time, and an encoder cache of 16 pictures
+SCARCE = {
+    **AMPLE,
+    "max_model_len": 640,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 16,
+    "num_gpu_blocks_override": 24,
+}
+SPEECH = {
+    "max_model_len": 4096,
+    "max_num_batched_tokens": 512,
+    "num_gpu_blocks_override": 200,
+    "tokenizer_mode": "mistral",
+    "config_format": "mistral",
+}
+WITHOUT_PREFIX_CACHING = {"enable_prefix_caching": False}
+
+EVERYTHING_OFF = {
+    **dict.fromkeys(
+        (
+            "windows",
+            "encoder_cache",
+            "strip_frontier",
+            "pending_range",
+            "kv_event_window",
+            "session_delta",
+            "mrope_append",
+        ),
+        "off",
+    ),
+    "release": "keep",
+    "metrics": False,
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of our engines, and the engine of stock that it must not be told from."""
+
+    name: str
+    stock: str
+    scenarios: Sequence[str] | None = None  # None: those of the stock engine
+    scheduler: str | None = OURS
+    encoder_cache_manager: str | None = None
+    omni_sched: Mapping[str, Any] | None = None
+
+    def spec(self, stock: EngineSpec) -> EngineSpec:
+        return replace(
+            stock,
+            name=self.name,
+            scenarios=stock.scenarios if self.scenarios is None else self.scenarios,
+            scheduler=self.scheduler,
+            encoder_cache_manager=self.encoder_cache_manager,
+            omni_sched=self.omni_sched,
+        )
+
+
+VARIANTS = (
+    # first: once an engine with our scheduler has run in a process, that process is no longer stock
+    Variant("no-flag", "sync", SHORT, scheduler=None),
+    Variant("sync", "sync"),
+    Variant("sync-by-name", "sync", ("sessions", "aborts"), scheduler=OURS_SYNC),
+    Variant("async", "async"),
+    Variant("chunked", "chunked"),
+    Variant("prefix-caching-off", "prefix-caching-off"),
+    Variant("cache-manager-alone", "sync", SHORT, scheduler=None, encoder_cache_manager=OUR_ENCODER_CACHE),
+    Variant("delta-off", "async", ("sessions", "aborts", "crowd"), omni_sched={"session_delta": "off"}),
+    Variant("everything-off", "async", ("sessions", "aborts"), omni_sched=EVERYTHING_OFF),
+    Variant("scarce", "scarce"),
+    Variant("scarce-async", "scarce-async"),
+    Variant("scarce-no-prefix", "scarce-no-prefix"),
+    Variant("scarce-spill", "scarce-async-no-prefix", omni_sched={"release_batch_items": 1}),
+    Variant("scarce-delta-off", "scarce-async-no-prefix", omni_sched={"session_delta": "off"}),
+    Variant("speech", "speech"),
+    Variant("speech-async", "speech-async"),
+)
+
+
+def stock_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
+    """Stock under every setting that ours is compared under. `llava` costs four tokens a picture."""
+    pictures, sound = str(llava), str(voxtral)
+    return [
+        EngineSpec("sync", pictures, (*SHORT, "other_images", "crowd", "long_session"), args=AMPLE),
+        EngineSpec("async", pictures, (*SHORT, "crowd", "long_session"), args=AMPLE, async_scheduling=True),
+        EngineSpec("chunked", pictures, SHORT, args=CHUNKED, async_scheduling=True),
+        EngineSpec("prefix-caching-off", pictures, SHORT, args=AMPLE | WITHOUT_PREFIX_CACHING),
+        EngineSpec("speech", sound, ("speech",), args=SPEECH),
+        EngineSpec("speech-async", sound, ("speech",), args=SPEECH, async_scheduling=True),
+        EngineSpec("scarce", pictures, ("crowd",), args=SCARCE),
+        EngineSpec("scarce-async", pictures, ("crowd",), args=SCARCE, async_scheduling=True),
+        EngineSpec("scarce-no-prefix", pictures, ("crowd",), args=SCARCE | WITHOUT_PREFIX_CACHING),
+        EngineSpec(
+            "scarce-async-no-prefix",
+            pictures,
+            ("crowd",),
+            args=SCARCE | WITHOUT_PREFIX_CACHING,
+            async_scheduling=True,
+        ),
+    ]
+
+
+def our_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
+    by_name = {spec.name: spec for spec in stock_engines(llava, voxtral)}
+    return [variant.spec(by_name[variant.stock]) for variant in VARIANTS]

@@ -1,0 +1,153 @@
+"""An engine whose core, scheduler and worker are objects of this process: every run takes the same steps."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from tests.engine.harness.observer import Observer
+from tests.engine.harness.sources import ChunkSource, chunk_source
+from tests.engine.harness.spec import EngineSpec
+from tests.engine.harness.workload import Ask, Heard, Scenario, Session
+
+
+class InProcessEngine:
+    """`vllm.v1.engine.llm_engine.LLMEngine` with a script to follow, one step at a time."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        config = EngineArgs(**spec.engine_args()).create_engine_config()
+        self.engine = LLMEngine.from_vllm_config(config)
+        self.core = self.engine.engine_core.engine_core
+        self.model_config = config.model_config
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.facts = {
+            "scheduler": _path(self.core.scheduler),
+            "encoder_cache_manager": _path(self.core.scheduler.encoder_cache_manager),
+            "runner": [_path_of(cls) for cls in type(runner).__mro__[:-1]],
+            "batch_queue": self.core.batch_queue is not None,
+        }
+        self.observer = Observer(self.core.scheduler)
+
+    def run(self, scenario: Scenario) -> dict[str, Any]:
+        """Returns `{"requests": {id: Heard}, **Observer.report()}`; raises what the engine raises."""
+        self.observer.reset()
+        heard = {request.id: Heard() for request in scenario.requests}
+        arrivals = sorted(scenario.requests, key=lambda request: request.at_step)
+        talks: dict[str, _Talk] = {}
+        waiting_for: dict[str, Ask | Session] = {}
+        for step in range(scenario.max_steps):
+            while arrivals and arrivals[0].at_step <= step:
+                request = arrivals.pop(0)
+                waiting_for[request.id] = request
+                if isinstance(request, Ask):
+                    self._add(request.id, _prompt(request), request.max_tokens)
+                else:
+                    talks[request.id] = _Talk(request, chunk_source(request, self.model_config))
+            for talk in [talk for talk in talks.values() if talk.session.id in waiting_for]:
+                if not self._talk(talk, heard[talk.session.id], step):
+                    del waiting_for[talk.session.id]
+            if not waiting_for and not arrivals:
+                break
+            for output in self.engine.step():
+                answer = heard[output.request_id]
+                answer.extend(output.outputs[0])
+                request = waiting_for.get(output.request_id)
+                if request is None:
+                    continue
+                if request.abort_after is not None and len(answer.tokens) >= request.abort_after:
+                    self.engine.abort_request([request.id])
+                    answer.cut(request.abort_after)
+                    del waiting_for[request.id]
+                elif output.finished:
+                    del waiting_for[request.id]
+        else:
+            raise TimeoutError(f"{scenario.name}: not done after {step} steps, still waiting for {sorted(waiting_for)}")
+        for talk in talks.values():
+            talk.source.close()
+        for _ in range(4):  # what was in flight when the last request left
+            self.engine.step()
+        return {"requests": {id_: vars(answer) for id_, answer in heard.items()}, **self.observer.report()}
+
+    def _talk(self, talk: _Talk, answer: Heard, step: int) -> bool:
+        """Send the session's next chunk if it is time. False: it has sent the end of its input and all was answered."""
+        session = talk.session
+        while session.backlog or len(answer.tokens) == talk.chunks_sent * session.tokens_per_chunk:
+            if not session.backlog and talk.chunks_sent and step < talk.answered_at(step) + session.gap_steps:
+                return True
+            talk.answered = None
+            prompt = talk.source.next(answer.tokens[-session.tokens_per_chunk :])
+            if prompt is None:
+                if talk.ended:
+                    return True
+                talk.ended = True
+                self._add(session.id, {"prompt_token_ids": [0]}, session.tokens_per_chunk, end_of_session=True)
+                return session.backlog
+            self._add(session.id, prompt, session.tokens_per_chunk, resumable=True)
+            talk.chunks_sent += 1
+        return True
+
+    def _add(
+        self, id_: str, prompt: Any, max_tokens: int, *, resumable: bool = False, end_of_session: bool = False
+    ) -> None:
+        request = self.engine.input_processor.process_inputs(
+            id_, prompt, sampling_params(max_tokens), self.engine.get_supported_tasks(), resumable=resumable
+        )
+        request.external_req_id = id_  # as AsyncLLM does for sessions; and without vLLM's random suffix, so that runs compare
+        self.engine.output_processor.add_request(request, None if end_of_session else prompt.get("prompt"))
+        self.engine.engine_core.add_request(self._as_sent(request))
+
+    def _as_sent(self, request: Any) -> Any:
+        """The request as it would arrive in another process: front end and core both extend a session's token list."""
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        return MsgpackDecoder(type(request)).decode(MsgpackEncoder().encode(request))
+
+    def close(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.engine.engine_core.shutdown()
+        del self.engine, self.core, self.observer
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+class _Talk:
+    """How far a session is."""
+
+    def __init__(self, session: Session, source: ChunkSource) -> None:
+        self.session = session
+        self.source = source
+        self.chunks_sent = 0
+        self.ended = False
+        self.answered: int | None = None
+
+    def answered_at(self, step: int) -> int:
+        if self.answered is None:
+            self.answered = step
+        return self.answered
+
+
+def sampling_params(max_tokens: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.DELTA
+    )
+
+
+def _prompt(request: Ask) -> dict[str, Any]:
+    from tests.engine.harness.sources import image_prompt
+
+    return image_prompt(request.prompt, request.images)
+
+
+def _path(thing: Any) -> str:
+    return _path_of(type(thing))
+
+
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,78 @@
+"""What a scheduler did: its decisions step by step, who left, and what the workers were sent."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any
+
+
+class Observer:
+    """Watches one scheduler object, of whatever class, from outside.
+
+    steps             one line per step that scheduled tokens: its tokens and encoder inputs by request, preemptions
+    left              how often each request was freed: once, if all is well
+    preempted         how often each request was preempted
+    messages          types of the entries of `scheduled_new_reqs`, counted
+    update_bytes      pickled size of such an entry, at each power of two of a session's updates
+    feature_lists     types of `request.mm_features`, counted over requests with items
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.reset()
+        self._wrap("schedule", self._after_schedule)
+        self._wrap("_preempt_request", lambda _, request, *__: self.preempted.update([request.request_id]))
+        self._wrap("_free_request", lambda _, request, *__: self.left.update([request.request_id]))
+
+    def reset(self) -> None:
+        self.steps: list[str] = []
+        self.left: Counter[str] = Counter()
+        self.preempted: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+        self.update_bytes: dict[str, list[int]] = {}
+        self.feature_lists: Counter[str] = Counter()
+        self._updates: Counter[str] = Counter()
+
+    def report(self) -> dict[str, Any]:
+        scheduler = self.scheduler
+        if hasattr(scheduler.encoder_cache_manager, "validate"):
+            scheduler.encoder_cache_manager.validate()
+        return {
+            "steps": self.steps,
+            "left": dict(self.left),
+            "preempted": dict(self.preempted),
+            "messages": dict(self.messages),
+            "update_bytes": self.update_bytes,
+            "feature_lists": dict(self.feature_lists),
+            "still_there": sorted(scheduler.requests),
+        }
+
+    def _wrap(self, name: str, after: Any) -> None:
+        method = getattr(self.scheduler, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            after(result, *args)
+            return result
+
+        setattr(self.scheduler, name, watched)
+
+    def _after_schedule(self, output: Any, *_: Any) -> None:
+        if not output.num_scheduled_tokens:
+            return
+        line = " ".join(f"{request}:{count}" for request, count in output.num_scheduled_tokens.items())
+        if output.scheduled_encoder_inputs:
+            encoded = sorted((request, list(inputs)) for request, inputs in output.scheduled_encoder_inputs.items())
+            line += " | encode " + " ".join(f"{request}:{inputs}" for request, inputs in encoded)
+        if output.preempted_req_ids:
+            line += " | preempted " + " ".join(sorted(output.preempted_req_ids))
+        self.steps.append(line)
+        for message in output.scheduled_new_reqs:
+            self.messages[type(message).__name__] += 1
+            self._updates[message.req_id] += 1
+            if self._updates[message.req_id].bit_count() == 1:
+                self.update_bytes.setdefault(message.req_id, []).append(len(pickle.dumps(message)))
+            features = self.scheduler.requests[message.req_id].mm_features
+            if features:
+                self.feature_lists[type(features).__name__] += 1

@@ -1,0 +1,99 @@
+"""Run engines in processes of their own, stock and ours side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dev.child_process import ChildProcess
+from tests.engine.harness.spec import EngineSpec
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 1500  # a hang is a failure; that a busy machine is slow is none
+
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # one thread an engine: two engines share the machine, and sums are added up in one order
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+# vLLM reads an allow-list here: an empty one keeps every plugin out.
+NO_PLUGIN = {"VLLM_PLUGINS": ""}
+OUR_PLUGIN = {"VLLM_PLUGINS": "omni_sched"}
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+class Side:
+    """One process that runs `specs` one after the other."""
+
+    def __init__(self, name: str, specs: Sequence[EngineSpec], environment: Mapping[str, str], folder: Path) -> None:
+        self.name = name
+        self._results = folder / f"{name}.json"
+        specs_file = folder / f"{name}.specs.json"
+        specs_file.write_text(json.dumps([spec.to_json() for spec in specs]))
+        self._results.write_text("{}")
+        self.process = ChildProcess(
+            [sys.executable, "-m", "tests.engine.harness.main", str(specs_file), str(self._results)],
+            log=folder / f"{name}.log",
+            env={**ENVIRONMENT, **environment},
+        )
+
+    def results(self) -> dict[str, Any]:
+        """What it has written; an engine that took the process down is missing from it."""
+        results: dict[str, Any] = json.loads(self._results.read_text())
+        if self.process.exit_code != 0:
+            tail = "\n".join(self.process.last_lines(40))
+            results["process"] = f"{self.name}: exit code {self.process.exit_code}\n{tail}"
+        return results
+
+
+def wait_for(sides: Sequence[Side]) -> None:
+    """Return when all have ended; after `PATIENCE_SECONDS` end them."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(side.process.exit_code is None for side in sides) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def run_side_by_side(
+    folder: Path,
+    stock: Sequence[EngineSpec],
+    ours: Sequence[EngineSpec],
+    *,
+    stock_environment: Mapping[str, str],
+    our_environment: Mapping[str, str],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The results of both (see `main.py`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        sides = [
+            Side("stock", stock, stock_environment, folder),
+            Side("ours", ours, our_environment, folder),
+        ]
+        for side in sides:
+            stack.enter_context(side.process)
+        wait_for(sides)
+        return sides[0].results(), sides[1].results()
+
+
+def write_model(name: str, out: Path, **sizes: int) -> Path:
+    """Let `dev.tiny_models` write a model, in a process of its own: what it imports changes warnings and more."""
+    options = [word for key, value in sizes.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    subprocess.run(
+        [sys.executable, "-m", "dev.tiny_models", name, "--out", str(out), *options],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return out

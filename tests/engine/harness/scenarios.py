@@ -1,0 +1,152 @@
+"""The scripts, by name. Pictures are numbers: the same number is the same picture.
+
+A picture costs four tokens here, a character of text one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.engine.harness.workload import IMAGE, Ask, Chunk, Scenario, Session, Speech
+
+SCENARIOS: dict[str, Callable[[], Scenario]] = {}
+ITEMS_OF_LONG_SESSION = 2000
+
+
+def scenario(build: Callable[[], list]) -> Callable[[], Scenario]:  # type: ignore[type-arg]
+    name = build.__name__
+
+    def named() -> Scenario:
+        return Scenario(name, build())
+
+    SCENARIOS[name] = named
+    return named
+
+
+@scenario
+def text() -> list[Ask]:
+    return [
+        Ask(f"text-{length}", "all work and no play " * length, max_tokens=8 + length, at_step=length // 2)
+        for length in range(1, 7)
+    ] + [Ask("again", "all work and no play " * 6, at_step=20)]
+
+
+@scenario
+def images() -> list[Ask]:
+    """One to eight images, beside text, arriving while others are served."""
+    with_images = [
+        Ask(f"images-{count}", _each(count, "look: {}, "), range(10 * count, 11 * count), max_tokens=10, at_step=count)
+        for count in range(1, 9)
+    ]
+    beside = [Ask(f"beside-{step}", "tell me more about this", max_tokens=20, at_step=step) for step in (0, 3, 6)]
+    return with_images + beside
+
+
+@scenario
+def other_images() -> list[Ask]:
+    """The prompts of `images` with other pictures: if its answers were the same, comparing answers would prove nothing."""
+    return [
+        Ask(f"images-{count}", _each(count, "look: {}, "), range(10 * count + 500, 11 * count + 500), max_tokens=10)
+        for count in range(1, 9)
+    ]
+
+
+@scenario
+def repeated_images() -> list[Ask]:
+    """One picture several times in a request, next to itself and apart."""
+    numbers = {"twins": (1, 1), "apart": (1, 2, 1, 3, 1), "all": (4,) * 8, "pairs": (5, 6, 5, 6)}
+    return [Ask(id_, _each(len(of), "{} and "), of, at_step=2 * i) for i, (id_, of) in enumerate(numbers.items())]
+
+
+@scenario
+def shared_images() -> list[Ask]:
+    """One picture in several requests: in the same step, while the first still runs, and when it is long gone."""
+    same_step = [Ask(f"same-step-{i}", _each(2, f"{i}: {{}} "), (21, 22), max_tokens=12) for i in range(3)]
+    later = [Ask(f"later-{step}", _each(3, "{} or "), (22, 23, 21), at_step=step) for step in (4, 5, 40)]
+    return same_step + later
+
+
+@scenario
+def prefixes() -> list[Ask]:
+    """The same long beginning, with images, again and again: with prefix caching most of it is never computed twice."""
+    beginning = _each(6, "a picture {} of many, ")
+    return [
+        Ask(f"{step}", beginning + ending, range(30, 36), at_step=step)
+        for step, ending in ((0, ""), (12, "and so on"), (24, "and then"), (25, "and then again"))
+    ] + [Ask("other-picture", beginning + "and so on", (30, 31, 99, 33, 34, 35), at_step=36)]
+
+
+@scenario
+def aborts() -> list[Ask | Session]:
+    """Clients that leave: before the first token, in the middle, between chunks. The others must not notice."""
+    leaving: list[Ask | Session] = [
+        Ask(f"leaves-{after}", _each(5, "{} and "), range(40, 45), max_tokens=30, at_step=after // 2, abort_after=after)
+        for after in (0, 1, 7)
+    ]
+    leaving.append(_session("session-leaves", chunks=8, images_per_chunk=2, first=40, tokens_per_chunk=3, abort_after=10))
+    staying = [
+        Ask(f"stays-{step}", _each(5, "{} and "), range(40, 45), max_tokens=24, at_step=step) for step in (0, 2, 6)
+    ]
+    return leaving + staying + [_session("session-stays", chunks=8, images_per_chunk=2, first=42, tokens_per_chunk=3)]
+
+
+@scenario
+def sessions() -> list[Ask | Session]:
+    """Sessions side by side: quick and slow ones, one that sends all at once, one in text alone, and requests in between."""
+    return [
+        _session("quick", chunks=24, images_per_chunk=1, first=50),
+        _session("slow", chunks=8, images_per_chunk=3, first=60, tokens_per_chunk=4, gap_steps=5),
+        _session("same-pictures", chunks=10, images_per_chunk=2, first=50, tokens_per_chunk=2, at_step=3),
+        _session("backlog", chunks=10, images_per_chunk=2, first=70, tokens_per_chunk=3, backlog=True),
+        _session("text-only", chunks=10, images_per_chunk=0, tokens_per_chunk=3),
+        *(Ask(f"between-{i}", f"between {i} " + _each(i, "{} "), range(50, 50 + i), max_tokens=12, at_step=4 * i) for i in range(4)),
+    ]
+
+
+@scenario
+def long_session() -> list[Ask | Session]:
+    """A session of `ITEMS_OF_LONG_SESSION` images, a few of which come back, and a request every now and then."""
+    chunks = [
+        Chunk(_each(4, "{}") + f"{index:03}", [200 + (4 * index + i) % 97 for i in range(4)])
+        for index in range(ITEMS_OF_LONG_SESSION // 4)
+    ]
+    beside = [Ask(f"beside-{step}", _each(2, "{} "), (200, 230), max_tokens=4, at_step=step) for step in (50, 250, 450)]
+    return [Session("long", chunks), *beside]
+
+
+@scenario
+def crowd() -> list[Ask | Session]:
+    """More sessions and requests than a small KV cache holds at a time; long answers, so that they grow while they run."""
+    sessions_ = [
+        _session(f"session-{i}", chunks=5, images_per_chunk=4, first=80 + 3 * i, tokens_per_chunk=40, gap_steps=i, at_step=i)
+        for i in range(4)
+    ]
+    asks = [
+        Ask(f"ask-{i}", f"ask {i}: " + _each(i % 4, "{} of them "), range(80, 80 + i % 4), max_tokens=60, at_step=10 * i)
+        for i in range(8)
+    ]
+    return [*sessions_, *asks]
+
+
+@scenario
+def speech() -> list[Speech]:
+    return [
+        Speech("long", frames=300, number=1),
+        Speech("short", frames=60, number=2, at_step=20),
+        Speech("leaves", frames=200, number=3, at_step=30, abort_after=25),
+    ]
+
+
+def _each(count: int, pattern: str) -> str:
+    return "".join(pattern.format(IMAGE) for _ in range(count))
+
+
+def _session(id_: str, *, chunks: int, images_per_chunk: int, first: int = 0, **how: object) -> Session:
+    parts = [
+        Chunk(
+            _each(images_per_chunk, "{}") + f" part {index}",
+            range(first + images_per_chunk * index, first + images_per_chunk * (index + 1)),
+        )
+        for index in range(chunks)
+    ]
+    return Session(id_, parts, **how)  # type: ignore[arg-type]
