@@ -71,7 +71,7 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
 
 def _import_problem() -> str | None:
     if find_spec("vllm") is None:
-        return f"vLLM is not installed in this environment; install one of {', '.join(compat.SUPPORTED_VERSIONS)}"
+        return f"vLLM is not installed in this environment; install vLLM {', '.join(compat.SUPPORTED_VERSIONS)}"
     try:
         import_module("vllm")
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the finding

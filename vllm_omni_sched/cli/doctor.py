@@ -104,7 +104,8 @@ def _verdict(findings: Diagnosis) -> RenderableType:
         return Text(f"\n{active} of {len(findings.features)} features active. Serve with:\n").append(
             "  vllm serve MODEL --scheduler-cls vllm_omni_sched.OmniScheduler", "bold"
         )
-    lines = Text("\nCannot serve with vllm_omni_sched.OmniScheduler:", "bold red")
+    table = _section("\nCannot serve with vllm_omni_sched.OmniScheduler", "mark", "problem")
+    table.title_style = "bold red"
     for problem in findings.problems:
-        lines.append("\n  ").append("✗ ", "red").append(problem, "default not bold")
-    return lines
+        table.add_row(Text("  ") + NO, problem)
+    return table

@@ -11,14 +11,12 @@ loaded by vLLM-Omni. Nothing here imports vLLM before it is needed, and nothing 
 import functools
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, multiprocess
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -143,40 +141,31 @@ class EngineMetricsCollector(Collector):
 
 
 _collector = EngineMetricsCollector()
-_ATTACHED = "_omni_sched_collector"
+_ATTACHED = "__omni_sched__"
 
 
 def attach() -> None:
-    """Make ``/metrics`` of this process serve our metrics too. Idempotent; call it in every process.
+    """Make ``/metrics`` of this process serve our metrics too. Idempotent; call it in the API process.
 
     One API server serves prometheus' global registry. Several (``--api-server-count``; known by
-    ``PROMETHEUS_MULTIPROC_DIR``) each build a registry of their own in vLLM's ``get_prometheus_registry``,
-    which is then wrapped to add the collector; vLLM's answer is otherwise untouched.
+    ``PROMETHEUS_MULTIPROC_DIR``) build a new registry for every scrape, around a ``MultiProcessCollector``: the
+    class is then taught to add our families to its own.
     """
-    _add_to(REGISTRY)
+    if not hasattr(REGISTRY, _ATTACHED):
+        REGISTRY.register(_collector)
+        setattr(REGISTRY, _ATTACHED, True)
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        import vllm.v1.metrics.prometheus as source
-
-        _wrap(source)
-        if served := sys.modules.get("vllm.entrypoints.serve.instrumentator.metrics"):
-            _wrap(served)  # it had imported the name before we came
+        _extend(multiprocess.MultiProcessCollector)
 
 
-def _add_to(registry: CollectorRegistry) -> CollectorRegistry:
-    if not hasattr(registry, _ATTACHED):
-        registry.register(_collector)
-        setattr(registry, _ATTACHED, _collector)
-    return registry
-
-
-def _wrap(module: ModuleType) -> None:
-    stock = module.get_prometheus_registry
+def _extend(cls: Any) -> None:
+    stock = cls.collect
     if hasattr(stock, _ATTACHED):
         return
 
     @functools.wraps(stock)
-    def get_prometheus_registry() -> CollectorRegistry:
-        return _add_to(stock())
+    def collect(self: Any) -> Iterable[Family]:
+        return [*stock(self), *_collector.collect()]
 
-    setattr(get_prometheus_registry, _ATTACHED, _collector)
-    module.get_prometheus_registry = get_prometheus_registry  # type: ignore[attr-defined]
+    setattr(collect, _ATTACHED, True)
+    cls.collect = collect

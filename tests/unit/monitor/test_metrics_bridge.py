@@ -7,10 +7,10 @@ import os
 import stat
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, mmap_dict, multiprocess
 
 from vllm_omni_sched.engine import metrics_bridge, metrics_files
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector, MetricsPublisher, engine_labels
@@ -222,31 +222,39 @@ def test_labels_without_a_served_name_or_stage():
     assert engine_labels(config()) == {"engine": "0"}
 
 
-def test_attach_is_idempotent_and_wraps_only_the_multiprocess_registry(base, publish, monkeypatch):
-    collector = EngineMetricsCollector(base)
+@pytest.fixture
+def attached(base, monkeypatch):
+    """`attach()` on a registry of the test's own, with one engine core to show; what it patches is undone."""
     served = CollectorRegistry()
-    source = ModuleType("vllm.v1.metrics.prometheus")
-    source.get_prometheus_registry = stock = CollectorRegistry
     monkeypatch.setattr(metrics_bridge, "REGISTRY", served)
-    monkeypatch.setattr(metrics_bridge, "_collector", collector)
-    for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, source.__name__, source)
-    monkeypatch.setattr(sys.modules["vllm.v1.metrics"], "prometheus", source, raising=False)
-    monkeypatch.delitem(sys.modules, "vllm.entrypoints.serve.instrumentator.metrics", raising=False)
+    monkeypatch.setattr(metrics_bridge, "_collector", EngineMetricsCollector(base))
+    monkeypatch.setattr(multiprocess.MultiProcessCollector, "collect", multiprocess.MultiProcessCollector.collect)
+    return served
+
+
+def test_attach_adds_to_the_registry_of_a_single_server_once(attached, publish):
+    stock = multiprocess.MultiProcessCollector.collect
     publish(SchedulerMetrics(steps=2), interval_seconds=3600.0)
+    metrics_bridge.attach()
+    metrics_bridge.attach()
+    assert generate_latest(attached).decode().count('steps_total{engine="0"} 2.0') == 1
+    assert multiprocess.MultiProcessCollector.collect is stock
 
-    metrics_bridge.attach()
-    metrics_bridge.attach()
-    assert generate_latest(served).decode().count('steps_total{engine="0"} 2.0') == 1
-    assert source.get_prometheus_registry is stock
 
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/run/one")
+def test_attach_adds_to_the_registries_that_several_servers_build_per_scrape(attached, publish, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    other = mmap_dict.MmapedDict(str(tmp_path / "counter_1.db"))
+    other.write_value(mmap_dict.mmap_key("other", "other_total", (), (), "Of another process."), 3.0, 0.0)
+    other.close()
+    publish(SchedulerMetrics(steps=2), interval_seconds=3600.0)
     metrics_bridge.attach()
     metrics_bridge.attach()
-    page = generate_latest(source.get_prometheus_registry()).decode()
-    assert page.count('steps_total{engine="0"} 2.0') == 1
-    assert source.get_prometheus_registry.__wrapped__ is stock
+    for _ in range(2):
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        page = generate_latest(registry).decode()
+        assert page.count('steps_total{engine="0"} 2.0') == 1
+        assert "other_total 3.0" in page
 
 
 def test_lineage_names_this_process_first_and_its_parent_next():
