@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import signal
 import socket
 import sys
@@ -32,7 +33,7 @@ OUR_SCHEDULER = "vllm_omni_sched.OmniScheduler"
 OUR_METRICS = "vllm:omni_sched"
 START_SECONDS = 300
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 class ServeError(Exception):
@@ -96,7 +97,7 @@ def main() -> int:
     except ServeError as error:
         if server is not None:
             console.print(Panel(Text("\n".join(server.last_lines(25))), title=f"end of {LOG.relative_to(ROOT)}"))
-        console.print(f"[bold red]make serve: failed[/]  {error}", soft_wrap=True)
+        console.print("[bold red]make serve: failed[/] ", Text(str(error)), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print(f"\nmake serve: stopped after {time.monotonic() - started:.0f} s")
@@ -129,7 +130,7 @@ def _wait_until_healthy(server: ChildProcess, options: Options) -> None:
         while True:
             seconds = time.monotonic() - started
             if server.exit_code is not None:
-                raise ServeError(f"vllm serve ended by itself with exit code {server.exit_code}")
+                raise ServeError(f"vllm serve ended by itself: {_cause(server)}")
             if seconds > START_SECONDS:
                 raise ServeError(f"vllm serve is not healthy after {START_SECONDS} s")
             if _is_healthy(options):
@@ -157,8 +158,17 @@ def _latest_message(server: ChildProcess) -> str:
     return "loading Python modules"
 
 
+def _cause(server: ChildProcess) -> str:
+    """The last error vLLM logged that is not about another process having failed."""
+    errors = (re.search(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*Error: .+", line) for line in server.last_lines(2000))
+    causes = [error[0] for error in errors if error and "Engine core initialization failed" not in error[0]]
+    return causes[-1] if causes else f"exit code {server.exit_code}"
+
+
 def _demonstrate(options: Options) -> None:
-    console.print("[3/4] asking it, through the OpenAI API (its weights are random, so its words are made up)")
+    console.print(
+        "[3/4] asking it, through the OpenAI API (its weights are random, so its words are made up)", soft_wrap=True
+    )
     images = [_image_url(color) for color in ("crimson", "steelblue")]
     _ask(options, "text", "Say something.")
     _ask(
@@ -191,7 +201,7 @@ def _ask(options: Options, title: str, content: Any) -> None:
     if not text.strip() or answer.usage is None:
         raise ServeError(f"the answer to the request with {title} is empty")
     tokens = f"{answer.usage.prompt_tokens} tokens in, {answer.usage.completion_tokens} out, {seconds * 1e3:.0f} ms"
-    console.print(Panel(Text(text.strip()), title=title, subtitle=tokens, width=90))
+    console.print(Panel(Text(text.strip()), title=title, subtitle=tokens))
 
 
 def _image_url(color: str) -> str:
@@ -209,8 +219,9 @@ def _show_metrics(options: Options) -> int:
     console.print(f"[4/4] reading our metrics from {options.url}/metrics")
     families = text_string_to_metric_families(httpx.get(f"{options.url}/metrics", timeout=10).text)
     ours = [family for family in families if family.name.startswith(OUR_METRICS)]
-    table = Table("metric", "labels", "value", width=90)
+    table = Table("metric", "labels", "value")
     table.columns[2].justify = "right"
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
     for family in ours:
         for sample in family.samples:
             if not sample.name.endswith(("_bucket", "_created")):
@@ -228,7 +239,7 @@ def _serve_until_interrupted(server: ChildProcess, options: Options) -> NoReturn
     console.print(f"serving [bold]{MODEL_NAME}[/] at {options.url}/v1, Ctrl-C to stop")
     while server.exit_code is None:
         time.sleep(0.5)
-    raise ServeError(f"vllm serve ended by itself with exit code {server.exit_code}")
+    raise ServeError(f"vllm serve ended by itself: {_cause(server)}")
 
 
 def _free_port() -> int:
