@@ -120,7 +120,9 @@ def strip_feature() -> Callable[[Any, bool], Any]:
     addresses, M-RoPE metadata) stay its business; before that, only data that is
     certainly not needed is dropped.
     """
-    strip = getattr(_find(OUTPUT, "strip_covered_mm_data"), "__wrapped__", None) or _find(OUTPUT, "strip_covered_mm_data")
+    strip = getattr(_find(OUTPUT, "strip_covered_mm_data"), "__wrapped__", None) or _find(
+        OUTPUT, "strip_covered_mm_data"
+    )
     if strip is not None:
         takes_mrope = "uses_mrope" in inspect.signature(strip).parameters
 
@@ -246,7 +248,7 @@ def is_runner_v1(runner: Any) -> bool:
 
 
 def is_runner_v2(runner: Any) -> bool:
-    """By its module, which not every machine can import (it needs Triton): one that has such a runner has it loaded."""
+    """By its module: not every machine can import it (it needs Triton), but one that has such a runner has."""
     return any(base.__module__ == RUNNER_V2 for base in type(runner).__mro__)
 
 

@@ -39,23 +39,23 @@ class OmniSchedConfig(BaseModel):
 
     windows: Toggle = Field(
         Toggle.AUTO,
-        description="Visit only the items that overlap a step's tokens, where vLLM scans them all or relies on sorted ends.",
+        description="Visit only the items in a step's window, where vLLM scans them all or needs sorted ends.",
     )
     encoder_cache: Toggle = Field(
         Toggle.AUTO,
-        description="Use OmniEncoderCacheManager: per-request index and reference counts, so that freeing an item is O(1).",
+        description="Use OmniEncoderCacheManager: an index and reference counts, so that freeing an item is O(1).",
     )
     strip_frontier: Toggle = Field(
         Toggle.AUTO,
-        description="Strip covered items' data from worker messages by moving a frontier instead of walking all items.",
+        description="Strip covered items' data from worker messages by moving a frontier, not by walking all items.",
     )
     pending_range: Toggle = Field(
         Toggle.AUTO,
-        description="Track the encoder inputs that workers still hold as an index range (vLLM 0.33, model runner V2).",
+        description="Track the encoder inputs that workers hold as an index range (vLLM 0.33, model runner V2).",
     )
     kv_event_window: Toggle = Field(
         Toggle.AUTO,
-        description="Compute the extra keys of KV-cache events from the block's first item instead of the request's first.",
+        description="Compute the extra keys of KV-cache events from the block's first item, not the request's.",
     )
     session_delta: Toggle = Field(
         Toggle.AUTO,
@@ -63,31 +63,47 @@ class OmniSchedConfig(BaseModel):
     )
     mrope_append: Toggle = Field(
         Toggle.AUTO,
-        description="Extend the M-RoPE positions of a session instead of recomputing them, for models where that is exact.",
+        description="Extend the M-RoPE positions of a session, not recompute them, for models where that is exact.",
     )
     release: ReleaseMode = Field(
         ReleaseMode.SPILL,
-        description="Raw data of a session's committed items: 'spill' to a private file, read back on preemption, or 'keep' in memory.",
+        description="Raw data of a session's committed items: 'spill' to a private file, read back on preemption, "
+        "or 'keep' in memory.",
     )
     release_batch_items: int = Field(
-        64, ge=1, le=65536, description="Items that are released together; also the number a session must commit before any is."
+        64,
+        ge=1,
+        le=65536,
+        description="Items that are released together; also the number a session must commit before any is.",
     )
     spill_dir: str | None = Field(
-        None, description="Folder of the spill files; default is the system's temporary folder. Not a memory-backed one, or nothing is saved."
+        None,
+        description="Folder of the spill files; default is the system's temporary folder. "
+        "Not a memory-backed one, or nothing is saved.",
     )
     spill_max_bytes: int = Field(
-        8 << 30, ge=0, description="Bound on one session's spill file, in bytes; beyond it data stays in memory."
+        8 << 30,
+        ge=0,
+        description="Bound on one session's spill file, in bytes; beyond it data stays in memory.",
     )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Field(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
     )
     allow_untested_vllm: bool = Field(
-        False, description="Start on a vLLM outside the supported versions, with the features whose extension points are found."
+        False,
+        description="Start on a vLLM outside the supported versions, with the features whose points are found.",
     )
 
     @field_validator(
-        "windows", "encoder_cache", "strip_frontier", "pending_range", "kv_event_window", "session_delta", "mrope_append", mode="before"
+        "windows",
+        "encoder_cache",
+        "strip_frontier",
+        "pending_range",
+        "kv_event_window",
+        "session_delta",
+        "mrope_append",
+        mode="before",
     )
     @classmethod
     def _toggle(cls, value: Any) -> Any:
@@ -128,7 +144,8 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     if isinstance(options, str):
         options, where = _read_yaml(options), options
     if not isinstance(options, Mapping):
-        raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {type(options).__name__}")
+        kind = type(options).__name__
+        raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
     try:
         return OmniSchedConfig(**{str(k): v for k, v in options.items()})
     except ValidationError as error:
@@ -141,7 +158,8 @@ def _read_yaml(path: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"additional_config[{KEY!r}] names the file {path!r}, which cannot be read: {error.strerror}") from None
+        where = f"additional_config[{KEY!r}] names the file {path!r}"
+        raise ConfigError(f"{where}, which cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
     try:
@@ -157,7 +175,8 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = list(OmniSchedConfig.model_fields)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-        return f"unknown option {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}")
+        hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+        return f"unknown option {key!r}; {hint}"
     field = OmniSchedConfig.model_fields[key]
     if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
         choices = [member.value for member in field.annotation]

@@ -171,7 +171,9 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         if sizes is not None:
             assert set(sizes) == set(self.cached), "sizes and entries name different contents"
             used = sum(sizes.values())
-            assert used + self.num_free_slots == self.cache_size, f"used {used} + free {self.num_free_slots} != {self.cache_size}"
+            assert used + self.num_free_slots == self.cache_size, (
+                f"used {used} + free {self.num_free_slots} != {self.cache_size}"
+            )
         by_entry: dict[str, int] = {}
         for users in self.cached.values():
             for request_id in users:

@@ -8,6 +8,8 @@ order, so a range and a few exceptions say the same.
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from vllm.v1.request import Request
+
 from vllm_omni_sched.items import FeatureList
 
 
@@ -34,7 +36,7 @@ class HeldInputs:
         ``num_computed_tokens`` counts confirmed tokens only. Items without data of
         their own, and shared-memory addresses, are passed over as vLLM does.
         """
-        target = min(features.index.num_covered(max(num_computed_tokens, 0)), self.high)
+        target = min(features.spans.num_covered(max(num_computed_tokens, 0)), self.high)
         consumed = [i for i in self.behind if i < target and i not in in_use]
         self.behind.difference_update(consumed)
         for i in range(self.low, target):
@@ -49,3 +51,51 @@ class HeldInputs:
 def is_held(data: Any) -> bool:
     """Whether a worker that was sent this item holds its tensors (no cache hit, no shared-memory address)."""
     return data is not None and "address" not in data
+
+
+class PendingRangeMixin:
+    """The part of `OmniSchedulerMixin` that answers `_get_encoder_input_updates` from ranges."""
+
+    _omni_pending: bool
+
+    def _get_encoder_input_updates(
+        self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
+    ) -> dict[str, dict[int, Any]]:
+        if not self._omni_pending:
+            updates: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
+                scheduled, new_requests, scheduled_encoder_inputs
+            )
+            return updates
+        others: dict[str, int] = {}
+        for request_id, num_tokens in scheduled.items():
+            features = self.requests[request_id].mm_features
+            if features and not (isinstance(features, FeatureList) and features.spans.sequential):
+                others[request_id] = num_tokens
+        news = [n for n in new_requests if n.req_id in others]
+        updates = super()._get_encoder_input_updates(others, news, scheduled_encoder_inputs) if others else {}
+        for new in new_requests:
+            if new.mm_features and new.req_id not in others:
+                features = self.requests[new.req_id].mm_features
+                low = features.spans.num_covered(new.num_computed_tokens) if new.num_computed_tokens else 0
+                self._pending_encoder_input_ids[new.req_id] = HeldInputs(low, len(new.mm_features))
+        for request_id in scheduled:
+            held = self._pending_encoder_input_ids.get(request_id)
+            if isinstance(held, HeldInputs):
+                update = self._omni_held_update(
+                    self.requests[request_id], held, scheduled_encoder_inputs.get(request_id, ())
+                )
+                if update:
+                    updates[request_id] = update
+        return updates
+
+    def _omni_held_update(self, request: Request, held: HeldInputs, encoding: Any) -> dict[int, Any]:
+        features = request.mm_features
+        update: dict[int, Any] = {}
+        for i in encoding:
+            # A running request may rewind without being sent anew.
+            if i not in held and is_held(features.with_data(i).data):
+                update[i] = features.with_data(i).data
+                held.behind.add(i)
+        confirmed = request.num_computed_tokens - max(request.num_output_placeholders, request.num_in_flight_tokens)
+        update.update(dict.fromkeys(held.release(features, confirmed, encoding)))
+        return update

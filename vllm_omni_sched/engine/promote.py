@@ -21,7 +21,9 @@ def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:
     cls = type(instance)
     if issubclass(cls, mixin):
         return False
-    instance.__class__ = type(f"Omni{cls.__name__}", (mixin, cls), {"__module__": mixin.__module__, "__doc__": mixin.__doc__})
+    instance.__class__ = type(
+        f"Omni{cls.__name__}", (mixin, cls), {"__module__": mixin.__module__, "__doc__": mixin.__doc__}
+    )
     instance.omni_prepare(config)
     return True
 

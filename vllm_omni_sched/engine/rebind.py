@@ -53,7 +53,7 @@ def bind_kv_event_window() -> None:
         ) -> Any:
             features = request.mm_features
             if start_mm_idx >= 0 and isinstance(features, FeatureList):
-                start_mm_idx = max(start_mm_idx, features.index.num_covered(start_token_idx))
+                start_mm_idx = max(start_mm_idx, features.spans.num_covered(start_token_idx))
             return extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
 
         return generate_block_hash_extra_keys

@@ -4,9 +4,7 @@ A step is vLLM's own: observe, ``super().schedule()``, then replace what goes to
 workers about sessions. Decisions are never ours here; only what they cost.
 """
 
-import time
 import weakref
-from collections import OrderedDict
 from typing import Any
 
 from vllm.logger import init_logger
@@ -17,12 +15,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
 from vllm_omni_sched.engine import rebind, tensor_pickle
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
-from vllm_omni_sched.engine.pending import HeldInputs, is_held
+from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.session import SessionSender, with_restored
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList, SpillFile
@@ -30,10 +30,8 @@ from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
 logger = init_logger("vllm_omni_sched.scheduler")
 
-_ENDED_SESSIONS_REMEMBERED = 4096
 
-
-class OmniSchedulerMixin:
+class OmniSchedulerMixin(PendingRangeMixin):
     """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
 
     1. A request's features become a `FeatureList` when it is added; sessions extend it.
@@ -45,7 +43,7 @@ class OmniSchedulerMixin:
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        vllm_config = kwargs.get("vllm_config", args[0] if args else None)
+        vllm_config: Any = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         self.omni_config = load_config(vllm_config.additional_config)
         compat.check_version(self.omni_config)
         self.omni_features = compat.resolve(self.omni_config)
@@ -60,7 +58,7 @@ class OmniSchedulerMixin:
         self._omni_windows = "windows" in active and not self.is_encoder_decoder
         self._omni_native_windows = compat.native_windows(compat.SCHEDULER)
         self._omni_pending = "pending_range" in active and self._omni_runner_v2 and not self.is_encoder_decoder
-        self._omni_ended: OrderedDict[str, None] = OrderedDict()
+        self._omni_ended = EndedSessions()
         if "strip_frontier" in active:
             rebind.bind_strip_frontier()
         if "kv_event_window" in active:
@@ -84,14 +82,20 @@ class OmniSchedulerMixin:
     # -- a step ------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        started = time.perf_counter()
+        started = monotonic_seconds()
+        if self._omni_ended.refused:
+            self.finish_requests(self._omni_ended.refused, RequestStatus.FINISHED_ERROR)
         output = super().schedule(*args, **kwargs)
         if self._omni_sender is not None:
             self._omni_sender.replace(output, self.requests)
             if self._omni_release:
                 self._omni_release_committed(output)
-        self._omni_count(time.perf_counter() - started)
+        self._omni_count(monotonic_seconds() - started)
         return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        return self._omni_ended.report(outputs) if self._omni_ended.refused else outputs
 
     def _try_schedule_encoder_inputs(
         self,
@@ -103,19 +107,26 @@ class OmniSchedulerMixin:
     ) -> tuple[Any, ...]:
         features = request.mm_features
         narrow = self._omni_windows and isinstance(features, FeatureList)
-        if not narrow or (self._omni_native_windows and features.index.sequential):
+        if not narrow or (self._omni_native_windows and features.spans.sequential):
             self.omni_metrics.windows_native += narrow
             return super()._try_schedule_encoder_inputs(
                 request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
             )
-        ids = features.index.overlapping(num_computed_tokens, num_computed_tokens + num_new_tokens + shift_computed_tokens)
+        ids = features.spans.overlapping(
+            num_computed_tokens, num_computed_tokens + num_new_tokens + shift_computed_tokens
+        )
         self.omni_metrics.windows_narrowed += 1
         self.omni_metrics.items_visited += len(ids)
-        manager = self.encoder_cache_manager
-        self.encoder_cache_manager = WindowedManager(manager)
+        manager: Any = self.encoder_cache_manager
+        windowed: Any = WindowedManager(manager)
+        self.encoder_cache_manager = windowed
         try:
             inputs, num_tokens, budget, *more = super()._try_schedule_encoder_inputs(
-                WindowedRequest(request, ids), num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
+                WindowedRequest(request, ids),
+                num_computed_tokens,
+                num_new_tokens,
+                encoder_compute_budget,
+                shift_computed_tokens,
             )
         finally:
             self.encoder_cache_manager = manager
@@ -138,67 +149,15 @@ class OmniSchedulerMixin:
             self._omni_sender.note_running(data)
         return with_restored(data, restored) if restored else data
 
-    def _get_encoder_input_updates(
-        self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
-    ) -> dict[str, dict[int, Any]]:
-        if not self._omni_pending:
-            updates: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
-                scheduled, new_requests, scheduled_encoder_inputs
-            )
-            return updates
-        others: dict[str, int] = {}
-        for request_id, num_tokens in scheduled.items():
-            features = self.requests[request_id].mm_features
-            if features and not (isinstance(features, FeatureList) and features.index.sequential):
-                others[request_id] = num_tokens
-        news = [n for n in new_requests if n.req_id in others]
-        updates = super()._get_encoder_input_updates(others, news, scheduled_encoder_inputs) if others else {}
-        for new in new_requests:
-            if new.mm_features and new.req_id not in others:
-                features = self.requests[new.req_id].mm_features
-                low = features.index.num_covered(new.num_computed_tokens) if new.num_computed_tokens else 0
-                self._pending_encoder_input_ids[new.req_id] = HeldInputs(low, len(new.mm_features))
-        for request_id in scheduled:
-            held = self._pending_encoder_input_ids.get(request_id)
-            if isinstance(held, HeldInputs):
-                update = self._omni_held_update(self.requests[request_id], held, scheduled_encoder_inputs.get(request_id, ()))
-                if update:
-                    updates[request_id] = update
-        return updates
-
-    def _omni_held_update(self, request: Request, held: HeldInputs, encoding: Any) -> dict[int, Any]:
-        features = request.mm_features
-        update: dict[int, Any] = {}
-        for i in encoding:
-            # A running request may rewind without being sent anew.
-            if i not in held and is_held(features.with_data(i).data):
-                update[i] = features.with_data(i).data
-                held.behind.add(i)
-        confirmed = request.num_computed_tokens - max(request.num_output_placeholders, request.num_in_flight_tokens)
-        update.update(dict.fromkeys(held.release(features, confirmed, encoding)))
-        return update
-
     # -- a request's life --------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
             if request.resumable and request.request_id in self._omni_ended:
-                self._omni_refuse_update(request)
-                return
+                self._omni_ended.refuse(request)
             if request.resumable or request.mm_features:
                 request.mm_features = FeatureList(request.mm_features)
         super().add_request(request)
-
-    def _omni_refuse_update(self, request: Request) -> None:
-        """An update came after its session had ended: end it too, with everything else unharmed."""
-        logger.error(
-            "Session %s has ended; its update of %d tokens and %d items is refused. Start a new session.",
-            request.request_id,
-            request.num_prompt_tokens,
-            len(request.mm_features),
-        )
-        super().add_request(request)
-        self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
@@ -215,9 +174,7 @@ class OmniSchedulerMixin:
         if request.resumable:
             if self._omni_sender is not None:
                 self._omni_sender.forget(request.request_id)
-            self._omni_ended[request.request_id] = None
-            if len(self._omni_ended) > _ENDED_SESSIONS_REMEMBERED:
-                self._omni_ended.popitem(last=False)
+            self._omni_ended.add(request.request_id)
         return result
 
     def _omni_release_committed(self, output: SchedulerOutput) -> None:
@@ -235,7 +192,9 @@ class OmniSchedulerMixin:
                 released = features.release_committed(config.release_batch_items, spill)
             except OSError as error:
                 self._omni_release = False
-                logger.warning("Committed items stay in memory from now on: the spill file cannot be written (%s)", error)
+                logger.warning(
+                    "Committed items stay in memory from now on: the spill file cannot be written (%s)", error
+                )
                 return
             self.omni_metrics.spilled_items += released
             self.omni_metrics.spilled_bytes += spill.size_bytes - before
@@ -264,7 +223,7 @@ class OmniSyncScheduler(OmniSchedulerMixin, Scheduler):
     """The synchronous twin; `OmniScheduler` chooses it by itself when it is due."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        vllm_config = kwargs.get("vllm_config", args[0] if args else None)
+        vllm_config: Any = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         if vllm_config.scheduler_config.async_scheduling:
             raise ConfigError(
                 "OmniSyncScheduler cannot run under async scheduling, which is on: name vllm_omni_sched.OmniScheduler "

@@ -179,10 +179,11 @@ class SessionReceiver:
         return self._full(new, mirror)
 
     def _continue(self, new: SessionDelta) -> NewRequestData:
-        mirror = self._mirrors.get(new.req_id)
-        if mirror is None:
-            mirror = SessionMirror((), (), [() for _ in new.update.block_ids], 0)  # apply() says what is wrong
-        mirror.apply(new.update, new.mm_features, self._strip)
+        update = new.update
+        assert update is not None
+        # Without a mirror, apply() says what is wrong.
+        mirror = self._mirrors.get(new.req_id) or SessionMirror((), (), [() for _ in update.block_ids], 0)
+        mirror.apply(update, new.mm_features, self._strip)
         return self._full(new, mirror)
 
     @staticmethod

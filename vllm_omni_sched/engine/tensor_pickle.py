@@ -15,7 +15,12 @@ def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and not obj.requires_grad:
+        if (
+            type(obj) is torch.Tensor
+            and obj.device.type == "cpu"
+            and obj.layout is torch.strided
+            and not obj.requires_grad
+        ):
             raw = obj.detach().contiguous().reshape(-1).view(torch.uint8)
             # bytearray, because a tensor over read-only bytes would not be writable.
             return _tensor, (bytearray(raw.numpy()), obj.dtype, tuple(obj.shape))

@@ -17,7 +17,7 @@ Strip = Callable[[Any], Any]
 class FeatureList(list[Any]):
     """Features in prompt order, indexed by token position, with a frontier of committed items.
 
-    1. ``index`` knows every feature's span; it is extended as the list is.
+    1. ``spans`` knows every feature's span; it is extended as the list is.
     2. ``as_sent(n)`` is the list as a worker with ``n`` computed tokens gets it: items
        that end at or before ``n`` are stripped of their data. Only items between
        the former frontier and the new one are touched (vLLM walks all of them:
@@ -32,11 +32,11 @@ class FeatureList(list[Any]):
     Not for reordering: only growth at the tail and replacement in place are tracked.
     """
 
-    __slots__ = ("_sent", "frontier", "index", "items_touched", "num_released", "spill")
+    __slots__ = ("_sent", "frontier", "items_touched", "num_released", "spans", "spill")
 
     def __init__(self, features: Iterable[Any] = ()) -> None:
         super().__init__()
-        self.index = ItemIndex()
+        self.spans = ItemIndex()
         self.frontier = 0  # leading items that are stripped in what was last sent
         self.items_touched = 0  # for tests: items looked at one by one, all calls together
         self.num_released = 0  # leading items whose data is in `spill`
@@ -50,10 +50,10 @@ class FeatureList(list[Any]):
     def extend(self, features: Iterable[Any]) -> None:
         new = list(features)
         positions = [feature.mm_position for feature in new]
-        self.index.extend_columns([p.offset for p in positions], [p.offset + p.length for p in positions])
+        self.spans.extend_columns([p.offset for p in positions], [p.offset + p.length for p in positions])
         super().extend(new)
 
-    def __iadd__(self, features: Iterable[Any]) -> "FeatureList":  # type: ignore[override, misc]
+    def __iadd__(self, features: Iterable[Any]) -> "FeatureList":  # type: ignore[misc]
         self.extend(features)
         return self
 
@@ -71,7 +71,7 @@ class FeatureList(list[Any]):
         """
         if len(self._sent) < len(self):
             self._sent.extend(self[len(self._sent) :])
-        target = self.index.num_covered(num_computed_tokens) if num_computed_tokens > 0 else 0
+        target = self.spans.num_covered(num_computed_tokens) if num_computed_tokens > 0 else 0
         if target < self.frontier:
             self._give_back(target)
         for i in range(self.frontier, target):
@@ -82,7 +82,7 @@ class FeatureList(list[Any]):
 
     def rewind(self, num_computed_tokens: int) -> dict[int, Any]:
         """Move the frontier back; the features, by id, that a worker must be given again."""
-        former, target = self.frontier, self.index.num_covered(num_computed_tokens)
+        former, target = self.frontier, self.spans.num_covered(num_computed_tokens)
         if target >= former:
             return {}
         self._give_back(target)

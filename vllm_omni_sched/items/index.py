@@ -25,7 +25,16 @@ class ItemIndex:
     tests can assert flatness by counting.
     """
 
-    __slots__ = ("_order", "_sorted_max_ends", "_sorted_starts", "ends", "max_ends", "sequential", "spans_visited", "starts")
+    __slots__ = (
+        "_order",
+        "_sorted_max_ends",
+        "_sorted_starts",
+        "ends",
+        "max_ends",
+        "sequential",
+        "spans_visited",
+        "starts",
+    )
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self.starts = array("q")

@@ -64,7 +64,12 @@ class SessionTracker:
                 self.last_blocks[g] = group[-1]
 
     def update(
-        self, prompt_token_ids: Sequence[int], num_items: int, block_ids: BlockIds, covered: int, restored: Mapping[int, Any]
+        self,
+        prompt_token_ids: Sequence[int],
+        num_items: int,
+        block_ids: BlockIds,
+        covered: int,
+        restored: Mapping[int, Any],
     ) -> SessionUpdate | None:
         """The message that brings workers up to date, or None when only a full one would.
 
@@ -100,7 +105,9 @@ class SessionMirror:
 
     __slots__ = ("block_ids", "covered", "features", "tokens")
 
-    def __init__(self, prompt_token_ids: Sequence[int], features: Sequence[Any], block_ids: BlockIds, covered: int) -> None:
+    def __init__(
+        self, prompt_token_ids: Sequence[int], features: Sequence[Any], block_ids: BlockIds, covered: int
+    ) -> None:
         self.tokens = array("q", prompt_token_ids)
         self.features = list(features)
         self.block_ids = [list(group) for group in block_ids]

@@ -50,7 +50,8 @@ class SpillFile:
         if self.size_bytes + len(payload) > self._max_bytes:
             return False
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory, prefix="vllm-omni-sched-")
+            # Open as long as its session lives.
+            self._file = tempfile.TemporaryFile(dir=self._directory, prefix="vllm-omni-sched-")  # noqa: SIM115
         offset = self.size_bytes
         self._file.seek(offset)
         self._file.write(payload)

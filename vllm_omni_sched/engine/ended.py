@@ -1,0 +1,56 @@
+"""Updates that reach a session after its end: each is answered with an error, nothing else is touched."""
+
+from collections import OrderedDict
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import Request
+
+logger = init_logger("vllm_omni_sched.sessions")
+
+_REMEMBERED = 4096
+
+
+class EndedSessions:
+    """The last sessions that ended, and the updates that were refused since the last step.
+
+    vLLM takes an update for an unknown session as the start of a new one, which
+    then answers to half a prompt. Request ids of sessions are unique (vLLM appends a
+    random part), so the same id again can only be a straggler.
+    """
+
+    def __init__(self) -> None:
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._clients: dict[str, int] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ended
+
+    @property
+    def refused(self) -> list[str]:
+        """Ids that must leave before the next step is scheduled, and be reported with its outputs."""
+        return list(self._clients)
+
+    def add(self, request_id: str) -> None:
+        self._ended[request_id] = None
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def refuse(self, request: Request) -> None:
+        """Note that ``request`` continues a session that is over."""
+        logger.error(
+            "Session %s has ended; its update of %d tokens and %d items is refused. Start a new session.",
+            request.request_id,
+            request.num_prompt_tokens,
+            len(request.mm_features),
+        )
+        self._clients[request.request_id] = request.client_index
+
+    def report(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
+        """``outputs`` of a step, with one error for each update that was refused before it."""
+        for request_id, client_index in self._clients.items():
+            error: Any = EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=FinishReason.ERROR)
+            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(error)
+        self._clients.clear()
+        return outputs
