@@ -4,6 +4,7 @@
 and in the README; with ``--check`` it writes nothing and fails when something would change (the tests do that).
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -12,7 +13,10 @@ from enum import Enum
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+RESULTS = ROOT / "benchmarks" / "results"
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import result_tables  # noqa: E402 - the root has to be importable first
 
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
@@ -63,20 +67,29 @@ def versions() -> str:
     return ", ".join(v if v.count(".") > 1 else f"{v}.x" for v in compat.SUPPORTED_VERSIONS) + "\n"
 
 
-def extension_points() -> str:
-    """The names we look for, per feature; whether they are there depends on the vLLM, so that is not in the page."""
-    rows = [
-        (f"`{feature}`", f"`{module}.{path}`", what, "yes" if needed else "no")
-        for feature, points in compat.EXTENSION_POINTS.items()
-        for what, module, path, needed in points
-    ]
-    return table(("feature", "vLLM name", "what it is", "needed"), rows)
+def inventory() -> str:
+    """Every override of a vLLM name, with the columns `compat.INVENTORY` gives it."""
+    entries = getattr(compat, "INVENTORY", ())
+    if not entries:
+        return "Not written yet.\n"
+    names = [field.name for field in dataclasses.fields(entries[0])]
+    rows = [[_code(name, str(getattr(entry, name))) for name in names] for entry in entries]
+    return table([name.replace("_", " ") for name in names], rows)
+
+
+def _code(column: str, value: str) -> str:
+    return f"`{value}`" if column in ("symbol", "test") and value else value
 
 
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "metrics": metrics,
     "versions": versions,
+    "inventory": inventory,
+    "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
+    "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost"), "0.32.0"),
+    "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
+    "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
 }
 
 

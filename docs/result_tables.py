@@ -1,0 +1,125 @@
+"""Tables of what the benchmarks have measured, from the result files they leave. No number here is written by hand."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Result = Mapping[str, Any]
+"""One result file: ``{"benchmark", "provenance", "results"}``, times in seconds."""
+
+NOTHING = "No result has been recorded yet.\n"
+SCENARIOS = {
+    "realtime_frame": "one more frame of a session of n items",
+    "many_sessions": "64 sessions of n items, one frame each",
+    "one_shot_prefill": "prefill of one prompt of n items, in total",
+    "one_chunk": "schedule() of one 64-token chunk, n items pending",
+    "decode": "one decode step of a request of n items",
+    "abort": "abort with min(n, 8192) items cached",
+    "message_bytes": "worker message of a session update",
+    "text_decode": "one decode step of n text requests",
+    "text_prefill": "prefill of n text prompts",
+}
+
+
+def load(folder: Path, benchmark: str) -> list[Result]:
+    """The results of one benchmark, by file name; a file of another one is passed over."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [result for result in found if result.get("benchmark") == benchmark]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right from the second column on."""
+    align = ["---", *["---:"] * (len(header) - 1)]
+    lines = [header, align, *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def source(result: Result) -> str:
+    """Where the numbers come from, in one paragraph."""
+    p = result["provenance"]
+    load = ", ".join(f"{value:g}" for value in p["load_average"])
+    return (
+        f"\n*`{p['command']}`, {p['date'][:10]}, revision {p['revision']}, seed {p['seed']}; "
+        f"{p['cpu']}, {p['cores']} cores, load average {load}; medians.*\n"
+    )
+
+
+def step_cost(results: Sequence[Result]) -> str:
+    """For each scenario: versions and kinds down, n across."""
+    parts = []
+    for result in results:
+        for scenario, title in SCENARIOS.items():
+            cells = [cell for cell in result["results"] if cell["scenario"] == scenario]
+            if not cells:
+                continue
+            sizes = sorted({cell["size"] for cell in cells})
+            lines: dict[tuple[str, str], dict[int, str]] = {}
+            for cell in cells:
+                lines.setdefault((cell["version"], cell["kind"]), {})[cell["size"]] = _shown(cell)
+            rows = [(f"{v} {kind}", *(line.get(n, "") for n in sizes)) for (v, kind), line in lines.items()]
+            unit = "bytes" if scenario == "message_bytes" else "ms"
+            parts.append(f"\n**{title}** ({unit})\n\n" + table(("vLLM", *(f"n = {n:,}" for n in sizes)), rows))
+        parts.append(source(result))
+    return "".join(parts) or NOTHING
+
+
+def step_cost_summary(results: Sequence[Result], version: str) -> str:
+    """Stock and ours on one version, at the largest n of each scenario: the README's table."""
+    for result in results:
+        rows = []
+        for scenario, title in SCENARIOS.items():
+            cells = [c for c in result["results"] if c["scenario"] == scenario and c["version"] == version]
+            size = max((cell["size"] for cell in cells), default=0)
+            at = {cell["kind"]: cell for cell in cells if cell["size"] == size}
+            if {"stock", "ours"} <= at.keys():
+                unit = "bytes" if scenario == "message_bytes" else "ms"
+                rows.append((title, f"{size:,}", *(f"{_shown(at[kind])} {unit}" for kind in ("stock", "ours"))))
+        if rows:
+            return table((f"vLLM {version}", "n", "stock", "OmniScheduler"), rows) + source(result)
+    return NOTHING
+
+
+def _shown(cell: Mapping[str, Any]) -> str:
+    median = cell["median"]
+    return f"{median:,.0f}" if cell["unit"] == "bytes" else f"{median * 1e3:,.3g}"
+
+
+def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 5000, 10000, 20000, 32000)) -> str:
+    """Milliseconds per 80 ms frame when a session has grown to so many frames, median over repeats."""
+    parts = []
+    for result in results:
+        runs: dict[tuple[int, str], dict[int, list[float]]] = {}
+        for run in result["results"]:
+            line = runs.setdefault((run["sessions"], run["variant"]), {})
+            for bucket in run["buckets"]:
+                line.setdefault(bucket["frames"], []).append(bucket["seconds_per_frame"]["median"] * 1e3)
+        reached = max((frames for line in runs.values() for frames in line), default=0)
+        shown = [point for point in points if point <= reached]
+        rows = [
+            (f"{sessions} × {variant}", *(_at(line, point) for point in shown))
+            for (sessions, variant), line in sorted(runs.items(), key=lambda item: (item[0][0], item[0][1] != "stock"))
+        ]
+        if shown:
+            header = ("sessions", *(f"{point:,} frames" for point in shown))
+            parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:
+    return f"{statistics.median(line[frames]):.1f}" if frames in line else ""
+
+
+def overhead(results: Sequence[Result]) -> str:
+    """Text-only serving: medians, and the ratio to stock round by round."""
+    parts = []
+    for result in results:
+        metrics = list(dict.fromkeys(record["metric"] for record in result["results"]))
+        lines: dict[str, dict[str, str]] = {}
+        for record in result["results"]:
+            ratio = "" if record["variant"] == "stock" else f" ({record['ratio_to_stock']:.3f})"
+            lines.setdefault(record["variant"], {})[record["metric"]] = f"{record['median']:.4g}{ratio}"
+        rows = [(variant, *(line.get(metric, "") for metric in metrics)) for variant, line in lines.items()]
+        parts.append("\n" + table(("", *metrics), rows) + source(result))
+    return "".join(parts) or NOTHING

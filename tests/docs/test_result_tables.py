@@ -1,0 +1,91 @@
+"""Tables of benchmark results: the number in the cell is the number in the file."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location("result_tables", Path(__file__).parents[2] / "docs" / "result_tables.py")
+result_tables = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(result_tables)
+
+PROVENANCE = {
+    "command": "python -m benchmarks.x",
+    "date": "2026-01-02T03:04:05+00:00",
+    "revision": "abc",
+    "seed": 7,
+    "cpu": "A CPU",
+    "cores": 2,
+    "load_average": [0.5, 1.0, 2.0],
+}
+
+
+def result(*records, benchmark="step_cost"):
+    return {"benchmark": benchmark, "provenance": PROVENANCE, "results": list(records)}
+
+
+def cell(kind, size, median, scenario="realtime_frame", version="0.32.0"):
+    unit = "bytes" if scenario == "message_bytes" else "seconds"
+    return {"scenario": scenario, "kind": kind, "version": version, "size": size, "unit": unit, "median": median}
+
+
+STEPS = result(
+    cell("stock", 1, 0.0001),
+    cell("stock", 32768, 0.0863),
+    cell("ours", 1, 0.0001),
+    cell("ours", 32768, 0.00012),
+    cell("ours", 32768, 4096.0, scenario="message_bytes"),
+    cell("stock", 32768, 0.5, version="0.33.0"),
+)
+
+
+def test_step_cost_has_a_line_per_variant_and_a_column_per_size():
+    text = result_tables.step_cost([STEPS])
+    assert "| vLLM | n = 1 | n = 32,768 |" in text
+    assert "| 0.32.0 stock | 0.1 | 86.3 |" in text
+    assert "| 0.32.0 ours | 0.1 | 0.12 |" in text
+    assert "| 0.33.0 stock |  | 500 |" in text
+    assert "| 0.32.0 ours | 4,096 |" in text
+    assert "2026-01-02, revision abc, seed 7; A CPU, 2 cores, load average 0.5, 1, 2" in text
+
+
+def test_the_summary_compares_where_both_were_measured_at_the_largest_size():
+    text = result_tables.step_cost_summary([STEPS], "0.32.0")
+    assert "| one more frame of a session of n items | 32,768 | 86.3 ms | 0.12 ms |" in text
+    assert "worker message" not in text  # stock was not measured
+    assert result_tables.step_cost_summary([STEPS], "0.33.0") == result_tables.NOTHING
+
+
+def run(variant, sessions, costs):
+    buckets = [{"frames": f, "seconds_per_frame": {"median": cost}} for f, cost in costs.items()]
+    return {"variant": variant, "sessions": sessions, "buckets": buckets}
+
+
+def test_realtime_shows_the_frames_reached_and_the_median_of_repeats():
+    runs = [run("ours", 1, {1000: 0.011, 2000: cost}) for cost in (0.012, 0.014, 0.090)]
+    text = result_tables.realtime([result(run("stock", 1, {1000: 0.0197}), *runs, benchmark="realtime")])
+    assert "| sessions | 1,000 frames | 2,000 frames |" in text
+    assert "| 1 × stock | 19.7 |  |\n| 1 × ours | 11.0 | 14.0 |" in text
+
+
+def test_overhead_shows_the_ratio_to_stock():
+    records = [
+        {"variant": variant, "metric": "tokens / s", "median": median, "ratio_to_stock": ratio}
+        for variant, median, ratio in (("stock", 1234.5, 1.0), ("ours", 1200.0, 0.9721))
+    ]
+    text = result_tables.overhead([result(*records, benchmark="overhead")])
+    assert "| stock | 1234 |" in text or "| stock | 1235 |" in text
+    assert "| ours | 1200 (0.972) |" in text
+
+
+@pytest.mark.parametrize("make", [result_tables.step_cost, result_tables.realtime, result_tables.overhead])
+def test_without_results_the_page_says_so(make):
+    assert make([]) == result_tables.NOTHING
+
+
+def test_load_takes_one_benchmark_by_file_name(tmp_path):
+    for name, benchmark in (("b", "realtime"), ("a", "realtime"), ("c", "overhead")):
+        body = {**result(benchmark=benchmark), "name": name}
+        (tmp_path / f"{name}.json").write_text(json.dumps(body))
+    assert [found["name"] for found in result_tables.load(tmp_path, "realtime")] == ["a", "b"]
