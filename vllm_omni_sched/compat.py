@@ -11,6 +11,18 @@ from typing import Any
 
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
 from vllm_omni_sched.errors import MissingSymbolError, UnsupportedVllmError
+from vllm_omni_sched.inventory import INVENTORY
+
+__all__ = [
+    "INVENTORY",
+    "SUPPORTED_VERSIONS",
+    "Probe",
+    "Status",
+    "check_version",
+    "probe_all",
+    "resolve",
+    "vllm_version",
+]
 
 SUPPORTED_VERSIONS = ("0.22.1", "0.30", "0.31", "0.32", "0.33")
 """Releases that the test suite runs against; a two-part entry covers its patch releases."""
@@ -230,7 +242,8 @@ def _status(feature: str, toggle: Toggle, probes: list[Probe]) -> Status:
         reason = f"this vLLM has no {missing[0].symbol}"
         if toggle is Toggle.ON:
             raise MissingSymbolError(
-                f"option {feature!r} is 'on' but cannot work: {reason} (vLLM {vllm_version()}). Set it to 'auto' or 'off'"
+                f"option {feature!r} is 'on' but cannot work: {reason} (vLLM {vllm_version()}). "
+                "Set it to 'auto' or 'off'"
             )
         return Status(feature, False, reason)
     if feature in _NOT_NEEDED and probes and not any(p.available for p in probes):

@@ -46,7 +46,7 @@ def make_item(
     length: int,
     mm_hash: str,
     *,
-    data: MultiModalKwargsItem | None | int = 0,
+    data: MultiModalKwargsItem | int | None = 0,
     modality: str = "image",
     is_embed: Sequence[bool] | None = None,
 ) -> MultiModalFeatureSpec:

@@ -1,0 +1,86 @@
+"""What a worker holds of a session after each kind of message, and what is refused."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_omni_sched.errors import SessionOutOfSyncError
+from vllm_omni_sched.items import SessionMirror, SessionTracker
+
+
+def feature(name, data="raw"):
+    return SimpleNamespace(name=name, data=data)
+
+
+def strip(item):
+    return SimpleNamespace(name=item.name, data=None)
+
+
+def start(tokens=4, items=2, blocks=((1, 2),)):
+    features = [feature(i) for i in range(items)]
+    tracker = SessionTracker(tokens, items, blocks, covered=0)
+    return tracker, SessionMirror(range(tokens), features, blocks, covered=0), features
+
+
+def test_an_update_continues():
+    tracker, mirror, features = start()
+    features.append(feature(2))
+    update = tracker.update(list(range(6)), 3, ((1, 2, 3),), covered=2, restored={})
+    assert (update.tokens, update.block_ids) == ([4, 5], ([3],))
+    mirror.apply(update, features[2:], strip)
+    assert list(mirror.tokens) == list(range(6))
+    assert mirror.block_ids == [[1, 2, 3]]
+    assert [f.data for f in mirror.features] == [None, None, "raw"]
+
+
+def test_its_size_does_not_grow_with_the_session():
+    tracker = SessionTracker(32_768, 32_768, (range(2048),), covered=0)
+    update = tracker.update(range(32_769), 32_769, (range(2048),), covered=32_768, restored={})
+    assert (len(update.tokens), len(update.block_ids[0]), update.restored) == (1, 0, {})
+
+
+def test_blocks_of_running_steps_count():
+    tracker, mirror, _ = start()
+    for side in (tracker, mirror):
+        side.append_blocks(([3, 4],))
+    update = tracker.update(range(5), 2, ((1, 2, 3, 4, 5),), covered=0, restored={})
+    mirror.apply(update, [], strip)
+    assert mirror.block_ids == [[1, 2, 3, 4, 5]]
+
+
+def test_blocks_after_preemption_are_new():
+    tracker, mirror, _ = start()
+    for side in (tracker, mirror):
+        side.replace_blocks(((7,),))
+    mirror.apply(tracker.update(range(5), 2, ((7, 8),), covered=0, restored={}), [], strip)
+    assert mirror.block_ids == [[7, 8]]
+
+
+def test_restored_items_come_back_and_are_stripped_again_later():
+    tracker, mirror, features = start()
+    mirror.apply(tracker.update(range(5), 2, ((1, 2),), covered=2, restored={}), [], strip)
+    assert [f.data for f in mirror.features] == [None, None]
+    mirror.apply(tracker.update(range(5), 2, ((1, 2),), covered=1, restored={1: features[1]}), [], strip)
+    assert [f.data for f in mirror.features] == [None, "raw"]
+    mirror.apply(tracker.update(range(5), 2, ((1, 2),), covered=2, restored={}), [], strip)
+    assert [f.data for f in mirror.features] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "items", "blocks"),
+    [(3, 2, ((1, 2),)), (4, 1, ((1, 2),)), (4, 2, ((1,),)), (4, 2, ((1, 9, 3),))],
+    ids=["fewer tokens", "fewer items", "fewer blocks", "another block"],
+)
+def test_what_is_no_continuation_is_sent_in_full(tokens, items, blocks):
+    tracker, _, _ = start()
+    assert tracker.update(range(tokens), items, blocks, covered=0, restored={}) is None
+
+
+@pytest.mark.parametrize("changed", [{"tokens_before": 3}, {"items_before": 1}, {"blocks_before": (1,)}])
+def test_a_worker_refuses_an_update_of_another_state(changed):
+    tracker, mirror, _ = start()
+    update = replace(tracker.update(range(5), 2, ((1, 2),), covered=0, restored={}), **changed)
+    with pytest.raises(SessionOutOfSyncError, match=r"the worker holds \(4, 2, \(2,\)\)"):
+        mirror.apply(update, [], strip)
+    assert len(mirror.tokens) == 4

@@ -1,0 +1,59 @@
+"""Options: what is accepted, and that every refusal names the key and the nearest valid one."""
+
+import pytest
+
+from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, Toggle, load_config
+from vllm_omni_sched.errors import ConfigError
+
+
+def test_nothing_given_is_all_defaults():
+    assert load_config({}) == load_config(None) == load_config({"other_plugin": 1}) == OmniSchedConfig()
+
+
+def test_options_are_read():
+    config = load_config({"omni_sched": {"windows": "on", "release": "keep", "metrics_interval_seconds": 2}})
+    assert (config.windows, config.release, config.metrics_interval_seconds) == (Toggle.ON, ReleaseMode.KEEP, 2.0)
+
+
+def test_a_yaml_file_may_be_named(tmp_path):
+    path = tmp_path / "omni.yaml"
+    path.write_text("session_delta: off\nrelease_batch_items: 8\n")  # YAML 1.1: a bare off is False
+    config = load_config({"omni_sched": str(path)})
+    assert (config.session_delta, config.release_batch_items) == (Toggle.OFF, 8)
+    path.write_text("")
+    assert load_config({"omni_sched": str(path)}) == OmniSchedConfig()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"window": "on"}, "unknown option 'window'; did you mean 'windows'?"),
+        ({"qqqq": 1}, "unknown option 'qqqq'; known options: windows, "),
+        ({"windows": "onn"}, r"'windows' must be one of \['auto', 'on', 'off'\], got 'onn'; did you mean 'on'?"),
+        ({"windows": 3}, "'windows' must be one of"),
+        ({"release": "spil"}, "did you mean 'spill'"),
+        ({"release_batch_items": 0}, "'release_batch_items'.*got 0; the nearest valid value is 1"),
+        ({"release_batch_items": "8"}, "'release_batch_items': input should be a valid integer, got '8'"),
+        ({"spill_max_bytes": -1}, "nearest valid value is 0"),
+        ({"metrics_interval_seconds": 100}, "nearest valid value is 60"),
+        ({"metrics": "yes"}, "'metrics': input should be a valid boolean"),
+        ("no/such/file.yaml", "names the file 'no/such/file.yaml', which cannot be read: No such file"),
+        (3, "must be a mapping of options or the path of a YAML file, got int"),
+    ],
+)
+def test_what_is_wrong_is_named(options, says):
+    with pytest.raises(ConfigError, match=says):
+        load_config({"omni_sched": options})
+
+
+def test_additional_config_must_be_a_mapping():
+    with pytest.raises(ConfigError, match=r"--additional-config must be a mapping .* got list; write it as"):
+        load_config([])
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "just words"])
+def test_a_yaml_file_that_is_no_mapping(tmp_path, text):
+    path = tmp_path / "omni.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="omni.yaml"):
+        load_config({"omni_sched": str(path)})

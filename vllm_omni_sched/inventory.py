@@ -1,0 +1,140 @@
+"""Every vLLM name that we override, wrap or rebind: what changes, when it is active, and when it can go."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Override:
+    """One entry; ``guard`` is what must hold for it to be active, ``test`` the file that breaks when it is wrong."""
+
+    symbol: str
+    delta: str
+    guard: str
+    test: str
+    remove_when: str
+
+
+_S = "Scheduler"
+_OURS = "our scheduler is named"
+
+INVENTORY: tuple[Override, ...] = (
+    Override(
+        "EngineArgs.create_engine_config",
+        "checks our options and attaches our metrics after vLLM made its config",
+        f"wrapped by register(); acts when {_OURS}",
+        "tests/engine/test_bad_input.py",
+        "vLLM offers plugins a hook to validate additional_config",
+    ),
+    Override(
+        "WorkerWrapperBase.init_device",
+        "mixes our runner mixin into the class of the worker's model runner",
+        f"wrapped by register(); acts when {_OURS}",
+        "tests/engine/test_off_means_absent.py",
+        "model runners of all platforms come from a factory that can be named",
+    ),
+    Override(
+        f"{_S}.schedule",
+        "after super(): session entries become deltas, committed data is spilled; nothing is decided",
+        "session_delta for the deltas",
+        "tests/differential/test_lockstep.py",
+        "vLLM sends deltas of sessions itself (vllm#58324)",
+    ),
+    Override(
+        f"{_S}._try_schedule_encoder_inputs",
+        "super() on the items in the window, when vLLM is linear (0.22) or items are nested or unsorted",
+        "windows",
+        "tests/differential/test_lockstep.py",
+        "oldest supported vLLM is 0.23 and vLLM's window is right for nested items",
+    ),
+    Override(
+        f"{_S}._make_cached_request_data",
+        "adds the items that runner V1 must get back after a preemption; counts blocks sent",
+        "session_delta, strip_frontier",
+        "tests/engine/test_preemption.py",
+        "vLLM gives stripped data back to runner V1 on preemption",
+    ),
+    Override(
+        f"{_S}._get_encoder_input_updates",
+        "the set of pending inputs becomes an index range",
+        "pending_range, vLLM 0.33+, model runner V2, items in order",
+        "tests/differential/test_other_versions.py",
+        "vLLM's own is not O(pending) per step",
+    ),
+    Override(
+        f"{_S}.add_request",
+        "features become a FeatureList; updates of ended sessions are refused",
+        _OURS,
+        "tests/engine/test_bad_input.py",
+        "the other entries are gone",
+    ),
+    Override(
+        f"{_S}.update_from_output",
+        "after super(): one error output for each refused session update",
+        _OURS,
+        "tests/engine/test_bad_input.py",
+        "vLLM refuses updates of ended sessions",
+    ),
+    Override(
+        f"{_S}._preempt_request, _free_request, shutdown",
+        "after super(): forget the session, close its spill file, stop publishing",
+        _OURS,
+        "tests/differential/test_lockstep.py",
+        "the other entries are gone",
+    ),
+    Override(
+        "EncoderCacheManager",
+        "subclass: uses of repeated items are counted, all references of a request are freed in one pass",
+        "encoder_cache, no manager of the operator's own",
+        "tests/properties/test_encoder_cache.py",
+        "oldest supported vLLM is 0.33",
+    ),
+    Override(
+        "sched.output.strip_covered_mm_data",
+        "rebound: a FeatureList moves its frontier, any other list goes to vLLM's function",
+        "strip_frontier, vLLM 0.29+, from the first OmniScheduler of a process on",
+        "tests/properties/test_feature_list.py",
+        "vLLM strips incrementally (vllm#58324)",
+    ),
+    Override(
+        "block_pool.generate_block_hash_extra_keys",
+        "rebound: for a FeatureList the search starts at the block's first item",
+        "kv_event_window, from the first OmniScheduler of a process on",
+        "tests/differential/test_lockstep.py",
+        "vLLM starts KV events' extra keys at the window",
+    ),
+    Override(
+        "GPUModelRunner._update_states (V1)",
+        "before super(): session deltas become full entries, restored items are put back",
+        _OURS,
+        "tests/engine/test_same_tokens.py",
+        "vLLM sends deltas of sessions itself",
+    ),
+    Override(
+        "GPUModelRunner._gather_mm_embeddings (V1)",
+        "super() on the items in the window, when vLLM is linear (0.22) or items are nested or unsorted",
+        "windows",
+        "tests/engine/test_runner_v1.py",
+        "oldest supported vLLM is 0.23 and vLLM's window is right for nested items",
+    ),
+    Override(
+        "GPUModelRunner.load_model, add_requests, finish_requests (V2)",
+        "mixes into the encoder runner; before super(): session deltas become full entries",
+        _OURS,
+        "tests/engine/test_runner_v2.py",
+        "vLLM sends deltas of sessions itself",
+    ),
+    Override(
+        "EncoderRunner.gather_mm_embeddings (V2)",
+        "super() on the items in the window, when vLLM is linear (0.22) or items are nested or unsorted",
+        "windows",
+        "tests/engine/test_runner_v2.py",
+        "oldest supported vLLM is 0.24 and vLLM's window is right for nested items",
+    ),
+    Override(
+        "prometheus.get_prometheus_registry",
+        "wrapped: the registry that it builds also serves our collector",
+        f"several API servers (PROMETHEUS_MULTIPROC_DIR) and {_OURS}",
+        "tests/unit/monitor/test_metrics_bridge.py",
+        "vLLM lets a scheduler publish metrics",
+    ),
+)
