@@ -32,6 +32,7 @@ MODEL_NAME = "tiny-llava"
 OUR_SCHEDULER = "vllm_omni_sched.OmniScheduler"
 OUR_METRICS = "vllm:omni_sched"
 START_SECONDS = 300
+METRICS_SECONDS = 3  # what the engine counts is on /metrics a second later, two on a busy machine
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
@@ -217,6 +218,7 @@ def _show_metrics(options: Options) -> int:
     from prometheus_client.parser import text_string_to_metric_families
 
     console.print(f"[4/4] reading our metrics from {options.url}/metrics")
+    time.sleep(METRICS_SECONDS)
     families = text_string_to_metric_families(httpx.get(f"{options.url}/metrics", timeout=10).text)
     ours = [family for family in families if family.name.startswith(OUR_METRICS)]
     table = Table("metric", "labels", "value")
