@@ -5,6 +5,8 @@ workers about sessions. Decisions are never ours here; only what they cost.
 """
 
 import weakref
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from vllm.logger import init_logger
@@ -59,6 +61,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
         self._omni_native_windows = compat.native_windows(compat.SCHEDULER)
         self._omni_pending = "pending_range" in active and self._omni_runner_v2 and not self.is_encoder_decoder
         self._omni_ended = EndedSessions()
+        self._omni_num_multimodal = 0  # requests with a FeatureList; while 0, a step costs what it costs vLLM
         if "strip_frontier" in active:
             rebind.bind_strip_frontier()
         if "kv_event_window" in active:
@@ -137,17 +140,26 @@ class OmniSchedulerMixin(PendingRangeMixin):
     ) -> CachedRequestData:
         data: CachedRequestData = super()._make_cached_request_data(running_reqs, resumed_reqs, *args, **kwargs)
         restored = {}
-        for request in resumed_reqs:
-            if isinstance(request.mm_features, FeatureList):
-                back = request.mm_features.rewind(request.num_computed_tokens)
-                if back:
-                    restored[request.request_id] = back
-                    self.omni_metrics.restored_items += len(back)
-                    if self._omni_sender is not None:
-                        self._omni_sender.note_restored(request.request_id, request.mm_features.frontier)
+        if self._omni_num_multimodal and not self._omni_runner_v2:
+            restored = self._omni_restore(chain(resumed_reqs, running_reqs))
         if self._omni_sender is not None:
             self._omni_sender.note_running(data)
         return with_restored(data, restored) if restored else data
+
+    def _omni_restore(self, requests: Iterable[Request]) -> dict[str, dict[int, Any]]:
+        """Items that runner V1 must get back: it was rewound behind what was stripped in its first message."""
+        restored = {}
+        for request in requests:
+            features = request.mm_features
+            if not features or not isinstance(features, FeatureList) or not features.frontier:
+                continue
+            back = features.rewind(request.num_computed_tokens)
+            if back:
+                restored[request.request_id] = back
+                self.omni_metrics.restored_items += len(back)
+                if self._omni_sender is not None:
+                    self._omni_sender.note_restored(request.request_id, features.frontier)
+        return restored
 
     # -- a request's life --------------------------------------------------
 
@@ -157,6 +169,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
                 self._omni_ended.refuse(request)
             if request.resumable or request.mm_features:
                 request.mm_features = FeatureList(request.mm_features)
+                self._omni_num_multimodal += 1
         super().add_request(request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -168,6 +181,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
         result = super()._free_request(request, *args, **kwargs)
         features = request.mm_features
         if isinstance(features, FeatureList):
+            self._omni_num_multimodal -= 1
             if features.spill is not None:
                 self.omni_metrics.spilled_bytes -= features.spill.size_bytes
             features.close()
