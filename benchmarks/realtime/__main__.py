@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.child import Child
 from benchmarks.harness.provenance import ROOT, write_result
+from benchmarks.harness.screen import console
 from benchmarks.realtime import FRAME_SECONDS, plot, profile
 
 VARIANTS = ("stock", "ours")
-console = Console(soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.harness.child import emit
 from benchmarks.harness.stats import quantile
 from benchmarks.realtime import FRAME_SAMPLES
-from benchmarks.realtime.processes import ProcessTree
+from benchmarks.harness.processes import ProcessTree
 
 VARIANTS = ("stock", "ours")
 

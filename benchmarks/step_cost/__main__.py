@@ -8,15 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 
 from benchmarks.harness.child import Child, ChildFailed
 from benchmarks.harness.provenance import write_result
+from benchmarks.harness.screen import console
 from benchmarks.step_cost import plot, report
 from benchmarks.step_cost.measure import measure
 from benchmarks.step_cost.variants import KINDS, Trees, Variant, choose
 
-console = Console(soft_wrap=True)
 SIZES = (1, 1024, 4096, 16384, 32768)
 # samples a round, and the sizes of a scenario that has its own (as `scenarios.py`, which needs vLLM to be imported)
 SCENARIOS: dict[str, tuple[int, tuple[int, ...] | None]] = {

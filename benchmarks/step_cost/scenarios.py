@@ -24,6 +24,24 @@ STEP_TOKENS = 8192
 ENDLESS = 1 << 19  # output tokens no run reaches
 
 
+class Stopwatch:
+    """CPU seconds of this thread, summed over the sections in which it ran."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.profiler: cProfile.Profile | None = None  # when set, sees the timed sections and nothing else
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self.profiler is not None:
+            self.profiler.enable()
+        started = time.thread_time()
+        yield
+        self.seconds += time.thread_time() - started
+        if self.profiler is not None:
+            self.profiler.disable()
+
+
 class Scenario:
     """Base: one scheduler, a stopwatch, and `sample()`. A scenario that also has `message_bytes()` is asked for that too."""
 
@@ -32,8 +50,8 @@ class Scenario:
 
     def __init__(self, scheduler_cls: type | None, size: int, *, async_scheduling: bool = True):
         self.size = size
-        self.spent = 0.0
-        self.profiler: cProfile.Profile | None = None  # when set, sees the timed sections and nothing else
+        self.timed = Stopwatch()
+        self.taken = 0.0
         self.make_scheduler = lambda: make_scheduler(
             scheduler_cls,
             async_scheduling=async_scheduling,
@@ -50,18 +68,10 @@ class Scenario:
         """One more measurement, in seconds of CPU time."""
         raise NotImplementedError
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        if self.profiler is not None:
-            self.profiler.enable()
-        started = time.thread_time()
-        yield
-        self.spent += time.thread_time() - started
-        if self.profiler is not None:
-            self.profiler.disable()
-
     def take(self) -> float:
-        spent, self.spent = self.spent, 0.0
+        """Seconds on the stopwatch since the last call."""
+        spent = self.timed.seconds - self.taken
+        self.taken = self.timed.seconds
         return spent
 
     def step(self) -> Any:

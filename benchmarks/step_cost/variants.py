@@ -49,9 +49,9 @@ class Trees:
     def of(self, variant: Variant) -> Path | None:
         """The tree to put on PYTHONPATH; None for the installed vLLM."""
         if variant.kind == "patched":
-            from patches.sources import patched_tree
+            from patches.sources import patched_source
 
-            return patched_tree(variant.version)
+            return patched_source(variant.version)
         if variant.version in self.given:
             return self.given[variant.version]
         if variant.version == self.installed:

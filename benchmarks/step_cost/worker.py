@@ -71,11 +71,11 @@ def profile(scenario: Any, count: int, top: int = 25) -> list[tuple[float, float
 
     Own time only; a profiler charges every call, so small functions look dearer than they are.
     """
-    scenario.profiler = cProfile.Profile(time.thread_time)
+    scenario.timed.profiler = cProfile.Profile(time.thread_time)
     for _ in range(count):
         scenario.sample()
-    stats = pstats.Stats(scenario.profiler).stats  # type: ignore[attr-defined]
-    scenario.profiler = None
+    stats = pstats.Stats(scenario.timed.profiler).stats  # type: ignore[attr-defined]
+    scenario.timed.profiler = None
     rows = [
         (own / count, calls / count, f"{name} ({'/'.join(file.split('/')[-2:])}:{line})")
         for (file, line, name), (_, calls, own, _, _) in stats.items()
