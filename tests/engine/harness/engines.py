@@ -19,14 +19,10 @@ AMPLE = {
     "num_gpu_blocks_override": 700,
 }
 CHUNKED = {**AMPLE, "max_num_batched_tokens": 48, "max_num_seqs": 16, "enable_prefix_caching": False}
-# 768 tokens of KV cache for what needs 2,000 at a time, and an encoder cache of 16 pictures
-SCARCE = {
-    **AMPLE,
-    "max_model_len": 640,
-    "max_num_batched_tokens": 64,
-    "max_num_seqs": 16,
-    "num_gpu_blocks_override": 24,
-}
+# 768 tokens of KV cache for what needs 2,000 at a time
+TIGHT = {**AMPLE, "max_model_len": 640, "num_gpu_blocks_override": 24}
+# the same, and an encoder cache of 16 pictures: of a preempted session's items few are left
+SCARCE = {**TIGHT, "max_num_batched_tokens": 64, "max_num_seqs": 16}
 SPEECH = {
     "max_model_len": 4096,
     "max_num_batched_tokens": 512,
@@ -87,6 +83,8 @@ VARIANTS = (
     Variant("cache-manager-alone", "sync", SHORT, scheduler=None, encoder_cache_manager=OUR_ENCODER_CACHE),
     Variant("delta-off", "async", ("sessions", "aborts", "crowd"), omni_sched={"session_delta": "off"}),
     Variant("everything-off", "async", ("sessions", "aborts"), omni_sched=EVERYTHING_OFF),
+    Variant("tight", "tight"),
+    Variant("tight-async", "tight-async"),
     Variant("scarce", "scarce"),
     Variant("scarce-async", "scarce-async"),
     Variant("scarce-no-prefix", "scarce-no-prefix"),
@@ -107,6 +105,8 @@ def stock_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
         EngineSpec("prefix-caching-off", pictures, SHORT, args=AMPLE | WITHOUT_PREFIX_CACHING),
         EngineSpec("speech", sound, ("speech",), args=SPEECH),
         EngineSpec("speech-async", sound, ("speech",), args=SPEECH, async_scheduling=True),
+        EngineSpec("tight", pictures, ("crowd",), args=TIGHT),
+        EngineSpec("tight-async", pictures, ("crowd",), args=TIGHT, async_scheduling=True),
         EngineSpec("scarce", pictures, ("crowd",), args=SCARCE),
         EngineSpec("scarce-async", pictures, ("crowd",), args=SCARCE, async_scheduling=True),
         EngineSpec("scarce-no-prefix", pictures, ("crowd",), args=SCARCE | WITHOUT_PREFIX_CACHING),
@@ -123,3 +123,8 @@ def stock_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
 def our_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
     by_name = {spec.name: spec for spec in stock_engines(llava, voxtral)}
     return [variant.spec(by_name[variant.stock]) for variant in VARIANTS]
+
+
+def served_engine(llava: Path) -> EngineSpec:
+    """Stock in processes of its own, with everything that is short or sessions."""
+    return EngineSpec("served", str(llava), (*SHORT, "long_session"), args=AMPLE, processes=True)

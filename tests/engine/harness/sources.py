@@ -46,24 +46,21 @@ class SpeechSource:
     """
 
     def __init__(self, speech: Speech, model_config: Any) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
         self._answers: asyncio.Queue[list[int]] = asyncio.Queue()
         self._prompts = speech_prompts(speech, self._answers, model_config)
 
     def next(self, answer: Sequence[int]) -> dict[str, Any] | None:
         if answer:
             self._answers.put_nowait(list(answer))
-        try:
-            return self._loop.run_until_complete(anext(self._prompts))
-        except StopAsyncIteration:
-            return None
+        return self._runner.run(self._next())
+
+    async def _next(self) -> dict[str, Any] | None:
+        return await anext(self._prompts, None)
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._prompts.aclose())
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.close()
+        self._runner.run(self._prompts.aclose())
+        self._runner.close()  # with the tasks in which the model's code feeds itself
 
 
 def speech_prompts(speech: Speech, answers: asyncio.Queue[list[int]], model_config: Any) -> AsyncGenerator[Any, None]:

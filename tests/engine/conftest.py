@@ -1,0 +1,81 @@
+"""Each set of engines is started once and answers all tests that ask about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.engine.harness.engines import our_engines, served_engine, stock_engines
+from tests.engine.harness.processes import IN_PROCESS, NO_PLUGIN, OUR_PLUGIN, ROOT, run_side_by_side, write_model
+from tests.engine.harness.spec import OURS
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and "no_engine" not in item.keywords:
+            item.add_marker(pytest.mark.engine)
+
+
+class Results(NamedTuple):
+    """What stock and ours wrote: `{engine: {"facts": …, "scenarios": {name: …}, "error": …}}` (see `harness/main.py`)."""
+
+    stock: dict[str, Any]
+    ours: dict[str, Any]
+
+    def of_stock(self, engine: str, scenario: str) -> dict[str, Any]:
+        return _scenario("stock", self.stock, engine, scenario)
+
+    def of_ours(self, engine: str, scenario: str) -> dict[str, Any]:
+        return _scenario("ours", self.ours, engine, scenario)
+
+
+def _scenario(side: str, results: dict[str, Any], engine: str, scenario: str) -> dict[str, Any]:
+    if engine not in results:
+        pytest.fail(f"{side}: engine {engine!r} never ran\n{results.get('process')}")
+    if scenario not in results[engine]["scenarios"]:
+        pytest.fail(f"{side}: engine {engine!r} did not get through {scenario!r}\n{results[engine]['error']}")
+    found: dict[str, Any] = results[engine]["scenarios"][scenario]
+    return found
+
+
+@pytest.fixture(scope="session")
+def llava() -> Path:
+    """A LLaVA of which a picture takes four tokens."""
+    return write_model("llava", ROOT / ".models" / "llava-4-tokens", image_size=28)
+
+
+@pytest.fixture(scope="session")
+def voxtral() -> Path:
+    return write_model("voxtral-realtime", ROOT / ".models" / "voxtral-realtime")
+
+
+@pytest.fixture(scope="session")
+def in_process(llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All engines of `harness/engines.py`: core, scheduler and worker in one process, the same steps in every run."""
+    stock, ours = run_side_by_side(
+        tmp_path_factory.mktemp("in_process"),
+        stock_engines(llava, voxtral),
+        our_engines(llava, voxtral),
+        stock_environment=IN_PROCESS | NO_PLUGIN,
+        our_environment=IN_PROCESS | OUR_PLUGIN,
+    )
+    return Results(stock, ours)
+
+
+@pytest.fixture(scope="session")
+def in_processes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The engine as `vllm serve` starts it on a CPU: front end, engine core and worker in three processes."""
+    served = replace(served_engine(llava), scheduler=OURS)
+    stock, ours = run_side_by_side(
+        tmp_path_factory.mktemp("in_processes"),
+        [served_engine(llava)],
+        [served],
+        stock_environment=NO_PLUGIN,
+        our_environment={},  # whatever plugins are installed: in one of the two environments vLLM-Omni's too
+    )
+    return Results(stock, ours)
