@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
 from tests.differential.settings import Settings
 from tests.support.worker import Worker
 from vllm_omni_sched.testing import END_TOKEN, make_runner_output, make_scheduler
@@ -31,6 +33,7 @@ class Side:
         self.seed = seed
         self.scheduler = make_scheduler(scheduler_cls, **settings.scheduler_options(), **options)
         self.scheduler.kv_event_publisher = self.kv_events = Recorder()
+        _fix_order_of_release(self.scheduler.encoder_cache_manager)
         self.worker = Worker(
             use_v2_model_runner=settings.use_v2_model_runner,
             separate_process=settings.worker_is_separate_process,
@@ -65,6 +68,22 @@ class Side:
     def _sample(self, request: Any, position: int) -> int:
         token = sample_by_position(request, position)
         return END_TOKEN if (token * 7919 + self.seed) % 11 == 0 else token
+
+
+def _fix_order_of_release(manager: Any) -> None:
+    """Before 0.23 a request's items are released in the order of a set built anew each time: arbitrary, so choose one."""
+    if hasattr(EncoderCacheManager(1), "request_cached_ids"):
+        return
+    in_any_order, free = manager.get_cached_input_ids, manager.free
+
+    def free_in_order(request: Any) -> None:
+        index = getattr(manager, "request_cached_ids", {})
+        if request.request_id in index:
+            index[request.request_id] = sorted(index[request.request_id])
+        free(request)
+
+    manager.get_cached_input_ids = lambda request: sorted(in_any_order(request))
+    manager.free = free_in_order
 
 
 def _receiver(uses_mrope: bool) -> Any:

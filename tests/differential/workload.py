@@ -75,6 +75,7 @@ class Workload:
         self._prompts: list[tuple[tuple[int, ...], tuple[tuple[int, Content], ...]]] = []
         self._num_requests = 0
         self._num_fresh = 0
+        self._used: dict[str, set[str]] = {}
 
     def new_chunk(self, request_id: str | None, budget: int, *, resumable: bool, now: int) -> Chunk | None:
         """A new request, or (given its id) the next chunk of a session, of at most `budget` tokens with all it generates;
@@ -86,6 +87,8 @@ class Workload:
         if request_id is None:
             request_id = f"r{self._num_requests}"
             self._num_requests += 1
+        if not self.settings.repeated_items:
+            items = tuple((offset, self._once(request_id, content)) for offset, content in items)
         return Chunk(request_id, tokens, items, resumable, max_tokens, self.rng.randrange(3), float(now))
 
     def _prompt(self, limit: int, *, is_update: bool) -> tuple[tuple[int, ...], tuple[tuple[int, Content], ...]]:
@@ -115,9 +118,17 @@ class Workload:
 
     def _content(self) -> Content:
         content = self.rng.choice(self.contents)
-        if self.rng.random() < self.settings.fresh_contents:
-            self._num_fresh += 1
-            content = replace(content, mm_hash=f"{content.mm_hash}-{self._num_fresh}")
+        return self._fresh(content) if self.rng.random() < self.settings.fresh_contents else content
+
+    def _fresh(self, content: Content) -> Content:
+        self._num_fresh += 1
+        return replace(content, mm_hash=f"{content.mm_hash}-{self._num_fresh}")
+
+    def _once(self, request_id: str, content: Content) -> Content:
+        used = self._used.setdefault(request_id, set())
+        if content.mm_hash in used:
+            content = self._fresh(content)
+        used.add(content.mm_hash)
         return content
 
     def _with_overlaps(self, offset: int, content: Content) -> list[tuple[int, Content]]:

@@ -67,7 +67,7 @@ def _first_of_mappings(
 ) -> Difference | None:
     if not isinstance(right, Mapping):
         return Difference(path, left, right)
-    for key in left.keys() | right.keys():
+    for key in [*left, *(key for key in right if key not in left)]:
         if found := first_difference(left.get(key, ABSENT), right.get(key, ABSENT), f"{path}[{key!r}]", ignore):
             return found
     return None

@@ -41,6 +41,7 @@ class Worker:
         self._expander = expander
         self.requests: dict[str, WorkerRequest] = {}
         self.encoder_outputs: set[str] = set()
+        self.encoder_input_updates: dict[tuple[str, int], Any] = {}
         self.complaints: list[str] = []
         self.max_message_bytes = 0
 
@@ -62,10 +63,7 @@ class Worker:
         self.encoder_outputs.difference_update(output.free_encoder_mm_hashes)
         self._add_requests(output)
         self._update_requests(output)
-        for request_id, updates in (getattr(output, "encoder_input_updates", None) or {}).items():
-            features = self.requests[request_id].features
-            for input_id, data in updates.items():
-                features[input_id] = replace(features[input_id], data=data)
+        self._update_encoder_inputs(getattr(output, "encoder_input_updates", None) or {})
         self._encode(output)
         self._gather(output)
         return output
@@ -100,6 +98,18 @@ class Worker:
             elif new_block_ids is not None:
                 for group, new in zip(request.block_ids, new_block_ids, strict=True):
                     group.extend(new)
+
+    def _update_encoder_inputs(self, updates: dict[str, dict[int, Any]]) -> None:
+        """Runner V2 since 0.33. `encoder_input_updates` are those that matter: letting go of an item that was installed without
+        its tensors (M-RoPE models keep a few fields of it) does not."""
+        self.encoder_input_updates = {}
+        for request_id, by_item in updates.items():
+            features = self.requests[request_id].features
+            for input_id, data in by_item.items():
+                held = features[input_id].data
+                if data is not None or (held is not None and any(not e.field.keep_on_cpu for e in held.values())):
+                    self.encoder_input_updates[request_id, input_id] = data
+                features[input_id] = replace(features[input_id], data=data)
 
     def _encode(self, output: SchedulerOutput) -> None:
         for request_id, input_ids in output.scheduled_encoder_inputs.items():

@@ -15,7 +15,7 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
+from vllm.utils.hashing import sha256_cbor
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
@@ -128,9 +128,10 @@ def _prompt(num_tokens: int, items: Sequence[MultiModalFeatureSpec]) -> list[int
 @cache
 def _block_hasher(block_size: int) -> Any:
     _seed_block_hashes()
-    return get_request_block_hasher(block_size, sha256)
+    # Not vLLM's default sha256: it pickles, so that equal prompts hash alike only where equal strings are one object.
+    return get_request_block_hasher(block_size, sha256_cbor)
 
 
 @cache
 def _seed_block_hashes() -> None:
-    init_none_hash(sha256)
+    init_none_hash(sha256_cbor)
