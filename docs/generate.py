@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import result_tables  # noqa: E402 - the root has to be importable first
 
+from patches.series import Series  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
@@ -69,9 +70,7 @@ def versions() -> str:
 
 def inventory() -> str:
     """Every override of a vLLM name, with the columns `compat.INVENTORY` gives it."""
-    entries = getattr(compat, "INVENTORY", ())
-    if not entries:
-        return "Not written yet.\n"
+    entries = compat.INVENTORY
     names = [field.name for field in dataclasses.fields(entries[0])]
     rows = [[_code(name, str(getattr(entry, name))) for name in names] for entry in entries]
     return table([name.replace("_", " ") for name in names], rows)
@@ -81,11 +80,25 @@ def _code(column: str, value: str) -> str:
     return f"`{value}`" if column in ("symbol", "test") and value else value
 
 
+def patches() -> str:
+    """The patches of each version in the order they apply, in the words of their headers."""
+    parts = []
+    for series in map(Series.read, Series.versions()):
+        rows = [
+            (f"`{p.name}`", p.subject, p.fields["Upstream"], p.fields["Without-it"], p.fields["Remove-when"])
+            for p in series.patches
+        ]
+        header = ("patch", "what it does", "upstream", "without it", "remove when")
+        parts.append(f"\n### vLLM {series.version}\n\n" + table(header, rows))
+    return "".join(parts)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "metrics": metrics,
     "versions": versions,
     "inventory": inventory,
+    "patches": patches,
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
     "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost"), "0.32.0"),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),

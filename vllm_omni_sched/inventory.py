@@ -131,8 +131,8 @@ INVENTORY: tuple[Override, ...] = (
         "oldest supported vLLM is 0.24 and vLLM's window is right for nested items",
     ),
     Override(
-        "prometheus.get_prometheus_registry",
-        "wrapped: the registry that it builds also serves our collector",
+        "prometheus_client.MultiProcessCollector.collect",
+        "after the stock collection: our families too (one API server: a collector in the global registry, no override)",
         f"several API servers (PROMETHEUS_MULTIPROC_DIR) and {_OURS}",
         "tests/unit/monitor/test_metrics_bridge.py",
         "vLLM lets a scheduler publish metrics",
