@@ -4,7 +4,6 @@
 and in the README; with ``--check`` it writes nothing and fails when something would change (the tests do that).
 """
 
-import dataclasses
 import json
 import re
 import sys
@@ -69,15 +68,14 @@ def versions() -> str:
 
 
 def inventory() -> str:
-    """Every override of a vLLM name, with the columns `compat.INVENTORY` gives it."""
-    entries = compat.INVENTORY
-    names = [field.name for field in dataclasses.fields(entries[0])]
-    rows = [[_code(name, str(getattr(entry, name))) for name in names] for entry in entries]
-    return table([name.replace("_", " ") for name in names], rows)
-
-
-def _code(column: str, value: str) -> str:
-    return f"`{value}`" if column in ("symbol", "test") and value else value
+    """Every override of a vLLM name, as a list: the texts are too long for the cells of a table."""
+    return "".join(
+        f"- `{entry.symbol}`: {entry.delta}\n"
+        f"    - guard: {entry.guard}\n"
+        f"    - test: `{entry.test}`\n"
+        f"    - remove when: {entry.remove_when}\n"
+        for entry in compat.INVENTORY
+    )
 
 
 def patches() -> str:

@@ -25,7 +25,6 @@ PREFIX = "vllm:omni_sched_"
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
-BYTES_BUCKETS = tuple(float(1 << power) for power in (8, 10, 12, 13, 14, 16, 18, 20, 22, 24))
 
 
 class Histogram:
@@ -68,9 +67,7 @@ class SchedulerMetrics:
     windows_native: int = 0
     windows_narrowed: int = 0
     items_visited: int = 0
-    strip_items: int = 0
     sessions: int = 0
-    items: int = 0
     session_updates_delta: int = 0
     session_updates_full: int = 0
     spilled_bytes: int = 0
@@ -80,7 +77,6 @@ class SchedulerMetrics:
     encoder_cache_misses: int = 0
     encoder_cache_evictions: int = 0
     schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))
-    worker_message_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES_BUCKETS))
 
 
 METRICS: tuple[Metric, ...] = (
@@ -102,29 +98,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "items_visited_total",
         "counter",
-        "Multimodal items a step has looked at; divided by windows_total it stays flat while sessions grow.",
+        "Items in narrowed windows: per window it follows the tokens of a step, not the size of a session.",
         {"": "items_visited"},
     ),
-    Metric(
-        "strip_items_total",
-        "counter",
-        "Items whose raw data was left out of a worker message because the worker no longer needs it.",
-        {"": "strip_items"},
-    ),
     Metric("sessions", "gauge", "Streaming-input sessions held by the scheduler now.", {"": "sessions"}),
-    Metric("items", "gauge", "Multimodal items of all requests held by the scheduler now.", {"": "items"}),
     Metric(
         "session_updates_total",
         "counter",
-        "Session updates sent to the workers: only what is new (delta), or the whole request again (full).",
+        "Messages to the workers about sessions: what is new (delta), or the session whole (full), "
+        "as at its start and where a delta would not do.",
         {"delta": "session_updates_delta", "full": "session_updates_full"},
         label="message",
-    ),
-    Metric(
-        "worker_message_bytes",
-        "histogram",
-        "Pickled size of the message of a step to the workers; sampled, not every step is measured.",
-        {"": "worker_message_bytes"},
     ),
     Metric(
         "spilled_bytes",

@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import vllm_omni_sched.engine
 from vllm_omni_sched.monitor.exposition import merge, render
 from vllm_omni_sched.monitor.metrics import METRICS, PREFIX, Histogram, SchedulerMetrics
 
@@ -21,6 +23,13 @@ def samples(page: str) -> dict[tuple[str, frozenset], float]:
 def test_every_attribute_is_published_exactly_once():
     published = [attribute for metric in METRICS for attribute in metric.fields.values()]
     assert sorted(published) == sorted(field.name for field in dataclasses.fields(SchedulerMetrics))
+
+
+def test_every_attribute_is_counted_by_the_engine():
+    """A metric that nobody counts would read 0 for ever and mislead whoever looks at it."""
+    engine = "".join(path.read_text() for path in Path(vllm_omni_sched.engine.__path__[0]).glob("*.py"))
+    attributes = [field.name for field in dataclasses.fields(SchedulerMetrics)]
+    assert [name for name in attributes if not re.search(rf"metrics\.{name}(\.observe\(| [+-]?= )", engine)] == []
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -53,17 +62,17 @@ def test_a_page_holds_every_metric_with_its_value():
 
 def test_histogram_bounds_are_inclusive_and_cumulative():
     metrics = SchedulerMetrics()
-    first, second = metrics.worker_message_bytes.bounds[:2]
-    for value in (0.0, first, first + 1, second, 1e12):
-        metrics.worker_message_bytes.observe(value)
+    first, second = metrics.schedule_seconds.bounds[:2]
+    for value in (0.0, first, first + 1e-6, second, 1e12):
+        metrics.schedule_seconds.observe(value)
 
     read = samples(render(metrics).decode())
-    name = f"{PREFIX}worker_message_bytes"
+    name = f"{PREFIX}schedule_seconds"
     assert read[f"{name}_bucket", frozenset({("le", str(first))})] == 2
     assert read[f"{name}_bucket", frozenset({("le", str(second))})] == 4
     assert read[f"{name}_bucket", frozenset({("le", "+Inf")})] == 5
     assert read[f"{name}_count", frozenset()] == 5
-    assert read[f"{name}_sum", frozenset()] == 2 * first + 1 + second + 1e12
+    assert read[f"{name}_sum", frozenset()] == 2 * first + 1e-6 + second + 1e12
 
 
 def test_merge_labels_engines_and_sums_what_agrees():
