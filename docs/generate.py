@@ -91,6 +91,17 @@ def patches() -> str:
     return "".join(parts)
 
 
+def pictures(benchmark: str, folder: str) -> str:
+    """Every picture of one benchmark, as seen from a page whose pictures are in `folder`."""
+    found = sorted(RESULTS.glob(f"{benchmark}*.png"))
+    return "".join(f"![{PICTURES[benchmark]}]({folder}/{path.name})\n" for path in found)
+
+
+PICTURES = {
+    "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
+    "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
+}
+
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "metrics": metrics,
@@ -100,6 +111,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
     "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost"), "0.32.0"),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
+    "readme-picture": lambda: pictures("realtime", "benchmarks/results"),
+    "realtime-picture": lambda: pictures("realtime", "results"),
+    "step-cost-picture": lambda: pictures("step_cost", "results"),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
 }
 
