@@ -13,25 +13,23 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import vllm_omni_sched
 from benchmarks.step_cost.scenarios import SCENARIOS
 
 SIZES = {"many_sessions": (64,), "text_decode": (64,), "text_prefill": (64,)}
 
 
 def cases() -> list[Any]:
-    return [
-        pytest.param(name, size, id=f"{name}-{size}") for name in SCENARIOS for size in SIZES.get(name, (1, 1024))
-    ]
+    return [pytest.param(name, size, id=f"{name}-{size}") for name in SCENARIOS for size in SIZES.get(name, (1, 1024))]
 
 
 @pytest.mark.parametrize("scheduler", ["stock", "ours"])
 @pytest.mark.parametrize(("name", "size"), cases())
 def test_step_cost(benchmark: Any, name: str, size: int, scheduler: str) -> None:
     """One round of the benchmark is one sample; its clock is the scenario's, CPU time of the timed sections alone."""
-    scheduler_cls = None
-    if scheduler == "ours":
-        from vllm_omni_sched import OmniScheduler as scheduler_cls
+    scheduler_cls = None if scheduler == "stock" else vllm_omni_sched.OmniScheduler
     scenario = SCENARIOS[name](scheduler_cls, size)
     benchmark._timer = lambda: scenario.timed.seconds
     benchmark.pedantic(scenario.sample, rounds=10, warmup_rounds=2)
+    scenario.close()
     assert scenario.timed.seconds > 0

@@ -5,6 +5,7 @@ Whatever else it prints (vLLM's log) goes to a file, whose end is shown when the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -44,7 +45,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ):
         self.module = module
-        self.log = tempfile.TemporaryFile("w+", prefix="benchmark-", suffix=".log")
+        self.log = tempfile.TemporaryFile("w+", prefix="benchmark-", suffix=".log")  # noqa: SIM115 - closed by stop()
         # An earlier directory wins: a tree of another vLLM must come before the installed one.
         search_path = os.pathsep.join(str(folder) for folder in (*path, ROOT))
         self.process = subprocess.Popen(
@@ -99,7 +100,8 @@ class Child:
         """End the child and what it started: ask, then insist. Does nothing when it has ended."""
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(OSError):  # what was never read has nobody to go to
+                    stream.close()
         for demand in (signal.SIGINT, signal.SIGKILL):
             if self.process.poll() is not None:
                 break
@@ -112,7 +114,5 @@ class Child:
         self.log.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass

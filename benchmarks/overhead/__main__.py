@@ -7,7 +7,7 @@ import contextlib
 import random
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     rounds[variant].append({key: value for key, value in answer.items() if key != "kind"})
     console.print(table(rounds, version))
     workload = {"requests": options.requests, "tokens": options.tokens, "model": "tiny LLaVA, text prompts"}
-    path = write_result(options.out / f"overhead-{version}.json", "overhead", record(rounds), seed=options.seed, workload=workload)
+    path = write_result(
+        options.out / f"overhead-{version}.json", "overhead", record(rounds), seed=options.seed, workload=workload
+    )
     console.print(str(path))
 
 
@@ -65,13 +67,15 @@ def start(variant: str, model: Path, python: str) -> Child:
     return Child("benchmarks.overhead.serve", words, python=python, environment=environment)
 
 
-METRICS = {
+METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
     "tokens / s": lambda answer: answer["tokens_per_second"],
     "ITL P50 ms": lambda answer: answer["itl_seconds"]["median"] * 1e3,
     "ITL P99 ms": lambda answer: answer["itl_seconds"]["p99"] * 1e3,
     "TTFT P50 ms": lambda answer: answer["ttft_seconds"] * 1e3,
     "CPU µs / token, all processes": lambda answer: sum(answer["cpu_seconds_per_token"].values()) * 1e6,
-    "CPU µs / token, engine core": lambda answer: answer["cpu_seconds_per_token"].get("engine core", float("nan")) * 1e6,
+    "CPU µs / token, engine core": lambda answer: (
+        answer["cpu_seconds_per_token"].get("engine core", float("nan")) * 1e6
+    ),
 }
 
 
@@ -93,8 +97,10 @@ def table(rounds: Rounds, version: str) -> Table:
     return shown
 
 
-def ratio(rounds: Rounds, variant: str, read: Any) -> float:
-    return statistics.median(read(own) / read(stock) for own, stock in zip(rounds[variant], rounds["stock"], strict=True))
+def ratio(rounds: Rounds, variant: str, read: Callable[[dict[str, Any]], float]) -> float:
+    return statistics.median(
+        read(own) / read(stock) for own, stock in zip(rounds[variant], rounds["stock"], strict=True)
+    )
 
 
 def record(rounds: Rounds) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """One engine that serves rounds of text requests, as told on stdin: the subprocess that `benchmarks.overhead` starts.
 
+A request and its answer:
+
     {"do": "round", "requests": 32, "tokens": 64} → {"kind": "round", "tokens_per_second": …, "itl_seconds": {…}, …}
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import time
@@ -84,7 +87,7 @@ async def stream(engine: Any, request_id: str, tokens: int) -> tuple[float, list
         received += len(output.outputs[0].token_ids)
     if received != tokens:
         raise RuntimeError(f"request {request_id} got {received} of {tokens} tokens")
-    gaps = [after - before for before, after in zip(times[1:], times[2:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times[1:])]
     return times[1] - times[0], gaps
 
 

@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 runs.append({"repeat": repeat, **run(variant, sessions, model, options)})
     version = runs[0]["versions"]["vllm"]
     stem = f"realtime-{version}-{max(options.frames)}x{'-'.join(map(str, options.sessions))}"
-    write_result(options.out / f"{stem}.json", "realtime", runs, seed=options.seed, model="tiny VoxtralRealtime, dummy weights")
+    write_result(
+        options.out / f"{stem}.json", "realtime", runs, seed=options.seed, model="tiny VoxtralRealtime, random weights"
+    )
     plot.draw(options.out / f"{stem}.png", runs, version)
     console.print(table(runs))
     console.print(f"{options.out / stem}.json, .png")
@@ -37,13 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.realtime", description=__doc__)
-    parser.add_argument("--frames", type=whole_numbers, default=[5000], help="frames of a session; with several --sessions a list as long")
+    parser.add_argument(
+        "--frames",
+        type=whole_numbers,
+        default=[5000],
+        help="frames of a session; with several --sessions a list as long",
+    )
     parser.add_argument("--sessions", type=whole_numbers, default=[1], help="sessions at once, a list: 1,8")
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--bucket", type=int, default=250, help="frames that one median is taken over")
-    parser.add_argument("--stop-ms", type=float, default=2e3 * FRAME_SECONDS, help="stop a run whose median frame takes longer")
-    parser.add_argument("--profile", type=int, metavar="FRAME", help="record py-spy of every process from this frame on")
+    parser.add_argument(
+        "--stop-ms", type=float, default=2e3 * FRAME_SECONDS, help="stop a run whose median frame takes longer"
+    )
+    parser.add_argument(
+        "--profile", type=int, metavar="FRAME", help="record py-spy of every process from this frame on"
+    )
     parser.add_argument("--profile-seconds", type=int, default=15)
     parser.add_argument("--model", help="a VoxtralRealtime; default: the tiny one")
     parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as a JSON object")
@@ -73,7 +84,9 @@ def run(variant: str, sessions: int, model: Path, options: argparse.Namespace) -
         for event in child.events():
             if event["kind"] == "up":
                 outcome["versions"], processes = event["versions"], event["processes"]
-                console.print(f"{variant}, {sessions} session(s) of {frames:,} frames: engine up after {event['seconds']} s")
+                console.print(
+                    f"{variant}, {sessions} session(s) of {frames:,} frames: engine up after {event['seconds']} s"
+                )
             elif event["kind"] == "bucket":
                 outcome["buckets"].append({key: value for key, value in event.items() if key != "kind"})
                 milliseconds = event["seconds_per_frame"]["median"] * 1e3
@@ -87,7 +100,7 @@ def run(variant: str, sessions: int, model: Path, options: argparse.Namespace) -
 
 
 def kv_cache_gib(frames: int, sessions: int) -> int:
-    """Room for every session whole, so that nothing is preempted: 8 KiB a frame (decoder and encoder, float32), rounded up."""
+    """Room for every session whole, so that nothing is preempted: 8 KiB a frame (two float32 caches), rounded up."""
     return 1 + -(-frames * sessions * 8192 // 2**30)
 
 

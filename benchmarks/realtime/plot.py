@@ -16,14 +16,15 @@ NAMES = {"stock": "stock vLLM", "ours": "OmniScheduler"}
 def draw(path: Path, runs: Sequence[Mapping[str, Any]], vllm_version: str) -> Path:
     """One panel per number of sessions; `runs` as in the result file."""
     counts = sorted({run["sessions"] for run in runs})
-    figure, panels = style.new_figure(5.2 * len(counts) if len(counts) > 1 else 8.0, 4.6, ncols=len(counts), sharey=True, squeeze=False)
+    width = 8.0 if len(counts) == 1 else 5.2 * len(counts)
+    figure, panels = style.new_figure(width, 4.6, ncols=len(counts), sharey=True, squeeze=False)
     for axis, sessions in zip(panels[0], counts, strict=True):
         _panel(axis, [run for run in runs if run["sessions"] == sessions], sessions)
     panels[0][0].set_ylabel("milliseconds per frame")
     style.headline(
         figure,
         "A realtime session keeps real time" if len(counts) == 1 else "Realtime sessions keep real time",
-        f"Tiny VoxtralRealtime on CPU, vLLM {vllm_version}, one run: median time per 80 ms audio frame as sessions grow",
+        f"Tiny VoxtralRealtime on CPU, vLLM {vllm_version}, one run: median time per 80 ms audio frame",
     )
     figure.subplots_adjust(left=0.08, right=0.97, top=0.84, bottom=0.12, wspace=0.08)
     return style.save(figure, path)
@@ -53,6 +54,14 @@ def _panel(axis: Any, runs: Sequence[Mapping[str, Any]], sessions: int) -> None:
     axis.set_xlim(left=0)
     axis.axhspan(limit, 2 * limit, color=style.STOCK, alpha=0.06, linewidth=0)
     axis.axhline(limit, color=style.INK, linewidth=1, linestyle=(0, (4, 3)))
-    axis.text(0.99, limit + 2, "80 ms: real time is lost above", transform=axis.get_yaxis_transform(), ha="right", fontsize=9, color=style.INK)
+    axis.text(
+        0.99,
+        limit + 2,
+        "80 ms: real time is lost above",
+        transform=axis.get_yaxis_transform(),
+        ha="right",
+        fontsize=9,
+        color=style.INK,
+    )
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.set_xlabel(f"frames so far, {sessions} session{'s' * (sessions > 1)}")

@@ -13,9 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RATE = 100  # samples a second
-# A thread found in one of these waits for another process or for work (py-spy counts it as running when it has just woken).
+# A thread found in one of these waits for another process or for work (py-spy counts it as running when just woken).
 WAITING = {"wait", "poll", "select", "sched_yield", "_recv", "_worker", "accept", "GarbageCollectorThread.run"}
-PLUMBING = ("<frozen", "<string>", "asyncio/", "multiprocessing/", "(threading.py", "(contextlib.py", "<module>", "_main ")
+PLUMBING = (
+    "<frozen",
+    "<string>",
+    "asyncio/",
+    "multiprocessing/",
+    "(threading.py",
+    "(contextlib.py",
+    "<module>",
+    "_main ",
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,10 @@ def record(processes: Mapping[str, int], seconds: int) -> dict[str, Profile]:
         raise FileNotFoundError("--profile needs py-spy: pip install py-spy")
     with tempfile.TemporaryDirectory() as folder:
         files = {role: Path(folder, f"{pid}.txt") for role, pid in processes.items()}
+        command = [spy, "record", "--duration", str(seconds), "--rate", str(RATE), "--format", "raw"]
         spies = [
             subprocess.Popen(
-                [spy, "record", "--pid", str(pid), "--duration", str(seconds), "--rate", str(RATE), "--format", "raw", "--output", str(files[role])],
+                [*command, "--pid", str(pid), "--output", str(files[role])],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -45,7 +55,9 @@ def record(processes: Mapping[str, int], seconds: int) -> dict[str, Profile]:
         ]
         for process in spies:
             process.wait()
-        return {role: summarise(path.read_text().splitlines(), seconds) for role, path in files.items() if path.exists()}
+        return {
+            role: summarise(path.read_text().splitlines(), seconds) for role, path in files.items() if path.exists()
+        }
 
 
 def summarise(stacks: Iterable[str], seconds: float, top: int = 12) -> Profile:
@@ -75,7 +87,7 @@ def is_waiting(frame: str) -> bool:
 
 
 def frame_name(frame: str) -> str:
-    """`update (vllm/v1/core/sched/scheduler.py:12)` → `update (sched/scheduler.py)`: lines of one function are one entry."""
+    """`update (vllm/v1/core/sched/scheduler.py:12)` → `update (sched/scheduler.py)`: one entry per function."""
     name, _, place = frame.partition(" (")
     place = re.sub(r":\d+\)?$", "", place.rstrip(")"))
     return f"{name} ({'/'.join(place.split('/')[-2:])})" if place else name

@@ -1,6 +1,6 @@
 """One engine, K realtime sessions of N frames each, closed loop: the subprocess that `benchmarks.realtime` starts.
 
-The next frame is made from the last output, so a session is never fed faster than it is answered, as behind `/v1/realtime`.
+The next frame is made from the last output, so a session is never fed faster than it is answered: as `/v1/realtime`.
 Events: `up` with the processes, one `bucket` per bucket of frames, `done`.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from benchmarks.harness.child import emit
+from benchmarks.harness.processes import ProcessTree
 from benchmarks.harness.stats import quantile
 from benchmarks.realtime import FRAME_SAMPLES
-from benchmarks.harness.processes import ProcessTree
 
 VARIANTS = ("stock", "ours")
 
@@ -52,7 +52,7 @@ def build_engine(options: argparse.Namespace) -> Any:
 
     arguments: dict[str, Any] = {
         "model": options.model,
-        "load_format": "dummy",
+        "load_format": "mistral",
         "tokenizer_mode": "mistral",
         "config_format": "mistral",
         "dtype": "float32",
@@ -99,8 +99,8 @@ async def noise(frames: int, seed: int) -> AsyncGenerator[Any, None]:
 class Meter:
     """Seconds between the outputs of a session, reported whenever session 0 completes a bucket of frames.
 
-    With several sessions a bucket holds the intervals of all of them in that time. Nothing older than a bucket is kept, so
-    the memory of this process is the memory of the engine's client.
+    With several sessions a bucket holds the intervals of all of them in that time. Nothing older than a bucket is kept,
+    so the memory of this process is the memory of the engine's client.
     """
 
     def __init__(self, sessions: int, bucket: int, tree: ProcessTree):
@@ -130,7 +130,9 @@ class Meter:
                 "mean": (now - self.bucket_started) / self.bucket,
             },
             cpu_seconds_per_frame={
-                role: (use.cpu_seconds - self.used[role].cpu_seconds) / self.bucket for role, use in usage.items() if role in self.used
+                role: (use.cpu_seconds - self.used[role].cpu_seconds) / self.bucket
+                for role, use in usage.items()
+                if role in self.used
             },
             rss_bytes={role: use.rss_bytes for role, use in usage.items()},
         )

@@ -1,1 +1,1 @@
-"""What one step of the scheduler costs as a request gathers items: real scheduler classes of several vLLM versions, and ours."""
+"""What one step costs as a request gathers items: real scheduler classes of several vLLM versions, and ours."""

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-
 from benchmarks.harness.child import Child, ChildFailed
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -83,7 +82,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", type=words, default=list(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--scenarios", type=words, default=list(SCENARIOS), help=f"of {', '.join(SCENARIOS)}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cell-seconds", type=float, default=2.0, help="CPU time after which an expensive cell has enough")
+    parser.add_argument(
+        "--cell-seconds", type=float, default=2.0, help="CPU time after which an expensive cell has enough"
+    )
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
     parser.add_argument("--profile", action="store_true", help="after each row show where the time of a sample goes")
     parser.add_argument("--source", type=version_and_folder, action="append", default=[], metavar="VERSION=FOLDER")

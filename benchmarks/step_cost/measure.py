@@ -53,17 +53,17 @@ def measure(
 ) -> list[Cell]:
     """Walk the plan, rows of (scenario, size, samples a round).
 
-    Within a row each round asks every worker once, in an order drawn anew, so that a noisy moment hits no variant alone. A
-    variant whose samples have cost `cell_seconds` of CPU time leaves the row, after two rounds at the earliest.
+    Within a row each round asks every worker once, in an order drawn anew, so that a noisy moment hits none alone.
+    A variant whose samples have cost `cell_seconds` of CPU time leaves the row, after two rounds at the earliest.
     With `on_profile` every variant is profiled after its row, and the callback gets what the worker found.
-    A worker that fails a row (a version on which a scenario cannot run) is reported by its last line and left out from there on.
+    A worker that fails a row (its version cannot run the scenario) is reported and left out from there.
     """
     order = random.Random(seed)
     alive = dict(workers)
     cells: list[Cell] = []
     for scenario, size, count in plan:
         progress(scenario, size)
-        row: dict[Variant, list[Cell]] = {}
+        row: dict[Variant, list[Cell]] = {variant: [] for variant in alive}
         for turn in range(-1, rounds):
             for variant in order.sample(list(alive), len(alive)):
                 try:
@@ -76,14 +76,14 @@ def measure(
                     del alive[variant]
                     row.pop(variant, None)
         if on_profile is not None:
-            for variant in sorted(row):
+            for variant in row:
                 on_profile(variant, scenario, size, alive[variant].ask(do="profile", count=count)["lines"])
-        cells += [cell for variant in sorted(row) for cell in row[variant]]
+        cells += [cell for own in row.values() for cell in own]
     return cells
 
 
 def _prepare(worker: Child, variant: Variant, scenario: str, size: int) -> list[Cell]:
-    """The cells of one variant: that of the scenario, still empty, and where there is one that of its worker message."""
+    """The cells of one variant: that of the scenario, still empty, and that of its worker message where it has one."""
     worker.ask(do="prepare", scenario=scenario, size=size)
     sizes = [worker.ask(do="message")["bytes"] for _ in range(3)]
     message = [] if None in sizes else [Cell(variant, "message_bytes", size, rounds=list(sizes), samples=list(sizes))]

@@ -43,7 +43,9 @@ def _panel(axis: Any, cells: Sequence[Cell], title: str) -> None:
     for variant, points in lines.items():
         colour = style.OURS
         if variant.kind == "stock":
-            colour = STOCK_SHADES[len(STOCK_SHADES) - len(stock) + stock.index(variant)] if len(stock) <= 5 else style.STOCK
+            colour = STOCK_SHADES[
+                max(stock.index(variant) - len(stock), -len(STOCK_SHADES))
+            ]  # the newest is the darkest
         axis.plot(
             *zip(*points, strict=True),
             color=colour,
@@ -85,9 +87,11 @@ def _points(cells: Sequence[Cell], variant: Variant) -> list[tuple[int, float]]:
 
 
 def _name(variant: Variant) -> str:
-    return {"stock": f"vLLM {variant.version}", "patched": f"{variant.version} patched", "ours": f"ours on {variant.version}"}[
-        variant.kind
-    ]
+    return {
+        "stock": f"vLLM {variant.version}",
+        "patched": f"{variant.version} patched",
+        "ours": f"ours on {variant.version}",
+    }[variant.kind]
 
 
 def _short(size: int) -> str:

@@ -51,7 +51,7 @@ BARS = (
 
 
 def tables(cells: Sequence[Cell]) -> Iterable[Table]:
-    """One table per scenario: variants down, sizes across, the fitted exponent, and the ratio to stock at the largest size."""
+    """One table per scenario: variants down, sizes across, fitted exponent, ratio to stock at the largest size."""
     for scenario, title in TITLES.items():
         here = [cell for cell in cells if cell.scenario == scenario]
         if not here:
@@ -84,7 +84,7 @@ def bars_table(cells: Sequence[Cell]) -> Table:
     table = Table(title="bars", title_justify="left", title_style="bold")
     for name in ("scenario", "bar", "vLLM", "measured", ""):
         table.add_column(name)
-    ours = sorted({cell.variant for cell in cells if cell.variant.kind == "ours"})
+    ours = dict.fromkeys(cell.variant for cell in cells if cell.variant.kind == "ours")
     for bar in BARS:
         for variant in ours:
             here = [cell for cell in cells if cell.scenario == bar.scenario]

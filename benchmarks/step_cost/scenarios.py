@@ -1,7 +1,7 @@
 """The scenarios: thin loops over `vllm_omni_sched.testing`, timed by the CPU time of this thread.
 
 A scenario is prepared once for one scheduler class and one size n, then asked for samples as often as one likes; making
-requests and model outputs is never in the measured time. Items are one token long and all different, as a realtime session's.
+requests and model outputs is never in the measured time. Items are one token long and all different.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stopwatch:
 
 
 class Scenario:
-    """Base: one scheduler, a stopwatch, and `sample()`. A scenario that also has `message_bytes()` is asked for that too."""
+    """Base: one scheduler, a stopwatch, and `sample()`. One that also has `message_bytes()` is asked for that too."""
 
     name: ClassVar[str]
     config: ClassVar[dict[str, Any]] = {}
@@ -52,7 +52,7 @@ class Scenario:
         self.size = size
         self.timed = Stopwatch()
         self.taken = 0.0
-        self.make_scheduler = lambda: make_scheduler(
+        self.make_scheduler: Callable[[], Any] = lambda: make_scheduler(
             scheduler_cls,
             async_scheduling=async_scheduling,
             **{"num_blocks": 40_000, "max_num_batched_tokens": STEP_TOKENS, **self.config},
@@ -67,6 +67,10 @@ class Scenario:
     def sample(self) -> float:
         """One more measurement, in seconds of CPU time."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Let the scheduler give back what its requests hold."""
+        self.scheduler.finish_requests(list(self.scheduler.requests), RequestStatus.FINISHED_ABORTED)
 
     def take(self) -> float:
         """Seconds on the stopwatch since the last call."""
@@ -257,7 +261,9 @@ SCENARIOS: dict[str, type[Scenario]] = {
 
 def whole_request(request_id: str, num_items: int, **options: Any) -> Request:
     """A prompt of `num_items` tokens, every one an item of its own."""
-    return make_request(request_id, num_items, [make_item(i, 1, f"{request_id}/{i}") for i in range(num_items)], **options)
+    return make_request(
+        request_id, num_items, [make_item(i, 1, f"{request_id}/{i}") for i in range(num_items)], **options
+    )
 
 
 def message_bytes(scheduled: Any) -> int:
@@ -270,7 +276,7 @@ def message_bytes(scheduled: Any) -> int:
     pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
     reduce_tensor: Callable[..., Any] | None = getattr(shm_broadcast, "_reduce_tensor", None)
     if reduce_tensor is not None:  # newer versions send tensors out of band
-        pickler.dispatch_table = {torch.Tensor: reduce_tensor}  # type: ignore[misc]
+        pickler.dispatch_table = {torch.Tensor: reduce_tensor}
     # What the executor enqueues: method, args, kwargs, output rank
     pickler.dump(("execute_model", (scheduled,), {}, 0))
     return stream.tell() + sum(buffer.raw().nbytes for buffer in buffers)

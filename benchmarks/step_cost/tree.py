@@ -1,4 +1,4 @@
-"""Run on the Python sources of a vLLM that is not installed: no compiled operators, and the dependencies of another version."""
+"""Run on the Python sources of a vLLM that is not installed: no compiled operators, another version's dependencies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OPTIONAL_PACKAGES = ("gguf",)
 def enter_tree() -> None:
     """Call before the first import of vLLM, in a process whose PYTHONPATH begins with the tree.
 
-    Such a tree has no distribution whose version says `cpu`, so vLLM would find no platform; without one some config classes
-    refuse to be built.
+    Such a tree has no distribution whose version says `cpu`, so vLLM would find no platform; without one some config
+    classes refuse to be built.
     """
     missing = [name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is None]
     sys.meta_path.append(_HollowFinder(missing))
@@ -33,7 +33,9 @@ class _HollowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] not in self.names:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)

@@ -17,7 +17,7 @@ DEFAULT = {
 }
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Variant:
     version: str
     kind: str  # one of KINDS
@@ -27,7 +27,10 @@ class Variant:
 
 
 def choose(versions: Sequence[str] | None, kinds: Sequence[str]) -> list[Variant]:
-    """The default pairs of `kinds`; with `versions`, every kind of theirs that can be had. Raises ValueError on an unknown kind."""
+    """The default pairs of `kinds`; with `versions`, every kind of theirs that can be had. Older and stock come first.
+
+    Raises ValueError on an unknown kind.
+    """
     if unknown := set(kinds) - set(KINDS):
         raise ValueError(f"unknown kind {min(unknown)!r}; there are {', '.join(KINDS)}")
     chosen = [
@@ -36,11 +39,15 @@ def choose(versions: Sequence[str] | None, kinds: Sequence[str]) -> list[Variant
         for version in (DEFAULT[kind] if versions is None else versions)
         if kind != "patched" or version in DEFAULT["patched"]
     ]
-    return sorted(chosen, key=lambda variant: ([int(part) for part in variant.version.split(".")], KINDS.index(variant.kind)))
+    return sorted(chosen, key=_rank)
+
+
+def _rank(variant: Variant) -> tuple[list[int], int]:
+    return [int(part) for part in variant.version.split(".")], KINDS.index(variant.kind)
 
 
 class Trees:
-    """Where the sources of a version are: given by hand, or fetched through `patches`. The installed vLLM needs none."""
+    """Where the sources of a version are: given by hand, or fetched by pip. The installed vLLM needs none."""
 
     def __init__(self, given: Mapping[str, Path], python: str):
         self.given, self.python = given, python

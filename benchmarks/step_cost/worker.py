@@ -1,9 +1,11 @@
 """The subprocess of one variant: prepares scenarios and takes samples, as told on stdin.
 
-    {"do": "prepare", "scenario": "decode", "size": 1024}      → {"kind": "prepared", "seconds": …}
-    {"do": "sample", "count": 20}                              → {"kind": "samples", "samples": [seconds, …]}
-    {"do": "profile", "count": 20}                             → {"kind": "profile", "lines": [[share, calls, function], …]}
-    {"do": "message"}                                          → {"kind": "message", "bytes": 2048}; null: has none
+Requests and their answers:
+
+    {"do": "prepare", "scenario": "decode", "size": 1024}   {"kind": "prepared", "scheduler": "OmniScheduler"}
+    {"do": "sample", "count": 20}                           {"kind": "samples", "samples": [seconds, …]}
+    {"do": "profile", "count": 20}                          {"kind": "profile", "lines": [[seconds, calls, name], …]}
+    {"do": "message"}                                       {"kind": "message", "bytes": 2048}; null where there is none
 
 `count` is an upper bound: expensive samples end a round early.
 """
@@ -38,9 +40,10 @@ def main() -> None:
         enter_tree()
     import vllm
 
+    import vllm_omni_sched
     from benchmarks.step_cost.scenarios import SCENARIOS
 
-    scheduler_cls = our_scheduler() if options.ours else None
+    scheduler_cls = vllm_omni_sched.OmniScheduler if options.ours else None
     # As the engine core does after start-up: what is there now is not walked again by the collector.
     gc.collect()
     gc.freeze()
@@ -50,11 +53,13 @@ def main() -> None:
         request = json.loads(line)
         started = time.monotonic()
         if request["do"] == "prepare":
+            if scenario is not None:
+                scenario.close()
             scenario = None
             gc.collect()
             kind = SCENARIOS[request["scenario"]]
             scenario = kind(scheduler_cls, request["size"], async_scheduling=not options.sync)
-            emit("prepared", seconds=round(time.monotonic() - started, 3), scheduler=type(scenario.scheduler).__qualname__)
+            emit("prepared", scheduler=type(scenario.scheduler).__qualname__)
         elif request["do"] == "profile":
             emit("profile", lines=profile(scenario, request["count"]))
         elif request["do"] == "message":
@@ -81,12 +86,6 @@ def profile(scenario: Any, count: int, top: int = 25) -> list[tuple[float, float
         for (file, line, name), (_, calls, own, _, _) in stats.items()
     ]
     return sorted(rows, reverse=True)[:top]
-
-
-def our_scheduler() -> type:
-    from vllm_omni_sched import OmniScheduler
-
-    return OmniScheduler
 
 
 if __name__ == "__main__":

@@ -1,0 +1,121 @@
+"""The parts that all benchmarks share."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import textwrap
+
+import pytest
+
+from benchmarks.harness import provenance, style
+from benchmarks.harness.child import Child, ChildFailed
+from benchmarks.harness.stats import Summary, fitted_exponent, quantile
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_law_is_found(exponent):
+    assert fitted_exponent({n: 3e-5 * n**exponent for n in (1024, 4096, 32768)}) == pytest.approx(exponent, abs=1e-9)
+
+
+def test_the_exponent_ignores_sizes_where_fixed_cost_hides_growth():
+    assert fitted_exponent({1: 99.0, 1024: 1.0, 2048: 2.0}) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("costs", [{}, {1024: 1.0}, {1: 1.0, 2: 2.0}, {1024: 0.0, 2048: 1.0}])
+def test_no_exponent_without_two_points(costs):
+    assert fitted_exponent(costs) is None
+
+
+def test_quantiles_interpolate():
+    assert quantile([4, 1, 3, 2], 0.5) == 2.5
+    assert (quantile([1, 2, 3], 0), quantile([1, 2, 3], 1)) == (1, 3)
+
+
+def test_a_summary_has_the_spread():
+    assert Summary.of([1.0, 2.0, 3.0, 4.0, 100.0]) == Summary(median=3.0, best=1.0, worst=100.0, iqr=2.0, samples=5)
+    with pytest.raises(ValueError, match="at least one"):
+        Summary.of([])
+
+
+def test_labels_are_moved_apart_and_keep_their_order():
+    placed = style.spread_labels([0.50, 0.51, 0.10, 0.52], gap=0.1)
+    assert placed[2] == 0.10
+    assert [placed[0], placed[1], placed[3]] == pytest.approx([0.41, 0.51, 0.61])
+
+
+def test_labels_far_apart_stay():
+    assert style.spread_labels([0.9, 0.1], gap=0.1) == [0.9, 0.1]
+
+
+def test_a_pushed_group_pushes_the_one_below():
+    placed = style.spread_labels([0.30, 0.41, 0.42, 0.43], gap=0.1)
+    assert all(after - before >= 0.1 - 1e-9 for before, after in itertools.pairwise(placed))
+    assert math.fsum(placed) == pytest.approx(0.30 + 0.41 + 0.42 + 0.43)
+
+
+def test_a_result_file_names_no_path_of_this_machine(tmp_path, monkeypatch):
+    main = str(provenance.ROOT / "benchmarks" / "realtime" / "__main__.py")
+    monkeypatch.setattr("sys.argv", [main, "--source=1.0=/home/me/vllm-1.0", "--out", str(tmp_path), "--seed", "7"])
+    path = provenance.write_result(tmp_path / "x.json", "realtime", [1], seed=7)
+    record = json.loads(path.read_text())
+    expected = f"python -m benchmarks.realtime --source=1.0=vllm-1.0 --out {tmp_path.name} --seed 7"
+    assert record["provenance"]["command"] == expected
+    assert record["provenance"]["seed"] == 7
+    assert record["results"] == [1]
+
+
+@pytest.fixture
+def module(tmp_path):
+    def write(body):
+        (tmp_path / "a_child.py").write_text(textwrap.dedent(body))
+        return Child("a_child", path=[tmp_path])
+
+    return write
+
+
+def test_a_child_answers_and_its_log_is_kept_apart(module):
+    child = module("""
+        import sys
+        from benchmarks.harness.child import emit
+        print("log line")
+        for line in sys.stdin:
+            emit("answer", got=line.strip())
+    """)
+    with child:
+        assert child.ask(do="x") == {"kind": "answer", "got": '{"do": "x"}'}
+        assert child.log_tail() == "log line\n"
+
+
+def test_a_child_that_fails_says_why(module):
+    with module("raise SystemExit('no such model')") as child, pytest.raises(ChildFailed, match="no such model"):
+        list(child.events())
+
+
+def test_a_child_that_is_gone_cannot_be_asked(module):
+    with module("raise SystemExit('over')") as child:
+        child.process.wait()
+        with pytest.raises(ChildFailed, match="over"):
+            child.ask(do="x")
+
+
+def test_stopping_a_child_ends_what_it_started(module):
+    child = module("""
+        import subprocess, sys, time
+        from benchmarks.harness.child import emit
+        emit("started", pid=subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+        time.sleep(600)
+    """)
+    with child:
+        grandchild = child.next_event()["pid"]
+    assert child.process.returncode == -signal.SIGINT
+    assert not is_running(grandchild)
+
+
+def is_running(pid):
+    """False also for a zombie that nobody has reaped yet."""
+    if not os.path.exists(f"/proc/{pid}/stat"):
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] != "Z"
