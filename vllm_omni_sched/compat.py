@@ -31,10 +31,12 @@ SCHEDULER = "vllm.v1.core.sched.scheduler"
 OUTPUT = "vllm.v1.core.sched.output"
 MANAGER = "vllm.v1.core.encoder_cache_manager"
 BLOCK_POOL = "vllm.v1.core.block_pool"
+KV_CACHE_UTILS = "vllm.v1.core.kv_cache_utils"
 WORKER_BASE = "vllm.v1.worker.worker_base"
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 ENCODER_RUNNER_V2 = "vllm.v1.worker.gpu.mm.encoder_runner"
+ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
 ARG_UTILS = "vllm.engine.arg_utils"
 
 
@@ -193,7 +195,10 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
         ("states, model runner V1", RUNNER_V1, "GPUModelRunner._update_states", True),
         ("requests, model runner V2", RUNNER_V2, "GPUModelRunner.add_requests", False),
     ],
-    "mrope_append": [("M-RoPE positions, model runner V1", RUNNER_V1, "GPUModelRunner._init_mrope_positions", True)],
+    "mrope_append": [
+        ("M-RoPE positions, model runner V1", RUNNER_V1, "GPUModelRunner._init_mrope_positions", True),
+        ("M-RoPE positions, model runner V2", ROPE_V2, "RopeState.init_prefill_positions", False),
+    ],
     "release": [("session update", SCHEDULER, "Scheduler._update_request_as_session", True)],
     "options": [("early check of options", ARG_UTILS, "EngineArgs.create_engine_config", True)],
     "metrics": [("registry of /metrics", "vllm.v1.metrics.prometheus", "get_prometheus_registry", True)],
@@ -204,7 +209,7 @@ _NOT_NEEDED = {
     "kv_event_window": "this vLLM's KV events carry no extra keys",
 }
 # Points in the workers' modules: importing those costs seconds, so only `probe_all` looks at them.
-_WORKER_MODULES = (RUNNER_V1, RUNNER_V2, ENCODER_RUNNER_V2)
+_WORKER_MODULES = (RUNNER_V1, RUNNER_V2, ENCODER_RUNNER_V2, ROPE_V2)
 
 
 def probe_all(*, workers: bool = True) -> list[Probe]:

@@ -96,6 +96,20 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM strips incrementally (vllm#58324)",
     ),
     Override(
+        "sched.scheduler.get_mm_features_in_window, kv_cache_utils.get_mm_features_in_window",
+        "rebound: the window of a FeatureList is searched in its compact index",
+        "windows, vLLM 0.23+, from the first OmniScheduler of a process on",
+        "tests/differential/test_lockstep.py",
+        "vLLM keeps offsets and ends apart from the items",
+    ),
+    Override(
+        "KVCacheManager.get_blocks",
+        "of one scheduler's manager: the block ids of a tracked session are looked up when asked for",
+        "session_delta, no KV connector",
+        "tests/differential/test_lockstep.py",
+        "vLLM sends deltas of sessions itself",
+    ),
+    Override(
         "block_pool.generate_block_hash_extra_keys",
         "rebound: for a FeatureList the search starts at the block's first item",
         "kv_event_window, from the first OmniScheduler of a process on",

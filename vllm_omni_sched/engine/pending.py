@@ -11,6 +11,7 @@ from typing import Any
 from vllm.v1.request import Request
 
 from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.items.feature_list import Strip
 
 
 class HeldInputs:
@@ -57,10 +58,16 @@ class PendingRangeMixin:
     """The part of `OmniSchedulerMixin` that answers `_get_encoder_input_updates` from ranges."""
 
     _omni_pending: bool
+    _omni_strip: Strip
 
     def _get_encoder_input_updates(
         self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
     ) -> dict[str, dict[int, Any]]:
+        for new in new_requests:
+            features = new.mm_features
+            if isinstance(features, FeatureList) and not (self._omni_pending and features.spans.sequential):
+                # vLLM looks for what was sent with its data.
+                new.mm_features = features.as_sent(new.num_computed_tokens, self._omni_strip)
         if not self._omni_pending:
             updates: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
                 scheduled, new_requests, scheduled_encoder_inputs

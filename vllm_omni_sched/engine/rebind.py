@@ -30,6 +30,8 @@ def bind_strip_frontier() -> None:
     def wrap(strip: Callable[..., Any]) -> Callable[..., Any]:
         def strip_covered_mm_data(mm_features: Any, num_computed_tokens: int, uses_mrope: bool = False) -> Any:
             if isinstance(mm_features, FeatureList):
+                if mm_features.defer:
+                    return mm_features
                 return mm_features.as_sent(num_computed_tokens, lambda feature: strip_one(feature, uses_mrope))
             if uses_mrope:
                 return strip(mm_features, num_computed_tokens, uses_mrope=uses_mrope)
@@ -38,6 +40,23 @@ def bind_strip_frontier() -> None:
         return strip_covered_mm_data
 
     _bind(compat.OUTPUT, "strip_covered_mm_data", wrap)
+
+
+def bind_windows() -> None:
+    """The window of a `FeatureList` is searched in its index: no item is touched, most of which are cold in memory."""
+
+    def wrap(window: Callable[..., Any]) -> Callable[..., Any]:
+        def get_mm_features_in_window(mm_features: Any, start: int, end: int) -> tuple[int, int]:
+            if isinstance(mm_features, FeatureList) and mm_features.spans.sequential:
+                return mm_features.spans.bounds(start, end)
+            found: tuple[int, int] = window(mm_features, start=start, end=end)
+            return found
+
+        return get_mm_features_in_window
+
+    for module in (compat.SCHEDULER, compat.KV_CACHE_UTILS):
+        if compat.native_windows(module):
+            _bind(module, "get_mm_features_in_window", wrap)
 
 
 def bind_kv_event_window() -> None:

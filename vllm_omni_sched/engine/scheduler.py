@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
-from vllm_omni_sched.engine import rebind, tensor_pickle
+from vllm_omni_sched.engine import block_ids, rebind, tensor_pickle
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
@@ -28,6 +28,7 @@ from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.session import SessionSender, with_restored
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList, SpillFile
+from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
 logger = init_logger("vllm_omni_sched.scheduler")
@@ -55,6 +56,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
     def _omni_setup(self, config: OmniSchedConfig) -> None:
         active = {name for name, status in self.omni_features.items() if status.active}
         strip_one = compat.strip_feature()
+        if "windows" in active:
+            rebind.bind_windows()
         uses_mrope = getattr(self, "model_uses_mrope", False) or self.vllm_config.model_config.uses_mrope
         self._omni_runner_v2 = bool(getattr(self, "use_v2_model_runner", False))
         self._omni_windows = "windows" in active and not self.is_encoder_decoder
@@ -68,9 +71,12 @@ class OmniSchedulerMixin(PendingRangeMixin):
             rebind.bind_kv_event_window()
         if "encoder_cache" in active and type(self.encoder_cache_manager) is EncoderCacheManager:
             self.encoder_cache_manager = OmniEncoderCacheManager.adopt(self.encoder_cache_manager)
+        self._omni_strip: Strip = lambda feature: strip_one(feature, uses_mrope)
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
-            self._omni_sender = SessionSender(lambda feature: strip_one(feature, uses_mrope))
+            self._omni_sender = SessionSender(self._omni_strip)
+            if self.connector is None:
+                block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.__contains__)
         # Only what went through the frontier may leave memory; it is the deltas that move it.
         self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
         self.omni_metrics = SchedulerMetrics()
@@ -168,7 +174,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
             if request.resumable and request.request_id in self._omni_ended:
                 self._omni_ended.refuse(request)
             if request.resumable or request.mm_features:
-                request.mm_features = FeatureList(request.mm_features)
+                request.mm_features = features = FeatureList(request.mm_features)
+                features.defer = request.resumable and self._omni_sender is not None
                 self._omni_num_multimodal += 1
         super().add_request(request)
 
@@ -203,7 +210,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
             spill = features.spill or SpillFile(config.spill_dir, config.spill_max_bytes, tensor_pickle.dumps)
             before = spill.size_bytes
             try:
-                released = features.release_committed(config.release_batch_items, spill)
+                released = features.release_committed(config.release_batch_items, spill, self._omni_strip)
             except OSError as error:
                 self._omni_release = False
                 logger.warning(

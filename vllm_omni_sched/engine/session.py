@@ -7,8 +7,9 @@ mixin turns it back into the full entry before its own `super()` sees it. Neithe
 side of vLLM knows.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -17,8 +18,7 @@ from vllm.v1.request import Request
 from vllm_omni_sched.items import FeatureList, SessionMirror, SessionTracker
 from vllm_omni_sched.items.session import SessionUpdate
 
-_FIELDS = tuple(f.name for f in fields(NewRequestData))
-_CACHED_FIELDS = tuple(f.name for f in fields(CachedRequestData))
+_values = attrgetter(*(f.name for f in fields(NewRequestData)))
 
 
 @dataclass
@@ -50,16 +50,9 @@ class ResumedRequestData(CachedRequestData):
     restored: dict[str, dict[int, Any]] = field(default_factory=dict)
 
 
-def _shallow(source: Any, cls: type, names: Iterable[str], **changed: Any) -> Any:
-    values = {name: getattr(source, name) for name in names}
-    values.update(changed)
-    return cls(**values)
-
-
 def with_restored(data: CachedRequestData, restored: dict[str, dict[int, Any]]) -> ResumedRequestData:
     """``data``, and the items to give back."""
-    resumed: ResumedRequestData = _shallow(data, ResumedRequestData, _CACHED_FIELDS, restored=restored)
-    return resumed
+    return ResumedRequestData(**{f.name: getattr(data, f.name) for f in fields(CachedRequestData)}, restored=restored)
 
 
 class SessionSender:
@@ -78,6 +71,9 @@ class SessionSender:
     def __len__(self) -> int:
         return len(self._trackers)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._trackers
+
     def forget(self, request_id: str) -> None:
         """The request is over, or its workers drop it: the next message is a start."""
         self._trackers.pop(request_id, None)
@@ -87,43 +83,37 @@ class SessionSender:
         new_reqs = output.scheduled_new_reqs
         for i, new in enumerate(new_reqs):
             request = requests.get(new.req_id)
-            if request is not None and request.resumable and new.prompt_embeds is None:
-                new_reqs[i] = self._message(new, request)
+            if request is not None and request.resumable:
+                new_reqs[i] = self._message(new, request.mm_features)
 
-    def _message(self, new: NewRequestData, request: Request) -> NewRequestData:
-        features = request.mm_features
-        covered, restored, num_items = 0, {}, 0
+    def _message(self, new: NewRequestData, features: FeatureList) -> NewRequestData:
         tracker = self._trackers.get(new.req_id)
-        if isinstance(features, FeatureList):
-            sent = features.as_sent(new.num_computed_tokens, self._strip)
-            covered, num_items = features.frontier, len(sent)
-            if tracker is not None and covered < tracker.covered:
-                restored = {i: features[i] for i in range(covered, tracker.covered)}
-        elif features:
-            return new
+        covered, num_items = features.advance(new.num_computed_tokens), len(features)
         # Runner V2 is told of generated tokens too; a session between two turns has none.
-        plain = new.prefill_token_ids is None or len(new.prefill_token_ids) == len(new.prompt_token_ids)
+        prompt, prefill = new.prompt_token_ids, new.prefill_token_ids
+        plain = prompt is not None and (prefill is None or len(prefill) == len(prompt))
         if tracker is not None and plain:
-            first_new = tracker.num_items
-            update = tracker.update(new.prompt_token_ids, num_items, new.block_ids, covered, restored)
+            first_new, restored = tracker.num_items, {}
+            if covered < tracker.covered:
+                restored = {i: features[i] for i in range(covered, tracker.covered)}
+            update = tracker.update(prompt, num_items, new.block_ids, covered, restored)
             if update is not None:
                 self.num_deltas += 1
-                return _shallow(
-                    new,
-                    SessionDelta,
-                    _FIELDS,
-                    prompt_token_ids=None,
-                    prefill_token_ids=None,
-                    block_ids=(),
-                    mm_features=list(sent[first_new:]) if num_items else [],
-                    update=update,
-                )
+                delta = SessionDelta(*_values(new), update=update)
+                delta.prompt_token_ids = delta.prefill_token_ids = None
+                delta.block_ids = ()
+                delta.mm_features = features[first_new:]
+                return delta
         self.num_full += 1
-        if plain:
-            self._trackers[new.req_id] = SessionTracker(len(new.prompt_token_ids), num_items, new.block_ids, covered)
-        else:
+        start = SessionStart(*_values(new), covered=covered)
+        start.mm_features = features.as_sent(new.num_computed_tokens, self._strip)
+        start.block_ids = tuple(list(group) for group in new.block_ids)
+        if not plain:
+            # Workers cannot keep a mirror of it: the next message is in full again.
             self._trackers.pop(new.req_id, None)
-        return _shallow(new, SessionStart, _FIELDS, covered=covered) if plain else new
+            return NewRequestData(*_values(start))
+        self._trackers[new.req_id] = SessionTracker(len(prompt), num_items, start.block_ids, covered)
+        return start
 
     def note_running(self, data: CachedRequestData) -> None:
         """Keep count of the blocks that running requests are sent."""
@@ -188,17 +178,14 @@ class SessionReceiver:
 
     @staticmethod
     def _full(new: NewRequestData, mirror: SessionMirror) -> NewRequestData:
+        full = NewRequestData(*_values(new))
         # Prompt logprobs make a tensor of the tokens, which wants a list.
         wants_list = new.sampling_params is not None and new.sampling_params.prompt_logprobs is not None
-        return _shallow(
-            new,
-            NewRequestData,
-            _FIELDS,
-            prompt_token_ids=mirror.tokens.tolist() if wants_list else mirror.tokens,
-            prefill_token_ids=mirror.tokens,
-            mm_features=mirror.features,
-            block_ids=tuple(list(group) for group in mirror.block_ids),
-        )
+        full.prompt_token_ids = mirror.tokens.tolist() if wants_list else mirror.tokens
+        full.prefill_token_ids = mirror.tokens
+        full.mm_features = mirror.features
+        full.block_ids = tuple(list(group) for group in mirror.block_ids)
+        return full
 
     def _note_running(self, data: CachedRequestData) -> None:
         if not self._mirrors:

@@ -18,13 +18,14 @@ class FeatureList(list[Any]):
     """Features in prompt order, indexed by token position, with a frontier of committed items.
 
     1. ``spans`` knows every feature's span; it is extended as the list is.
-    2. ``as_sent(n)`` is the list as a worker with ``n`` computed tokens gets it: items
-       that end at or before ``n`` are stripped of their data. Only items between
-       the former frontier and the new one are touched (vLLM walks all of them:
-       ``strip_covered_mm_data``, vllm#52041, vllm#58324).
-    3. A smaller ``n`` (preemption, rewind) moves the frontier back and gives the data back.
-    4. ``release_committed()`` moves the data of committed items to a spill file;
-       rule 3 reads it back.
+    2. ``advance(n)`` moves the frontier to where a worker with ``n`` computed tokens needs
+       no more data: behind the items that end at or before ``n``. O(log n).
+    3. A smaller ``n`` (preemption, rewind) moves it back and gives the data back.
+    4. ``as_sent(n)`` is the list as such a worker gets it: items before the frontier are
+       stripped of their data. Only items between the former frontier and the new one
+       are touched (vLLM walks all: ``strip_covered_mm_data``, vllm#52041, vllm#58324).
+    5. ``release_committed()`` moves the data of items before the frontier to a spill
+       file; rule 3 reads it back.
 
     A nested item behind a longer, still open one keeps its data until that one is
     covered too: more than vLLM sends, never less.
@@ -32,23 +33,30 @@ class FeatureList(list[Any]):
     Not for reordering: only growth at the tail and replacement in place are tracked.
     """
 
-    __slots__ = ("_sent", "frontier", "items_touched", "num_released", "spans", "spill")
+    __slots__ = ("_num_stripped", "_sent", "defer", "frontier", "items_touched", "num_released", "spans", "spill")
 
     def __init__(self, features: Iterable[Any] = ()) -> None:
         super().__init__()
         self.spans = ItemIndex()
-        self.frontier = 0  # leading items that are stripped in what was last sent
+        self.frontier = 0  # leading items whose data no worker needs
+        self.defer = False  # a full message may turn out unnecessary: do not prepare one before it is asked for
         self.items_touched = 0  # for tests: items looked at one by one, all calls together
         self.num_released = 0  # leading items whose data is in `spill`
         self.spill: SpillFile | None = None
         self._sent: list[Any] = []
+        self._num_stripped = 0  # leading items that are stripped in `_sent`
         self.extend(features)
 
     def append(self, feature: Any) -> None:
-        self.extend((feature,))
+        position = feature.mm_position
+        self.spans.append(position.offset, position.offset + position.length)
+        super().append(feature)
 
     def extend(self, features: Iterable[Any]) -> None:
         new = list(features)
+        if len(new) == 1:
+            self.append(new[0])
+            return
         positions = [feature.mm_position for feature in new]
         self.spans.extend_columns([p.offset for p in positions], [p.offset + p.length for p in positions])
         super().extend(new)
@@ -64,36 +72,42 @@ class FeatureList(list[Any]):
         # Another process gets a plain list.
         return list, (list(self),)
 
+    def advance(self, num_computed_tokens: int) -> int:
+        """Move the frontier to ``num_computed_tokens``, forward or back; returns it."""
+        target = self.spans.num_covered(num_computed_tokens) if num_computed_tokens > 0 else 0
+        if target < self.frontier:
+            self._restore(target)
+        self.frontier = target
+        return target
+
     def as_sent(self, num_computed_tokens: int, strip: Strip) -> list[Any]:
         """The features as sent to a worker that has computed ``num_computed_tokens``.
 
         The returned list is kept and changed by the next call: copy it to keep it.
         """
-        if len(self._sent) < len(self):
-            self._sent.extend(self[len(self._sent) :])
-        target = self.spans.num_covered(num_computed_tokens) if num_computed_tokens > 0 else 0
-        if target < self.frontier:
-            self._give_back(target)
-        for i in range(self.frontier, target):
-            self._sent[i] = strip(self[i])
-        self.items_touched += target - self.frontier if target > self.frontier else 0
-        self.frontier = target
-        return self._sent
+        target = self.advance(num_computed_tokens)
+        sent = self._sent
+        if len(sent) < len(self):
+            sent.extend(self[len(sent) :])
+        for i in range(target, self._num_stripped):
+            sent[i] = self[i]
+        for i in range(self._num_stripped, target):
+            sent[i] = strip(self[i])
+        self.items_touched += abs(target - self._num_stripped)
+        self._num_stripped = target
+        return sent
 
     def rewind(self, num_computed_tokens: int) -> dict[int, Any]:
         """Move the frontier back; the features, by id, that a worker must be given again."""
-        former, target = self.frontier, self.spans.num_covered(num_computed_tokens)
-        if target >= former:
+        former = self.frontier
+        if former == 0 or self.spans.max_ends[former - 1] <= num_computed_tokens:
             return {}
-        self._give_back(target)
-        self.frontier = target
-        return {i: self[i] for i in range(target, former)}
-
-    def _give_back(self, target: int) -> None:
-        self._restore(target)
-        for i in range(target, self.frontier):
+        target = self.advance(num_computed_tokens)
+        for i in range(target, self._num_stripped):
             self._sent[i] = self[i]
-        self.items_touched += self.frontier - target
+        self._num_stripped = min(self._num_stripped, target)
+        self.items_touched += former - target
+        return {i: self[i] for i in range(target, former)}
 
     def _restore(self, target: int) -> None:
         if target >= self.num_released or self.spill is None:
@@ -109,7 +123,7 @@ class FeatureList(list[Any]):
             return self.spill.read(item, item + 1).get(item, feature)
         return feature
 
-    def release_committed(self, batch: int, spill: SpillFile) -> int:
+    def release_committed(self, batch: int, spill: SpillFile, strip: Strip) -> int:
         """Let go of the data of committed items, ``batch`` or more at a time.
 
         Returns:
@@ -122,12 +136,17 @@ class FeatureList(list[Any]):
         first, last = self.num_released, self.frontier
         if last - first < batch:
             return 0
-        due = {i: self[i] for i in range(first, last) if self[i] is not self._sent[i] and i not in spill}
+        stripped = [strip(self[i]) for i in range(first, last)]
+        due = {i: self[i] for i, bare in enumerate(stripped, first) if bare is not self[i] and i not in spill}
         if due and not spill.write(due):
             return 0
         self.spill = spill
-        for i in range(first, last):
-            self[i] = self._sent[i]
+        self[first:last] = stripped
+        in_sent = min(last, len(self._sent))
+        if first < in_sent:
+            self._sent[first:in_sent] = stripped[: in_sent - first]
+            self._num_stripped = max(self._num_stripped, in_sent)
+        self.items_touched += last - first
         self.num_released = last
         return last - first
 

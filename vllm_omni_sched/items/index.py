@@ -83,7 +83,12 @@ class ItemIndex:
 
     def append(self, start: int, end: int) -> None:
         """Add the span of the next item."""
-        self.extend(((start, end),))
+        if self._order is None and self.starts and start >= self.starts[-1] and end >= self.max_ends[-1]:
+            self.starts.append(start)
+            self.ends.append(end)
+            self.max_ends.append(end)
+        else:
+            self.extend_columns([start], [end])
 
     def _sort(self) -> None:
         self._order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
@@ -98,7 +103,7 @@ class ItemIndex:
         counts as overlapping when it lies inside the window, as in vLLM.
         """
         if self.sequential:
-            return range(bisect_right(self.ends, start), bisect_left(self.starts, end))
+            return range(*self.bounds(start, end))
         starts, max_ends = self.starts, self.max_ends
         if self._order is not None:
             starts, max_ends = self._sorted_starts, self._sorted_max_ends
@@ -106,6 +111,10 @@ class ItemIndex:
         self.spans_visited += max(0, high - low)
         candidates = range(low, high) if self._order is None else self._order[low:high]
         return [i for i in candidates if self.ends[i] > start]
+
+    def bounds(self, start: int, end: int) -> tuple[int, int]:
+        """First and last (exclusive) item with a token in ``[start, end)``, of a sequential list."""
+        return bisect_right(self.ends, start), bisect_left(self.starts, end)
 
     def num_covered(self, position: int) -> int:
         """How many leading items end at or before ``position`` (with all items before them)."""

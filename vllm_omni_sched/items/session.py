@@ -9,8 +9,7 @@ error and never a wrong token.
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_omni_sched.errors import SessionOutOfSyncError
 
@@ -18,8 +17,7 @@ BlockIds = Sequence[Sequence[int]]
 """Block ids by KV-cache group."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionUpdate:
+class SessionUpdate(NamedTuple):
     """What is new in a session since the last message about it.
 
     Attributes:
@@ -37,7 +35,7 @@ class SessionUpdate:
     tokens: list[int]
     block_ids: tuple[list[int], ...]
     covered: int
-    restored: dict[int, Any] = field(default_factory=dict)
+    restored: dict[int, Any]
 
 
 class SessionTracker:

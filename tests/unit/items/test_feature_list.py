@@ -64,7 +64,7 @@ def test_a_nested_item_waits_for_the_one_around_it():
 def test_released_data_leaves_memory_and_comes_back():
     features, spill = FeatureList(item(i) for i in range(100)), SpillFile(None, 1 << 20)
     features.as_sent(90, strip)
-    assert features.release_committed(64, spill) == 90
+    assert features.release_committed(64, spill, strip) == 90
     assert held(features) == list(range(90, 100))
     assert features.with_data(3).data == "data3" and features[3].data is None
     assert [f.data for f in features.as_sent(0, strip)] == [f"data{i}" for i in range(100)]
@@ -75,11 +75,11 @@ def test_released_data_leaves_memory_and_comes_back():
 def test_released_again_after_a_rewind_is_not_written_twice():
     features, spill = FeatureList(item(i) for i in range(64)), SpillFile(None, 1 << 20)
     features.as_sent(64, strip)
-    features.release_committed(64, spill)
+    features.release_committed(64, spill, strip)
     size = spill.size_bytes
     features.as_sent(0, strip)
     features.as_sent(64, strip)
-    assert features.release_committed(64, spill) == 64
+    assert features.release_committed(64, spill, strip) == 64
     assert spill.size_bytes == size and held(features) == []
     features.close()
 
@@ -87,13 +87,13 @@ def test_released_again_after_a_rewind_is_not_written_twice():
 def test_fewer_than_a_batch_stay():
     features = FeatureList(item(i) for i in range(100))
     features.as_sent(63, strip)
-    assert features.release_committed(64, SpillFile(None, 1 << 20)) == 0
+    assert features.release_committed(64, SpillFile(None, 1 << 20), strip) == 0
 
 
 def test_a_full_spill_file_keeps_data_in_memory():
     features = FeatureList(item(i) for i in range(100))
     features.as_sent(100, strip)
-    assert features.release_committed(64, SpillFile(None, 16)) == 0
+    assert features.release_committed(64, SpillFile(None, 16), strip) == 0
     assert held(features) == list(range(100))
 
 
@@ -101,7 +101,7 @@ def test_a_spill_file_that_cannot_be_made_says_so_and_loses_nothing(tmp_path):
     features = FeatureList(item(i) for i in range(100))
     features.as_sent(100, strip)
     with pytest.raises(OSError, match="No such file"):
-        features.release_committed(64, SpillFile(str(tmp_path / "gone"), 1 << 20))
+        features.release_committed(64, SpillFile(str(tmp_path / "gone"), 1 << 20), strip)
     assert held(features) == list(range(100))
 
 

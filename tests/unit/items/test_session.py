@@ -1,6 +1,5 @@
 """What a worker holds of a session after each kind of message, and what is refused."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -80,7 +79,7 @@ def test_what_is_no_continuation_is_sent_in_full(tokens, items, blocks):
 @pytest.mark.parametrize("changed", [{"tokens_before": 3}, {"items_before": 1}, {"blocks_before": (1,)}])
 def test_a_worker_refuses_an_update_of_another_state(changed):
     tracker, mirror, _ = start()
-    update = replace(tracker.update(range(5), 2, ((1, 2),), covered=0, restored={}), **changed)
+    update = tracker.update(range(5), 2, ((1, 2),), covered=0, restored={})._replace(**changed)
     with pytest.raises(SessionOutOfSyncError, match=r"the worker holds \(4, 2, \(2,\)\)"):
         mirror.apply(update, [], strip)
     assert len(mirror.tokens) == 4
