@@ -24,6 +24,7 @@ from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
+from vllm_omni_sched.engine.order import put_in_order
 from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.session import SessionSender, with_restored
 from vllm_omni_sched.errors import ConfigError
@@ -170,7 +171,12 @@ class OmniSchedulerMixin(PendingRangeMixin):
     # -- a request's life --------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        if request.request_id not in self.requests:
+        is_new = request.request_id not in self.requests
+        if request.mm_features and put_in_order(request, is_new=is_new):
+            logger.warning_once(
+                "A request came with its multimodal items out of order; such items are sorted on arrival."
+            )
+        if is_new:
             if request.resumable and request.request_id in self._omni_ended:
                 self._omni_ended.refuse(request)
             if request.resumable or request.mm_features:

@@ -11,6 +11,7 @@ from tests.engine.harness.spec import OUR_ENCODER_CACHE, OURS, OURS_SYNC, Engine
 
 REQUESTS = ("text", "images", "repeated_images", "shared_images", "prefixes", "aborts")
 SHORT = (*REQUESTS, "sessions")
+BAD_INPUT = ("straggler", "reversed_images")  # ours alone: stock does not survive it, or answers wrongly
 
 AMPLE = {
     "max_model_len": 16384,
@@ -82,7 +83,12 @@ VARIANTS = (
     Variant("prefix-caching-off", "prefix-caching-off"),
     Variant("cache-manager-alone", "sync", SHORT, scheduler=None, encoder_cache_manager=OUR_ENCODER_CACHE),
     Variant("delta-off", "async", ("sessions", "aborts", "crowd"), omni_sched={"session_delta": "off"}),
+    Variant("subclass-sync", "sync", ("sessions", "aborts"), scheduler="tests.engine.harness.subclass.CustomScheduler"),
+    Variant("subclass", "async", ("sessions",), scheduler="tests.engine.harness.subclass.CustomScheduler"),
     Variant("everything-off", "async", ("sessions", "aborts"), omni_sched=EVERYTHING_OFF),
+    Variant("bad-input", "sync", BAD_INPUT),
+    Variant("bad-input-async", "async", BAD_INPUT),
+    Variant("bad-input-no-prefix", "prefix-caching-off", BAD_INPUT),
     Variant("tight", "tight"),
     Variant("tight-async", "tight-async"),
     Variant("scarce", "scarce"),

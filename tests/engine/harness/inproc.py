@@ -6,9 +6,9 @@ import gc
 from typing import Any
 
 from tests.engine.harness.observer import Observer
-from tests.engine.harness.sources import ChunkSource, chunk_source
+from tests.engine.harness.sources import ChunkSource, chunk_source, image_prompt
 from tests.engine.harness.spec import EngineSpec
-from tests.engine.harness.workload import Ask, Heard, Scenario, Session
+from tests.engine.harness.workload import Ask, Heard, Request, Scenario, Session, Speech, Straggler
 
 
 class InProcessEngine:
@@ -36,40 +36,52 @@ class InProcessEngine:
         self.observer.reset()
         heard = {request.id: Heard() for request in scenario.requests}
         arrivals = sorted(scenario.requests, key=lambda request: request.at_step)
-        talks: dict[str, _Talk] = {}
-        waiting_for: dict[str, Ask | Session] = {}
+        here: dict[str, Request] = {}  # by the id that the engine knows
+        talks: list[_Talk] = []
         for step in range(scenario.max_steps):
             while arrivals and arrivals[0].at_step <= step:
                 request = arrivals.pop(0)
-                waiting_for[request.id] = request
-                if isinstance(request, Ask):
-                    self._add(request.id, _prompt(request), request.max_tokens)
+                here[request.session if isinstance(request, Straggler) else request.id] = request
+                if isinstance(request, Session | Speech):
+                    talks.append(_Talk(request, chunk_source(request, self.model_config)))
                 else:
-                    talks[request.id] = _Talk(request, chunk_source(request, self.model_config))
-            for talk in [talk for talk in talks.values() if talk.session.id in waiting_for]:
-                if not self._talk(talk, heard[talk.session.id], step):
-                    del waiting_for[talk.session.id]
-            if not waiting_for and not arrivals:
+                    self._arrive(request)
+            for talk in talks:
+                if here.get(talk.session.id) is talk.session and not self._talk(talk, heard[talk.session.id], step):
+                    del here[talk.session.id]
+            if not here and not arrivals:
                 break
             for output in self.engine.step():
-                answer = heard[output.request_id]
-                answer.extend(output.outputs[0])
-                request = waiting_for.get(output.request_id)
-                if request is None:
-                    continue
-                if request.abort_after is not None and len(answer.tokens) >= request.abort_after:
-                    self.engine.abort_request([request.id])
-                    answer.cut(request.abort_after)
-                    del waiting_for[request.id]
-                elif output.finished:
-                    del waiting_for[request.id]
+                if request := here.get(output.request_id):
+                    self._hear(output, request, heard[request.id], here)
+            for request in [request for request in here.values() if request.abort_after == 0]:
+                self._leave(request, heard[request.id], here)
         else:
-            raise TimeoutError(f"{scenario.name}: not done after {step} steps, still waiting for {sorted(waiting_for)}")
-        for talk in talks.values():
+            raise TimeoutError(f"{scenario.name}: not done after {step} steps, still waiting for {sorted(here)}")
+        for talk in talks:
             talk.source.close()
         for _ in range(4):  # what was in flight when the last request left
             self.engine.step()
         return {"requests": {id_: vars(answer) for id_, answer in heard.items()}, **self.observer.report()}
+
+    def _hear(self, output: Any, request: Request, answer: Heard, here: dict[str, Request]) -> None:
+        answer.extend(output.outputs[0])
+        if request.abort_after is not None and len(answer.tokens) >= request.abort_after:
+            self._leave(request, answer, here)
+        elif output.finished or answer.finish_reason == "error":  # a session that fails is not "finished" to the front end
+            del here[output.request_id]
+
+    def _leave(self, request: Request, answer: Heard, here: dict[str, Request]) -> None:
+        self.engine.abort_request([request.id])
+        answer.cut(request.abort_after)
+        del here[request.id]
+
+    def _arrive(self, request: Ask | Straggler) -> None:
+        if isinstance(request, Straggler):
+            self._add(request.session, image_prompt(request.chunk.prompt, request.chunk.images), 1, resumable=True)
+        else:
+            prompt = image_prompt(request.prompt, request.images)
+            self._add(request.id, prompt, request.max_tokens, items_reversed=request.items_reversed)
 
     def _talk(self, talk: _Talk, answer: Heard, step: int) -> bool:
         """Send the session's next chunk if it is time. False: it has sent the end of its input and all was answered."""
@@ -90,14 +102,24 @@ class InProcessEngine:
         return True
 
     def _add(
-        self, id_: str, prompt: Any, max_tokens: int, *, resumable: bool = False, end_of_session: bool = False
+        self,
+        id_: str,
+        prompt: Any,
+        max_tokens: int,
+        *,
+        resumable: bool = False,
+        end_of_session: bool = False,
+        items_reversed: bool = False,
     ) -> None:
         request = self.engine.input_processor.process_inputs(
             id_, prompt, sampling_params(max_tokens), self.engine.get_supported_tasks(), resumable=resumable
         )
         request.external_req_id = id_  # as AsyncLLM does for sessions; and without vLLM's random suffix, so that runs compare
         self.engine.output_processor.add_request(request, None if end_of_session else prompt.get("prompt"))
-        self.engine.engine_core.add_request(self._as_sent(request))
+        sent = self._as_sent(request)
+        if items_reversed and sent.mm_features:
+            sent.mm_features.reverse()
+        self.engine.engine_core.add_request(sent)
 
     def _as_sent(self, request: Any) -> Any:
         """The request as it would arrive in another process: front end and core both extend a session's token list."""
@@ -117,7 +139,7 @@ class InProcessEngine:
 class _Talk:
     """How far a session is."""
 
-    def __init__(self, session: Session, source: ChunkSource) -> None:
+    def __init__(self, session: Session | Speech, source: ChunkSource) -> None:
         self.session = session
         self.source = source
         self.chunks_sent = 0
@@ -137,12 +159,6 @@ def sampling_params(max_tokens: int) -> Any:
     return SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.DELTA
     )
-
-
-def _prompt(request: Ask) -> dict[str, Any]:
-    from tests.engine.harness.sources import image_prompt
-
-    return image_prompt(request.prompt, request.images)
 
 
 def _path(thing: Any) -> str:

@@ -1,7 +1,7 @@
 """`python -m tests.engine.harness.main SPECS.json RESULTS.json`: run engines one after the other, write what came back.
 
-RESULTS.json: `{name of engine: {"facts": {...}, "scenarios": {name: {...}}, "error": traceback or None}}`. An engine that dies
-leaves the scenarios it had finished; the next engine starts all the same.
+RESULTS.json: `{name of engine: {"facts": {...}, "scenarios": {name: {...}}, "traces_of_ours": [...], "error": traceback or None}}`.
+An engine that dies leaves the scenarios it had finished; the next engine starts all the same.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from tests.engine.harness.absence import traces_of_ours
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.spec import EngineSpec
 
@@ -35,6 +36,7 @@ def run_engine(spec: EngineSpec) -> dict[str, Any]:
             for name in spec.scenarios:
                 print(f"--- scenario {name}", flush=True)
                 result["scenarios"][name] = engine.run(SCENARIOS[name]())
+            result["traces_of_ours"] = traces_of_ours()
     except Exception:  # noqa: BLE001: whatever it is, the test that reads the results shows it
         result["error"] = traceback.format_exc()
         print(result["error"], flush=True)

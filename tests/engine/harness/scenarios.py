@@ -6,8 +6,9 @@ A picture costs four tokens here, a character of text one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from tests.engine.harness.workload import IMAGE, Ask, Chunk, Scenario, Session, Speech
+from tests.engine.harness.workload import IMAGE, Ask, Chunk, Request, Scenario, Session, Speech, Straggler
 
 SCENARIOS: dict[str, Callable[[], Scenario]] = {}
 ITEMS_OF_LONG_SESSION = 2000
@@ -48,6 +49,16 @@ def other_images() -> list[Ask]:
     return [
         Ask(f"images-{count}", _each(count, "look: {}, "), range(10 * count + 500, 11 * count + 500), max_tokens=10)
         for count in range(1, 9)
+    ]
+
+
+@scenario
+def reversed_images() -> list[Ask]:
+    """`images` and then `other_images`, with items out of order."""
+    return [
+        replace(ask, id=f"{ask.id}{again}", at_step=ask.at_step + 40 * bool(again), items_reversed=True)
+        for again, asks in (("", images().requests), ("-again", other_images().requests))
+        for ask in asks
     ]
 
 
@@ -126,6 +137,18 @@ def crowd() -> list[Ask | Session]:
         for i in range(8)
     ]
     return [*sessions_, *asks]
+
+
+@scenario
+def straggler() -> list[Request]:
+    """An update comes for a session that has ended, beside a session that has not, and when nothing else is there."""
+    return [
+        _session("ended", chunks=3, images_per_chunk=2, first=50),
+        _session("goes-on", chunks=24, images_per_chunk=1, first=50),
+        Straggler("late", "ended", Chunk(f"{IMAGE} late", (54,)), at_step=12),
+        Straggler("later", "ended", Chunk(f"{IMAGE} later", (54,)), at_step=60),
+        Ask("after", f"{IMAGE} after", (54,), at_step=62),
+    ]
 
 
 @scenario

@@ -15,6 +15,7 @@ class Ask:
     `images` are the numbers of its pictures (see `media.picture`), one for each `<image>` in `prompt`.
     `at_step`: it arrives before that step of the scenario (in a served engine: in that order).
     `abort_after`: the client leaves when it has seen that many tokens.
+    `items_reversed`: its items reach the core last first, as no front end of vLLM would send them.
     """
 
     id: str
@@ -23,6 +24,7 @@ class Ask:
     max_tokens: int = 8
     at_step: int = 0
     abort_after: int | None = None
+    items_reversed: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,23 @@ class Speech:
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """One more chunk for a session that has ended by then."""
+
+    id: str
+    session: str
+    chunk: Chunk
+    at_step: int
+    abort_after: None = None
+
+
+Request = Ask | Session | Speech | Straggler
+
+
+@dataclass(frozen=True)
 class Scenario:
     name: str
-    requests: Sequence[Ask | Session | Speech]
+    requests: Sequence[Request]
     max_steps: int = 20_000
 
 

@@ -1,0 +1,75 @@
+"""Installed and not named on the command line, the plugin leaves vLLM as it found it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.engine.conftest import Results
+from tests.engine.harness.engines import SHORT
+from tests.engine.harness.processes import ENVIRONMENT, NO_PLUGIN, ROOT
+
+HOOKS = [
+    "vllm.engine.arg_utils.EngineArgs.create_engine_config",
+    "vllm.v1.worker.worker_base.WorkerWrapperBase.init_device",
+]
+
+
+@pytest.fixture(scope="module")
+def registration() -> dict:
+    """What `register()` changed in a fresh interpreter (see `harness/absence.py`)."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.engine.harness.absence"],
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT, **NO_PLUGIN},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def test_registering_wraps_two_methods_and_nothing_else(registration):
+    assert registration["changed"] == registration["wrapping_the_original"] == HOOKS
+
+
+def test_registering_again_changes_nothing(registration):
+    assert registration["changed_by_the_second"] == []
+
+
+def test_the_symbols_that_we_override_were_among_those_compared(registration):
+    assert registration["symbols"] > 10_000
+    assert {
+        "vllm.v1.core.sched.scheduler.Scheduler",
+        "vllm.v1.core.sched.output",
+        "vllm.v1.core.encoder_cache_manager.EncoderCacheManager",
+        "vllm.v1.core.block_pool",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner",
+        "vllm.v1.worker.gpu.mm.encoder_runner.EncoderRunner",
+    } <= set(registration["modules"])
+
+
+def test_an_engine_without_the_flag_holds_nothing_of_ours(in_process: Results):
+    """Its scheduler, cache manager and runner are stock's, and after serving vLLM still has but the two hooks."""
+    ours, stock = in_process.ours["no-flag"], in_process.stock["sync"]
+    assert ours["facts"] == stock["facts"]
+    assert ours["traces_of_ours"] == HOOKS
+    assert stock["traces_of_ours"] == []
+
+
+def test_an_engine_with_the_flag_does_leave_traces(in_process: Results):
+    """Of the test above: it can fail."""
+    assert len(in_process.ours["sync"]["traces_of_ours"]) > len(HOOKS)
+
+
+@pytest.mark.parametrize("scenario", SHORT)
+def test_requests_keep_their_plain_lists_and_sessions_their_messages(in_process: Results, scenario):
+    ran = in_process.of_ours("no-flag", scenario)
+    stock = in_process.of_stock("sync", scenario)
+    assert ran["feature_lists"] == stock["feature_lists"]
+    assert ran["messages"] == stock["messages"]
+    assert ran["messages"].keys() == {"NewRequestData"}
+    assert set(ran["feature_lists"]) <= {"list"}
