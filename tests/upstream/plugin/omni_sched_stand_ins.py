@@ -30,10 +30,13 @@ def as_workers_see_it(cls: type) -> type:
     after `SessionReceiver.expand`, so that is where the same assertions apply, and where they judge both halves.
     """
     from vllm_omni_sched import compat
+    from vllm_omni_sched.engine.ended import EndedSessions
     from vllm_omni_sched.engine.session import SessionDelta, SessionReceiver
 
     class Seen(cls):  # type: ignore[misc, valid-type]
         num_deltas = 0
+        # For tests that make a scheduler without its constructor: what ours would have set and a step reads.
+        _omni_ended = EndedSessions()
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             output = super().schedule(*args, **kwargs)

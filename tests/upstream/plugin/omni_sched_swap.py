@@ -11,6 +11,7 @@ Every outcome is written as soon as it is known; the last line counts what was b
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -37,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--swap", choices=["none", "cache", "scheduler"], default="none", help="which of our classes to use")
     group.addoption("--force-async", action="store_true", help="tests that name Scheduler get the asynchronous one")
     group.addoption("--narrow", action="store_true", help="use our windows even where vLLM bisects by itself")
+    group.addoption("--sabotage", action="store_true", help="our cache never hits: proof that the judge notices")
     group.addoption("--part", action="append", default=[], help="FILE=WORD: of that file only tests with WORD in the name")
     group.addoption("--outcomes", type=Path, help="JSON lines: one per test, and a summary")
 
@@ -45,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     options = config.option
     run = Run(options.swap, options.force_async, options.narrow, options.outcomes)
     run.parts = dict(part.split("=") for part in options.part)
+    if options.sabotage:
+        from vllm_omni_sched import OmniEncoderCacheManager
+
+        OmniEncoderCacheManager.check_and_update_cache = lambda manager, request, input_id: False
     config.pluginmanager.register(run)
 
 
@@ -126,7 +132,12 @@ class Run:
             except AssertionError as broken:
                 self._write(unbalanced=request.node.nodeid, message=str(broken))
 
-    # Two fixtures of vLLM's conftest, which is not loaded because it fetches assets.
+    # Fixtures of vLLM's conftest, which is not loaded because it fetches assets.
+
+    @pytest.fixture
+    def caplog_vllm(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+        monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+        return caplog
 
     @pytest.fixture
     def default_vllm_config(self) -> Iterator[None]:
