@@ -63,7 +63,8 @@ class OmniSchedConfig(BaseModel):
     )
     mrope_append: Toggle = Field(
         Toggle.AUTO,
-        description="Extend the M-RoPE positions of a session, not recompute them, for models where that is exact.",
+        description="Extend the M-RoPE positions of a session, not recompute them, for models where that is exact: "
+        "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-ASR, GLM-4.1V, ERNIE-4.5-VL and models that inherit their positions.",
     )
     release: ReleaseMode = Field(
         ReleaseMode.SPILL,

@@ -1,4 +1,4 @@
-"""Prompts for the models whose M-RoPE positions can be continued, made piece by piece, and those models without weights."""
+"""Models whose M-RoPE positions can be continued, without weights, and prompts for them made piece by piece."""
 
 from __future__ import annotations
 

@@ -59,3 +59,20 @@ def promote_encoder_runner(runner: Any, config: OmniSchedConfig) -> None:
         from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin
 
         mix_in(encoder_runner, EncoderRunnerMixin, config)
+
+
+def promote_rope_state(runner: Any, config: OmniSchedConfig) -> None:
+    """Mix ours into the M-RoPE state of a V2 model runner, once the model is loaded.
+
+    Raises:
+        ConfigError: positions of this model cannot be continued, and the option is ``on``.
+    """
+    from vllm_omni_sched.engine.mrope import RopeStateMixin, continues, refuse_if_on
+
+    if not continues(config, runner.vllm_config, runner.model):
+        return
+    rope_state = getattr(runner.model_state, "rope_state", None)
+    if rope_state is not None:
+        mix_in(rope_state, RopeStateMixin, config)
+    else:
+        refuse_if_on(config, f"{type(runner.model_state).__qualname__} keeps no M-RoPE positions")

@@ -7,11 +7,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.engine.mrope import MropeAppendMixin
 from vllm_omni_sched.engine.session import ResumedRequestData, SessionReceiver
 from vllm_omni_sched.items import FeatureWindows
 
 
-class RunnerV1Mixin:
+class RunnerV1Mixin(MropeAppendMixin):
     """Mixed into the class of a live ``GPUModelRunner`` (CPU, XPU … runners are subclasses of it).
 
     It has no ``__init__``: `prepare` is called once on the instance.
@@ -20,6 +21,7 @@ class RunnerV1Mixin:
     def omni_prepare(self, config: OmniSchedConfig) -> None:
         """Give the runner its state; nothing of vLLM's is changed."""
         strip_one = compat.strip_feature()
+        self._omni_config = config
         uses_mrope = bool(self.uses_mrope)
         self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
         self._omni_windows = FeatureWindows()

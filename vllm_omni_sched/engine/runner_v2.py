@@ -56,9 +56,10 @@ class RunnerV2Mixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         result = super().load_model(*args, **kwargs)
-        from vllm_omni_sched.engine.promote import promote_encoder_runner
+        from vllm_omni_sched.engine.promote import promote_encoder_runner, promote_rope_state
 
         promote_encoder_runner(self, self._omni_config)
+        promote_rope_state(self, self._omni_config)
         return result
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> Any:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import load_config
+from vllm_omni_sched.config import Toggle, load_config
 from vllm_omni_sched.engine import metrics_bridge
 from vllm_omni_sched.errors import ConfigError
 
@@ -12,8 +12,9 @@ def check_and_attach(vllm_config: Any) -> None:
     """Refuse options that cannot work, then let ``/metrics`` of this process serve ours.
 
     Raises:
-        ConfigError: an option is unknown, of the wrong type or out of range; or the
-            synchronous twin was named under async scheduling.
+        ConfigError: an option is unknown, of the wrong type or out of range, or is ``on``
+            for a model that has no use for it; or the synchronous twin was named under
+            async scheduling.
         UnsupportedVllmError: this vLLM is none we support.
         MissingSymbolError: a feature is ``on`` that cannot work here.
     """
@@ -27,5 +28,9 @@ def check_and_attach(vllm_config: Any) -> None:
             "--scheduler-cls names OmniSyncScheduler, but async scheduling is on: name vllm_omni_sched.OmniScheduler "
             "(it takes either), or add --no-async-scheduling"
         )
+    if config.mrope_append is Toggle.ON:
+        from vllm_omni_sched.engine.mrope import refuse_if_on, why_not
+
+        refuse_if_on(config, why_not(config, vllm_config))
     if config.metrics:
         metrics_bridge.attach()

@@ -1,0 +1,176 @@
+"""M-RoPE positions of a resumed session: vLLM computes those of the tail, and they are put behind the known ones.
+
+vLLM computes the positions of the whole prompt at every update of a session. Here its
+own method is shown the tail alone, where `why_not` finds nothing against it, and the
+result is moved up. Only sessions that arrive as deltas are continued: their token array
+is the proof that what came before is unchanged (see `KnownPositions`).
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.engine.mrope_models import why_recomputed
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.items.mrope import GrowingRows, KnownPositions, Tail
+
+logger = init_logger("vllm_omni_sched.worker")
+
+
+def why_not(config: OmniSchedConfig, vllm_config: Any) -> str | None:
+    """What, before any model is loaded, keeps this engine from continuing positions."""
+    model_config = vllm_config.model_config
+    if not model_config.uses_mrope:
+        return "the model has no M-RoPE"
+    multimodal = model_config.multimodal_config
+    if multimodal is not None and multimodal.is_multimodal_pruning_enabled():
+        return "video pruning changes positions after they were computed"
+    if config.session_delta is Toggle.OFF or not compat.workers_take_deltas(vllm_config, config):
+        return "sessions reach the workers in full, option 'session_delta' is off or cannot work"
+    return None
+
+
+def refuse_if_on(config: OmniSchedConfig, reason: str | None) -> None:
+    """
+    Raises:
+        ConfigError: there is a reason, and the option is ``on``.
+    """
+    if reason is not None and config.mrope_append is Toggle.ON:
+        raise ConfigError(f"option 'mrope_append' is 'on' but cannot work: {reason}. Set it to 'auto' or 'off'")
+
+
+def continues(config: OmniSchedConfig, vllm_config: Any, model: Any) -> bool:
+    """Whether positions of this loaded model are continued.
+
+    Raises:
+        ConfigError: they cannot be, and the option is ``on``.
+    """
+    if config.mrope_append is Toggle.OFF:
+        return False
+    reason = why_not(config, vllm_config) or why_recomputed(model)
+    refuse_if_on(config, reason)
+    logger.debug("mrope_append: %s", reason or "active")
+    return reason is None
+
+
+class _Session:
+    """Positions of one session: how far they go, where they are kept, and what the runner holds of them."""
+
+    __slots__ = ("known", "rows", "view")
+
+    def __init__(self, known: KnownPositions, view: torch.Tensor) -> None:
+        self.known = known
+        self.rows = GrowingRows(view.numpy())
+        self.view = view
+
+    def tail(self, req_state: Any) -> Tail | None:
+        """What is new in the request; None when its positions are not those we left there, or cannot be continued."""
+        if req_state.mrope_positions is not self.view:
+            return None
+        return self.known.tail(req_state.prompt_token_ids, req_state.mm_features)
+
+    def extend(self, tail: Tail, positions: torch.Tensor, delta: int) -> None:
+        """Put the positions of the tail, as a prompt of its own, behind those that are known."""
+        self.view = torch.from_numpy(self.rows.append(positions.numpy(), self.known.next_position))
+        self.known.extend(tail, delta + len(tail.tokens), positions.shape[1])
+
+
+class MropeAppendMixin:
+    """For a ``GPUModelRunner`` (V1): `_init_mrope_positions` of a resumed session costs what is new in it."""
+
+    _omni_mrope_sessions: dict[str, _Session] | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().load_model(*args, **kwargs)
+        self._omni_mrope_sessions = {} if continues(self._omni_config, self.vllm_config, self.get_model()) else None
+        return result
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        if self._omni_mrope_sessions:
+            for request_id in scheduler_output.finished_req_ids:
+                self._omni_mrope_sessions.pop(request_id, None)
+        return super()._update_states(scheduler_output)
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        sessions, tokens = self._omni_mrope_sessions, req_state.prompt_token_ids
+        if sessions is None or not isinstance(tokens, array):  # only a session's mirror keeps its tokens in an array
+            super()._init_mrope_positions(req_state)
+            return
+        session = sessions.pop(req_state.req_id, None)
+        tail = session.tail(req_state) if session is not None else None
+        if session is None or tail is None:
+            super()._init_mrope_positions(req_state)
+            view = req_state.mrope_positions
+            if not view.is_cpu:
+                return
+            next_position = req_state.mrope_position_delta + len(tokens)
+            session = _Session(KnownPositions(tokens, req_state.mm_features, next_position, view.shape[1]), view)
+        elif tail.tokens:
+            features = req_state.mm_features
+            req_state.prompt_token_ids, req_state.mm_features = tail.tokens, tail.items
+            try:
+                super()._init_mrope_positions(req_state)
+            finally:
+                req_state.prompt_token_ids, req_state.mm_features = tokens, features
+            session.extend(tail, req_state.mrope_positions, req_state.mrope_position_delta)
+            req_state.mrope_positions = session.view
+            req_state.mrope_position_delta = session.known.next_position - len(tokens)
+        sessions[req_state.req_id] = session
+
+
+class _ShiftedWrites:
+    """Stands in for a ``StagedWriteTensor``: writes go behind the known positions, and go on from them."""
+
+    def __init__(self, writes: Any, column: int, plus: int) -> None:
+        self._writes = writes
+        self._column = column
+        self._plus = plus
+        self.num_columns = 0
+
+    def stage_write(self, index: int, start: int, x: Sequence[int]) -> None:
+        self.num_columns = max(self.num_columns, start + len(x))
+        moved = [position + self._plus for position in x] if self._plus else x
+        self._writes.stage_write(index, start + self._column, moved)
+
+
+class RopeStateMixin:
+    """For a V2 ``RopeState``: positions of a resumed session are written behind those its row already holds.
+
+    V2 drops and re-adds a resumed request, which then gets the row it had. Whether a row
+    still holds a session's positions is known here, because every write to it is.
+    """
+
+    def omni_prepare(self, config: OmniSchedConfig) -> None:
+        self._omni_rows: dict[int, KnownPositions] = {}
+
+    def init_prefill_positions(self, req_idx: int, model: Any, prefill_token_ids: Any, mm_features: list[Any]) -> None:
+        known = self._omni_rows.pop(req_idx, None)
+        if not isinstance(prefill_token_ids, array):  # only a session's mirror keeps its tokens in an array
+            super().init_prefill_positions(req_idx, model, prefill_token_ids, mm_features)
+            return
+        tail = known.tail(prefill_token_ids, mm_features) if known is not None else None
+        if known is None or tail is None:
+            written = self._omni_write(req_idx, model, prefill_token_ids, mm_features, 0, 0)
+            next_position = int(self.prefill_delta.np[req_idx]) + len(prefill_token_ids)
+            known = KnownPositions(prefill_token_ids, mm_features, next_position, written)
+        elif tail.tokens:
+            written = self._omni_write(req_idx, model, tail.tokens, tail.items, known.num_tokens, known.next_position)
+            known.extend(tail, int(self.prefill_delta.np[req_idx]) + len(tail.tokens), written)
+            self.prefill_delta.np[req_idx] = known.next_position - len(prefill_token_ids)
+        self._omni_rows[req_idx] = known
+
+    def _omni_write(self, req_idx: int, model: Any, tokens: Any, features: list[Any], column: int, plus: int) -> int:
+        """vLLM's own method, its writes moved; how many columns it wrote."""
+        writes = self.prefill_positions
+        self.prefill_positions = shifted = _ShiftedWrites(writes, column, plus)
+        try:
+            super().init_prefill_positions(req_idx, model, tokens, features)
+        finally:
+            self.prefill_positions = writes
+        return shifted.num_columns
