@@ -2,9 +2,10 @@
 
     PYTHONPATH=<tree> python -m patches.decisions 40
 
-Each line is one seed: a digest of everything the scheduler decided in each step, and the first steps at which a stand-in
-for the worker lacked what it was told to use. The workloads mix one-shot requests and streaming sessions, repeated items,
-aborts, scarce KV blocks, small encoder budgets and caches, prefix caching, both model runners, sync and async scheduling.
+Each line is one seed: a digest of everything the scheduler decided in each step, and the first steps at which a
+stand-in for the worker lacked what it was told to use. The workloads mix one-shot requests and streaming sessions,
+repeated items, aborts, scarce KV blocks, small encoder budgets and caches, prefix caching, both model runners, sync and
+async scheduling.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -64,8 +66,17 @@ class Worker:
         self.tokens: dict[str, list[int]] = {}
         self.encoded: set[str] = set()
         self.missing: list[str] = []
+        self.receiver: Any = None
+        if importlib.util.find_spec("vllm.v1.worker.session_receiver"):
+            from vllm.v1.worker.session_receiver import SessionReceiver
+
+            self.receiver = SessionReceiver()
 
     def step(self, number: int, output: Any) -> None:
+        # The worker is another process.
+        output = pickle.loads(pickle.dumps(output))
+        if self.receiver is not None:
+            self.receiver.receive(output)
         for mm_hash in output.free_encoder_mm_hashes:
             self.encoded.discard(mm_hash)
         gone = set(output.finished_req_ids) | (set(output.preempted_req_ids or ()) if self.is_v2 else set())
@@ -73,14 +84,9 @@ class Worker:
             self.features.pop(req_id, None)
             self.tokens.pop(req_id, None)
         for new in output.scheduled_new_reqs:
-            if getattr(new, "is_delta", False):
-                self.features[new.req_id] = self.features[new.req_id][: new.first_mm_feature] + new.mm_features
-                tokens = new.prefill_token_ids if self.is_v2 else new.prompt_token_ids
-                self.tokens[new.req_id] = self.tokens[new.req_id][: new.first_token] + tokens
-            else:
-                # A copy: the worker may live in another process.
-                self.features[new.req_id] = list(new.mm_features)
-                self.tokens[new.req_id] = list(new.prefill_token_ids if self.is_v2 else new.prompt_token_ids)
+            # Copies: a model runner keeps what it was sent, whatever the receiver does to its lists afterwards.
+            self.features[new.req_id] = list(new.mm_features)
+            self.tokens[new.req_id] = list(new.prefill_token_ids if self.is_v2 else new.prompt_token_ids)
         for req_id, updates in getattr(output, "encoder_input_updates", {}).items():
             for input_id, data in updates.items():
                 old = self.features[req_id][input_id]
@@ -124,6 +130,8 @@ class Workload:
         cached_input_ids = manager.get_cached_input_ids
         manager.get_cached_input_ids = lambda request: sorted(cached_input_ids(request))
         self.worker = Worker(self.is_v2)
+        if self.worker.receiver is not None:
+            self.scheduler.send_session_deltas = True
         self.sessions: list[str] = []
         self.num_items = 0
 
