@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.differential.side import Side
 from tests.support.difference import Difference, first_difference
-from tests.support.worker import needs_data
+from tests.support.worker import Complaint, needs_data
 
 CLOCK_FIELDS = ("timestamp", "ts")
 
@@ -66,9 +66,17 @@ def compare_workers(stock: Side, ours: Side) -> Difference | None:
         return Difference("worker: requests", set(left), set(right))
     if stock.worker.encoder_outputs != ours.worker.encoder_outputs:
         return Difference("worker: encoder outputs", stock.worker.encoder_outputs, ours.worker.encoder_outputs)
-    if extra := set(ours.worker.complaints) - set(stock.worker.complaints):
-        return Difference("worker: cannot go on", stock.worker.complaints, sorted(extra))
+    for complaint in ours.worker.complaints - {c for c in stock.worker.complaints if not _could_know_better(stock, c)}:
+        return Difference(f"worker: {complaint}", stock.worker.complaints, ours.worker.complaints)
     return None
+
+
+def _could_know_better(stock: Side, complaint: Complaint) -> bool:
+    """Stock's runner V1 fails when a preempted request has lost the data of its first items, though the scheduler has it.
+    Ours must not."""
+    if complaint.what != "no data to encode":
+        return False
+    return stock.scheduler.requests[complaint.request_id].mm_features[complaint.input_id].data is not None
 
 
 def compare_engine_outputs(stock: Any, ours: Any) -> Difference | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,22 @@ class Lockstep:
 
     def run(self) -> dict[str, int]:
         """Raises `Diverged` at the first difference; else returns how much of everything happened."""
+        try:
+            self._run()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.ours.close()
+            raise
+        if metrics := getattr(self.ours.scheduler, "omni_metrics", None):
+            self.counts |= {
+                "deltas": metrics.session_updates_delta,
+                "spilled": metrics.spilled_items,
+                "restored": metrics.restored_items,
+                "narrowed": metrics.windows_narrowed,
+            }
+        return self.counts
+
+    def _run(self) -> None:
         for _ in range(self.workload.settings.num_steps):
             self._one_step(arrivals=True)
         for session in list(self._sessions):
@@ -58,14 +75,6 @@ class Lockstep:
         self._one_step(arrivals=False)  # tells the workers of the last ones that finished
         for side in self.sides:
             self._check(check_nothing_left(side))
-        if metrics := getattr(self.ours.scheduler, "omni_metrics", None):
-            self.counts |= {
-                "deltas": metrics.session_updates_delta,
-                "spilled": metrics.spilled_items,
-                "restored": metrics.restored_items,
-                "narrowed": metrics.windows_narrowed,
-            }
-        return self.counts
 
     def _busy(self) -> bool:
         return bool(self.stock.scheduler.requests or self.stock.in_flight)

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.request import RequestStatus
 
 from tests.differential.settings import Settings
 from tests.support.worker import Worker
@@ -60,6 +61,10 @@ class Side:
         """Hand the oldest answer in flight to the scheduler."""
         output, answer = self.in_flight.popleft()
         return self.scheduler.update_from_output(output, answer)
+
+    def close(self) -> None:
+        """Let go of what requests hold outside memory."""
+        self.scheduler.finish_requests(list(self.scheduler.requests), RequestStatus.FINISHED_ABORTED)
 
     def reset_encoder_cache(self) -> None:
         self.scheduler.reset_encoder_cache()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -23,6 +23,14 @@ class WorkerRequest:
     block_ids: list[list[int]]
     num_computed_tokens: int
     sampling_params: Any
+
+
+class Complaint(NamedTuple):
+    """A runner would fail here, or go on with a wrong embedding."""
+
+    what: str
+    request_id: str
+    input_id: int
 
 
 class Worker:
@@ -42,11 +50,12 @@ class Worker:
         self.requests: dict[str, WorkerRequest] = {}
         self.encoder_outputs: set[str] = set()
         self.encoder_input_updates: dict[tuple[str, int], Any] = {}
-        self.complaints: list[str] = []
+        self.complaints: set[Complaint] = set()
         self.max_message_bytes = 0
 
     def receive(self, output: SchedulerOutput) -> SchedulerOutput:
         """Take the message of one step; returns it as a runner of vLLM sees it, with session messages expanded."""
+        self.complaints = set()
         if self._separate_process:
             message = pickle.dumps(output)
             self.max_message_bytes = max(self.max_message_bytes, len(message))
@@ -116,7 +125,7 @@ class Worker:
             for input_id in input_ids:
                 feature = self.requests[request_id].features[input_id]
                 if feature.data is None and feature.identifier not in self.encoder_outputs:
-                    self.complaints.append(f"no data to encode item {input_id} of {request_id}")
+                    self.complaints.add(Complaint("no data to encode", request_id, input_id))
                 self.encoder_outputs.add(feature.identifier)
 
     def _gather(self, output: SchedulerOutput) -> None:
@@ -130,7 +139,7 @@ class Worker:
                 if first >= last or not _embeds(position, first, last):
                     continue
                 if feature.identifier not in self.encoder_outputs:
-                    self.complaints.append(f"encoder cache miss for item {input_id} of {request_id}")
+                    self.complaints.add(Complaint("encoder cache miss", request_id, input_id))
 
 
 def _embeds(position: Any, first: int, last: int) -> int:
