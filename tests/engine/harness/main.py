@@ -54,7 +54,10 @@ def _started(spec: EngineSpec) -> Iterator[Any]:
     from tests.engine.harness.async_on_cpu import async_scheduling_on_cpu
     from tests.engine.harness.inproc import InProcessEngine
 
-    with async_scheduling_on_cpu() if spec.async_scheduling else nullcontext(), closing(InProcessEngine(spec)) as engine:
+    with (
+        async_scheduling_on_cpu() if spec.async_scheduling else nullcontext(),
+        closing(InProcessEngine(spec)) as engine,
+    ):
         yield engine
 
 

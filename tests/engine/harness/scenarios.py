@@ -94,7 +94,9 @@ def aborts() -> list[Ask | Session]:
         Ask(f"leaves-{after}", _each(5, "{} and "), range(40, 45), max_tokens=30, at_step=after // 2, abort_after=after)
         for after in (0, 1, 7)
     ]
-    leaving.append(_session("session-leaves", chunks=8, images_per_chunk=2, first=40, tokens_per_chunk=3, abort_after=10))
+    leaving.append(
+        _session("session-leaves", chunks=8, images_per_chunk=2, first=40, tokens_per_chunk=3, abort_after=10)
+    )
     staying = [
         Ask(f"stays-{step}", _each(5, "{} and "), range(40, 45), max_tokens=24, at_step=step) for step in (0, 2, 6)
     ]
@@ -110,7 +112,10 @@ def sessions() -> list[Ask | Session]:
         _session("same-pictures", chunks=10, images_per_chunk=2, first=50, tokens_per_chunk=2, at_step=3),
         _session("backlog", chunks=10, images_per_chunk=2, first=70, tokens_per_chunk=3, backlog=True),
         _session("text-only", chunks=10, images_per_chunk=0, tokens_per_chunk=3),
-        *(Ask(f"between-{i}", f"between {i} " + _each(i, "{} "), range(50, 50 + i), max_tokens=12, at_step=4 * i) for i in range(4)),
+        *(
+            Ask(f"between-{i}", f"between {i} " + _each(i, "{} "), range(50, 50 + i), max_tokens=12, at_step=4 * i)
+            for i in range(4)
+        ),
     ]
 
 
@@ -129,11 +134,15 @@ def long_session() -> list[Ask | Session]:
 def crowd() -> list[Ask | Session]:
     """More sessions and requests than a small KV cache holds at a time; long answers, so that they grow while they run."""
     sessions_ = [
-        _session(f"session-{i}", chunks=5, images_per_chunk=4, first=80 + 3 * i, tokens_per_chunk=40, gap_steps=i, at_step=i)
+        _session(
+            f"session-{i}", chunks=5, images_per_chunk=4, first=80 + 3 * i, tokens_per_chunk=40, gap_steps=i, at_step=i
+        )
         for i in range(4)
     ]
     asks = [
-        Ask(f"ask-{i}", f"ask {i}: " + _each(i % 4, "{} of them "), range(80, 80 + i % 4), max_tokens=60, at_step=10 * i)
+        Ask(
+            f"ask-{i}", f"ask {i}: " + _each(i % 4, "{} of them "), range(80, 80 + i % 4), max_tokens=60, at_step=10 * i
+        )
         for i in range(8)
     ]
     return [*sessions_, *asks]

@@ -42,7 +42,10 @@ class ServedEngine:
         # Workers hear of a finished request with the next step that runs one.
         self._runner.run(self._listen(Ask("last", "x", max_tokens=2), Heard()))
         (in_worker,) = self._ask_workers("requests_in_runner")
-        still_there = [*self.engine.output_processor.request_states, *(id_ for id_ in in_worker if not id_.startswith("last"))]
+        still_there = [
+            *self.engine.output_processor.request_states,
+            *(id_ for id_ in in_worker if not id_.startswith("last")),
+        ]
         return {"requests": {id_: vars(answer) for id_, answer in heard.items()}, "still_there": still_there}
 
     async def _run(self, scenario: Scenario) -> dict[str, Heard]:

@@ -1,0 +1,166 @@
+"""Start-ups that must be refused: `python -m tests.engine.harness.refusals MODEL FOLDER` tries each and prints what was said.
+
+All of them are tried in one process, and only as far as vLLM's configuration: no engine is started.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.engine.harness.spec import OURS, OURS_SYNC
+
+
+@dataclass(frozen=True)
+class Case:
+    """`says`: what the error's text must hold. Where `{folder}` stands, it is replaced by a folder with `files`."""
+
+    additional_config: Any
+    says: Sequence[str]
+    error: str = "ConfigError"
+    scheduler: str = OURS
+    files: Mapping[str, str] = field(default_factory=dict)
+    circumstance: str = "none"
+
+
+class Hashable:
+    """An `additional_config` that is no mapping and satisfies vLLM all the same."""
+
+    def compute_hash(self) -> str:
+        return "0"
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    return {"omni_sched": options}
+
+
+REFUSED = {
+    "unknown-option": Case(_options(sesion_delta="off"), ["'sesion_delta'", "did you mean 'session_delta'?"]),
+    "unknown-option-like-no-other": Case(_options(zzz=1), ["'zzz'", "known options", "session_delta"]),
+    "wrong-type": Case(_options(release_batch_items="many"), ["'release_batch_items'", "'many'"]),
+    "number-for-a-flag": Case(_options(metrics=1), ["'metrics'", "got 1"]),
+    "unknown-choice": Case(_options(release="spil"), ["'release'", "'spil'", "did you mean 'spill'?"]),
+    "too-small": Case(_options(release_batch_items=0), ["'release_batch_items'", "got 0", "nearest valid value is 1"]),
+    "too-large": Case(
+        _options(metrics_interval_seconds=1e9), ["'metrics_interval_seconds'", "nearest valid value is 60"]
+    ),
+    "two-errors": Case(_options(release="spil", zzz=1), ["'release'", "'zzz'"]),
+    "options-are-a-list": Case({"omni_sched": ["windows"]}, ["omni_sched", "must be a mapping", "list"]),
+    "options-are-a-number": Case({"omni_sched": 3}, ["omni_sched", "must be a mapping", "int"]),
+    "no-such-file": Case({"omni_sched": "{folder}/none.yaml"}, ["/none.yaml'", "No such file"]),
+    "file-is-a-folder": Case({"omni_sched": "{folder}"}, ["cannot be read", "Is a directory"]),
+    "file-is-not-yaml": Case(
+        {"omni_sched": "{folder}/options.yaml"},
+        ["options.yaml", "not valid YAML", "line 1"],
+        files={"options.yaml": "windows: [off"},
+    ),
+    "file-holds-a-list": Case(
+        {"omni_sched": "{folder}/options.yaml"},
+        ["options.yaml", "must be a mapping", "list"],
+        files={"options.yaml": "- windows\n"},
+    ),
+    "unknown-option-in-a-file": Case(
+        {"omni_sched": "{folder}/options.yaml"},
+        ["options.yaml", "did you mean 'windows'?"],
+        files={"options.yaml": "windws: off\n"},
+    ),
+    "not-a-mapping": Case(["omni_sched"], ["additional_config", "valid dictionary"], error="ValidationError"),  # vLLM's
+    "an-object": Case(
+        None, ["--additional-config must be a mapping", "Hashable"], circumstance="an object that vLLM would take"
+    ),
+    "options-are-null": Case({"omni_sched": None}, ["omni_sched", "must be a mapping", "NoneType"]),
+    "sync-under-async": Case(
+        _options(),
+        ["OmniSyncScheduler", "async scheduling is on", "vllm_omni_sched.OmniScheduler"],
+        scheduler=OURS_SYNC,
+        circumstance="async scheduling",
+    ),
+    "unsupported-vllm": Case(
+        _options(),
+        ["supports vLLM", "0.30", "0.32", "found 0.29.1"],
+        error="UnsupportedVllmError",
+        circumstance="vLLM 0.29.1",
+    ),
+    "cannot-work-here": Case(
+        _options(windows="on"),
+        ["'windows'", "cannot work", "Scheduler._try_schedule_encoder_inputs", "'auto' or 'off'"],
+        error="MissingSymbolError",
+        circumstance="a method is gone",
+    ),
+}
+
+ACCEPTED = {
+    "no-options": Case(None, []),
+    "empty-options": Case({"omni_sched": {}}, []),
+    "options-of-others": Case({"another_plugin": [1, 2]}, []),
+    "yaml-with-bare-off": Case(
+        {"omni_sched": "{folder}/options.yaml"},
+        [],
+        files={"options.yaml": "windows: off\nrelease: keep  # bare off is false in YAML\n"},
+    ),
+    "empty-file": Case({"omni_sched": "{folder}/options.yaml"}, [], files={"options.yaml": ""}),
+    "cannot-work-here-but-need-not": Case(_options(windows="auto"), [], circumstance="a method is gone"),
+    "sync-by-name": Case(_options(), [], scheduler=OURS_SYNC),
+}
+
+
+def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
+    """What `create_engine_config` raised; None if it made a config."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    for name, text in case.files.items():
+        (folder / name).write_text(text)
+    args: dict[str, Any] = {"model": model, "scheduler_cls": case.scheduler, "dtype": "float32", "max_model_len": 1024}
+    if case.additional_config is not None:
+        args["additional_config"] = json.loads(json.dumps(case.additional_config).replace("{folder}", str(folder)))
+    try:
+        with _circumstance(case.circumstance, args):
+            EngineArgs(**args).create_engine_config()
+    except Exception as error:  # noqa: BLE001: the test says which it must be
+        return {"error": type(error).__name__, "message": str(error)}
+    return None
+
+
+@contextmanager
+def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if name == "async scheduling":
+        from tests.engine.harness.async_on_cpu import async_scheduling_on_cpu
+
+        with async_scheduling_on_cpu():
+            yield
+    elif name == "an object that vLLM would take":
+        args["additional_config"] = Hashable()
+        yield
+    elif name == "a method is gone":
+        method = Scheduler._try_schedule_encoder_inputs
+        del Scheduler._try_schedule_encoder_inputs
+        try:
+            yield
+        finally:
+            Scheduler._try_schedule_encoder_inputs = method
+    elif name == "vLLM 0.29.1":
+        with mock.patch("vllm.__version__", "0.29.1"):
+            yield
+    else:
+        yield
+
+
+def main(model: str, folder: str) -> None:
+    results = {}
+    for name, case in (REFUSED | ACCEPTED).items():
+        own = Path(folder) / name
+        own.mkdir()
+        results[name] = outcome(case, model, own)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
