@@ -32,26 +32,30 @@ def draw(path: Path, runs: Sequence[Mapping[str, Any]], vllm_version: str) -> Pa
 
 def _panel(axis: Any, runs: Sequence[Mapping[str, Any]], sessions: int) -> None:
     limit = FRAME_SECONDS * 1e3
+    longest = max(run["buckets"][-1]["frames"] for run in runs)
+    named = set()
     for run in runs:
         frames = [bucket["frames"] for bucket in run["buckets"]]
         cost = [bucket["seconds_per_frame"]["median"] * 1e3 for bucket in run["buckets"]]
         colour = COLOURS[run["variant"]]
         axis.plot(frames, cost, color=colour, linewidth=2.2, solid_capstyle="round")
-        if run is next(r for r in runs if r["variant"] == run["variant"]):
-            above = run["variant"] == "stock"
-            axis.annotate(
-                f"{NAMES[run['variant']]}\n{cost[-1]:.0f} ms at {frames[-1]:,}",
-                (frames[-1], cost[-1]),
-                xytext=(-8, 6) if above else (0, 9),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-                color=colour,
-                fontweight="bold",
-            )
-            axis.plot(frames[-1], cost[-1], "o", color=colour, markersize=5)
+        if run["variant"] in named:  # a repeat
+            continue
+        named.add(run["variant"])
+        axis.plot(frames[-1], cost[-1], "o", color=colour, markersize=5)
+        room_at_the_right = frames[-1] < 0.7 * longest
+        axis.annotate(
+            f"{NAMES[run['variant']]}\n{cost[-1]:.0f} ms at {frames[-1]:,} frames",
+            (frames[-1], min(cost[-1], 1.9 * limit)),
+            xytext=(9, 0) if room_at_the_right else (0, 9),
+            textcoords="offset points",
+            ha="left" if room_at_the_right else "right",
+            va="center" if room_at_the_right else "bottom",
+            color=colour,
+            fontweight="bold",
+        )
     axis.set_ylim(0, 2 * limit)
-    axis.set_xlim(left=0)
+    axis.set_xlim(0, longest * 1.03)
     axis.axhspan(limit, 2 * limit, color=style.STOCK, alpha=0.06, linewidth=0)
     axis.axhline(limit, color=style.INK, linewidth=1, linestyle=(0, (4, 3)))
     axis.text(

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         workers: dict[Variant, Child] = {}
         for variant in options.variants:
             try:
-                child = stack.enter_context(trees.start(variant, sync=options.sync))
+                child = stack.enter_context(trees.start(variant, sync=options.sync, runner_v2=options.runner == "v2"))
                 up = child.next_event()
             except (ChildFailed, ImportError, OSError) as problem:
                 console.print(f"[red]without {variant}[/]: {str(problem).splitlines()[-1]}")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     for table in (*report.tables(cells), report.bars_table(cells)):
         console.print(table)
-    stem = options.out / ("step_cost-sync" if options.sync else "step_cost")
+    stem = options.out / ("step_cost" + "_sync" * options.sync + "_v2" * (options.runner == "v2"))
     records = [cell.as_record() for cell in cells]
     write_result(stem.with_suffix(".json"), "step_cost", records, seed=options.seed, clock="thread CPU time")
     drawn = plot.draw(stem.with_suffix(".png"), cells)
@@ -86,6 +86,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cell-seconds", type=float, default=2.0, help="CPU time after which an expensive cell has enough"
     )
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
+    parser.add_argument(
+        "--runner", choices=("v1", "v2"), default="v1", help="model runner that the scheduler works for"
+    )
     parser.add_argument("--profile", action="store_true", help="after each row show where the time of a sample goes")
     parser.add_argument("--source", type=version_and_folder, action="append", default=[], metavar="VERSION=FOLDER")
     parser.add_argument("--python", default=sys.executable)

@@ -11,7 +11,7 @@ from benchmarks.harness import style
 from benchmarks.step_cost.measure import Cell
 from benchmarks.step_cost.variants import Variant
 
-PANELS = {"realtime_frame": "one more frame of a realtime session", "one_shot_prefill": "a whole prompt, all its steps"}
+PANELS = {"realtime_frame": "scheduler, milliseconds of CPU time", "message_bytes": "message to the workers, bytes"}
 STOCK_SHADES = ("#c9b2a9", "#d08c7a", "#c26a55", "#b3402a", "#7d2616")  # older to newer
 LABEL_GAP = 0.062  # of the height of a panel
 
@@ -24,13 +24,12 @@ def draw(path: Path, cells: Sequence[Cell]) -> Path | None:
     figure, axes = style.new_figure(5.6 * len(panels) + 1.0, 4.8, ncols=len(panels), squeeze=False)
     for axis, (name, title) in zip(axes[0], panels.items(), strict=True):
         _panel(axis, [cell for cell in cells if cell.scenario == name], title)
-    axes[0][0].set_ylabel("milliseconds of CPU time")
     style.headline(
         figure,
-        "A step costs the same however many items a request holds",
-        "Real scheduler classes of vLLM, one run, thread CPU time, medians; items of one token",
+        "One more frame costs the same however long the session",
+        "What the next 80 ms frame of a realtime session costs on vLLM's real scheduler classes; one run, medians",
     )
-    figure.subplots_adjust(left=0.075, right=0.88, top=0.80, bottom=0.12, wspace=0.42)
+    figure.subplots_adjust(left=0.055, right=0.88, top=0.80, bottom=0.12, wspace=0.42)
     return style.save(figure, path)
 
 
@@ -59,7 +58,7 @@ def _panel(axis: Any, cells: Sequence[Cell], title: str) -> None:
     axis.set_xticks(sizes, [_short(size) for size in sizes])
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    axis.set_xlabel("items the request holds")
+    axis.set_xlabel("frames that the session holds")
     _label_lines(axis)
 
 
@@ -83,7 +82,8 @@ def _label_lines(axis: Any) -> None:
 
 
 def _points(cells: Sequence[Cell], variant: Variant) -> list[tuple[int, float]]:
-    return sorted((cell.size, cell.summary.median * 1e3) for cell in cells if cell.variant == variant)
+    scale = 1.0 if cells[0].scenario == "message_bytes" else 1e3
+    return sorted((cell.size, cell.summary.median * scale) for cell in cells if cell.variant == variant)
 
 
 def _name(variant: Variant) -> str:

@@ -48,13 +48,16 @@ class Scenario:
     name: ClassVar[str]
     config: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, scheduler_cls: type | None, size: int, *, async_scheduling: bool = True):
+    def __init__(
+        self, scheduler_cls: type | None, size: int, *, async_scheduling: bool = True, runner_v2: bool = False
+    ):
         self.size = size
         self.timed = Stopwatch()
         self.taken = 0.0
         self.make_scheduler: Callable[[], Any] = lambda: make_scheduler(
             scheduler_cls,
             async_scheduling=async_scheduling,
+            use_v2_model_runner=runner_v2,
             **{"num_blocks": 40_000, "max_num_batched_tokens": STEP_TOKENS, **self.config},
         )
         self.scheduler = self.make_scheduler()

@@ -67,9 +67,10 @@ class Trees:
 
         return fetch_source(variant.version)
 
-    def start(self, variant: Variant, *, sync: bool = False) -> Child:
+    def start(self, variant: Variant, *, sync: bool = False, runner_v2: bool = False) -> Child:
         tree = self.of(variant)
         words = ["--ours"] * (variant.kind == "ours") + ["--tree"] * (tree is not None) + ["--sync"] * sync
+        words += ["--runner-v2"] * runner_v2
         return Child(
             "benchmarks.step_cost.worker",
             words,

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--ours", action="store_true")
     parser.add_argument("--tree", action="store_true", help="vLLM comes from a source tree on PYTHONPATH")
     parser.add_argument("--sync", action="store_true")
+    parser.add_argument("--runner-v2", action="store_true")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     if options.tree:
@@ -58,7 +59,9 @@ def main() -> None:
             scenario = None
             gc.collect()
             kind = SCENARIOS[request["scenario"]]
-            scenario = kind(scheduler_cls, request["size"], async_scheduling=not options.sync)
+            scenario = kind(
+                scheduler_cls, request["size"], async_scheduling=not options.sync, runner_v2=options.runner_v2
+            )
             emit("prepared", scheduler=type(scenario.scheduler).__qualname__)
         elif request["do"] == "profile":
             emit("profile", lines=profile(scenario, request["count"]))
