@@ -1,7 +1,5 @@
 """Items of a request in the order of their tokens, which vLLM takes for granted and checks nowhere."""
 
-from itertools import pairwise
-
 from vllm.v1.request import Request
 
 
@@ -13,7 +11,8 @@ def put_in_order(request: Request, *, is_new: bool) -> bool:
     made, so its hashes are made again.
     """
     features = request.mm_features
-    if all(one.mm_position.offset <= other.mm_position.offset for one, other in pairwise(features)):
+    starts = [feature.mm_position.offset for feature in features]
+    if starts == sorted(starts):
         return False
     features.sort(key=lambda feature: feature.mm_position.offset)
     if is_new:
