@@ -57,6 +57,8 @@ class Child:
             stderr=self.log,
             text=True,
             start_new_session=True,
+            # A shell ignores SIGINT for what it starts in the background, and children inherit that: stop() needs it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __enter__(self) -> Child:

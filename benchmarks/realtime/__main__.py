@@ -90,7 +90,9 @@ def run(variant: str, sessions: int, model: Path, options: argparse.Namespace) -
             elif event["kind"] == "bucket":
                 outcome["buckets"].append({key: value for key, value in event.items() if key != "kind"})
                 milliseconds = event["seconds_per_frame"]["median"] * 1e3
-                console.print(f"  {event['frames']:>6,} frames  {milliseconds:7.1f} ms per frame", highlight=False)
+                memory = " / ".join(f"{size >> 20:,}" for size in event["rss_bytes"].values())
+                line = f"  {event['frames']:>6,} frames  {milliseconds:7.1f} ms per frame   {memory} MiB resident"
+                console.print(line, highlight=False)
                 if options.profile is not None and event["frames"] >= options.profile and "profile" not in outcome:
                     outcome["profile"] = show_profile(profile.record(processes, options.profile_seconds))
                 if milliseconds > options.stop_ms:
