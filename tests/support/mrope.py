@@ -95,7 +95,9 @@ def framed_video(rng: random.Random) -> Piece:
 
 
 def audio(rng: random.Random) -> Piece:
-    return Piece([9] * rng.randint(1, 20), "audio", {"audio_feature_lengths": torch.tensor(100)})
+    """Of a whole number of seconds: 100 mel frames become 13 tokens."""
+    seconds = rng.randint(1, 3)
+    return Piece([9] * (13 * seconds), "audio", {"audio_feature_lengths": torch.tensor(100 * seconds)})
 
 
 MODELS: dict[str, tuple[Callable[[random.Random], Piece], ...]] = {

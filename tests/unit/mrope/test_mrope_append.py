@@ -22,6 +22,7 @@ from vllm_omni_sched.engine import mrope_models
 from vllm_omni_sched.engine.mrope import MropeAppendMixin, RopeStateMixin, continues
 from vllm_omni_sched.engine.promote import mix_in
 from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
+from vllm_omni_sched.engine.start import check_and_attach
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import SessionMirror
 from vllm_omni_sched.items.session import SessionUpdate
@@ -297,6 +298,14 @@ def test_on_refuses_where_auto_recomputes(changed, options, reason):
     else:
         with pytest.raises(ConfigError, match=reason):
             continues(OmniSchedConfig(mrope_append="on", **options), config, model)
+
+
+def test_on_is_refused_before_any_engine_starts():
+    config = vllm_config(uses_mrope=False)
+    config.scheduler_config = SimpleNamespace(scheduler_cls="vllm_omni_sched.OmniScheduler", async_scheduling=True)
+    config.additional_config = {"omni_sched": {"mrope_append": "on"}}
+    with pytest.raises(ConfigError, match="the model has no M-RoPE"):
+        check_and_attach(config)
 
 
 class Rows:
