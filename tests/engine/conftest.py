@@ -15,14 +15,17 @@ from tests.engine.harness.spec import OURS
 HERE = Path(__file__).parent
 
 
+FIXTURES_WITH_ENGINES = {"in_process", "in_processes", "servers", "refused_servers"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE) and "no_engine" not in item.keywords:
+        if item.path.is_relative_to(HERE) and FIXTURES_WITH_ENGINES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
 
 
 class Results(NamedTuple):
-    """What stock and ours wrote: `{engine: {"facts": …, "scenarios": {name: …}, "error": …}}` (see `harness/main.py`)."""
+    """What stock and ours wrote: `{engine: {"facts": …, "scenarios": {name: …}, …}}` (see `harness/main.py`)."""
 
     stock: dict[str, Any]
     ours: dict[str, Any]

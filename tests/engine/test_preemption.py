@@ -1,4 +1,4 @@
-"""KV blocks for a third of what is asked: sessions are preempted in the middle, start over, and must say what they would have said.
+"""Too few KV blocks: sessions are preempted in the middle, start over, and must say what they would have said.
 
 Stock 0.29 and later cannot always serve this: it strips the data of items that a session has computed, and when the
 session is preempted and its encoder outputs are evicted, the worker has nothing to encode again ("Encoder cache miss").

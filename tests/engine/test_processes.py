@@ -1,4 +1,4 @@
-"""The same with worker processes, as a CPU has them by default: now what the scheduler sends is pickled and read elsewhere."""
+"""The same with worker processes, the default on a CPU: what the scheduler sends is pickled and read elsewhere."""
 
 from __future__ import annotations
 

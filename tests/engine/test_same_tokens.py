@@ -1,4 +1,4 @@
-"""At temperature 0 our engines answer with stock's tokens, after stock's decisions, whatever is asked and however it is set up."""
+"""At temperature 0 our engines answer with stock's tokens, after stock's decisions, whatever is asked of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_sounds_decide_the_tokens(in_process: Results):
 
 @pytest.mark.parametrize("engine", ["sync", "async"])
 def test_who_leaves_does_not_change_what_others_get(in_process: Results, engine):
-    """Three requests that ask the same beside those who leave: each gets the same, and who left had got its beginning."""
+    """Three that ask the same beside those who leave: each gets the same, and who left had got its beginning."""
     heard = in_process.of_ours(engine, "aborts")["requests"]
     stays = heard["stays-0"]["tokens"]
     assert heard["stays-2"]["tokens"] == heard["stays-6"]["tokens"] == stays

@@ -1,8 +1,8 @@
 """Async scheduling on the CPU: vLLM's CPU platform turns it off, although the runner can do it.
 
-What the runner asks of CUDA there is a stream to copy sampled tokens on and events to wait for. On the CPU a copy is done when
-it returns, so both may do nothing. With that, the engine core's batch queue, `AsyncScheduler`'s placeholders and the
-runner's use of the previous step's tokens all run for real; only the overlap in time is missing.
+What the runner asks of CUDA there is a stream to copy sampled tokens on and events to wait for. On the CPU a copy is
+done when it returns, so both may do nothing. With that, the engine core's batch queue, `AsyncScheduler`'s placeholders
+and the runner's use of the previous step's tokens all run for real; only the overlap in time is missing.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 LOGPROB_TOLERANCE = 1e-4
-"""Other requests in a step change the order in which a matrix product is summed up (seen: 3e-6); a wrong item changes 1e-1."""
+"""Other requests in a step change the order in which a matrix product is summed up (seen: 3e-6); a wrong item, 1e-1."""
 
 
 def first_difference(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
-    """Compare the answers of two runs: `{request id: Heard as a dictionary}`. None: the same tokens, and as probable."""
+    """Compare two runs' answers, `{request id: Heard as a dictionary}`. None: the same tokens, and as probable."""
     if missing := expected.keys() ^ got.keys():
         return f"not in both runs: {sorted(missing)}"
     for id_, one in expected.items():

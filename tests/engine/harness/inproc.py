@@ -68,9 +68,7 @@ class InProcessEngine:
         answer.extend(output.outputs[0])
         if request.abort_after is not None and len(answer.tokens) >= request.abort_after:
             self._leave(request, answer, here)
-        elif (
-            output.finished or answer.finish_reason == "error"
-        ):  # a session that fails is not "finished" to the front end
+        elif output.finished or answer.finish_reason == "error":  # to the front end a session that fails goes on
             del here[output.request_id]
 
     def _leave(self, request: Request, answer: Heard, here: dict[str, Request]) -> None:
@@ -116,9 +114,7 @@ class InProcessEngine:
         request = self.engine.input_processor.process_inputs(
             id_, prompt, sampling_params(max_tokens), self.engine.get_supported_tasks(), resumable=resumable
         )
-        request.external_req_id = (
-            id_  # as AsyncLLM does for sessions; and without vLLM's random suffix, so that runs compare
-        )
+        request.external_req_id = id_  # as AsyncLLM does for sessions; without a random suffix, so that runs compare
         self.engine.output_processor.add_request(request, None if end_of_session else prompt.get("prompt"))
         sent = self._as_sent(request)
         if items_reversed and sent.mm_features:

@@ -1,7 +1,7 @@
 """`python -m tests.engine.harness.main SPECS.json RESULTS.json`: run engines one after the other, write what came back.
 
-RESULTS.json: `{name of engine: {"facts": {...}, "scenarios": {name: {...}}, "traces_of_ours": [...], "error": traceback or None}}`.
-An engine that dies leaves the scenarios it had finished; the next engine starts all the same.
+RESULTS.json: `{engine: {"facts": {...}, "scenarios": {name: {...}}, "traces_of_ours": [...], "error": traceback}}`, the
+error None if all went well. An engine that dies leaves the scenarios it had finished; the next engine starts all the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_engine(spec: EngineSpec) -> dict[str, Any]:
                 print(f"--- scenario {name}", flush=True)
                 result["scenarios"][name] = engine.run(SCENARIOS[name]())
             result["traces_of_ours"] = traces_of_ours()
-    except Exception:  # noqa: BLE001: whatever it is, the test that reads the results shows it
+    except Exception:  # noqa: BLE001  whatever it is, the test that reads the results shows it
         result["error"] = traceback.format_exc()
         print(result["error"], flush=True)
     return result

@@ -18,7 +18,7 @@ def picture(number: int, side: int = 28) -> Any:
 
 
 def sound(number: int, frames: int) -> list[np.ndarray]:
-    """`frames` arrays of `SAMPLES_PER_FRAME` 16-bit samples: noise whose loudness and colour change, so that frames differ."""
+    """`frames` arrays of `SAMPLES_PER_FRAME` 16-bit samples: noise of changing loudness and colour."""
     rng = np.random.default_rng(number)
     pieces = []
     for _ in range(frames):

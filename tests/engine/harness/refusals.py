@@ -1,4 +1,4 @@
-"""Start-ups that must be refused: `python -m tests.engine.harness.refusals MODEL FOLDER` tries each and prints what was said.
+"""Start-ups that must be refused. `python -m tests.engine.harness.refusals MODEL FOLDER` tries each.
 
 All of them are tried in one process, and only as far as vLLM's configuration: no engine is started.
 """
@@ -122,7 +122,7 @@ def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
     try:
         with _circumstance(case.circumstance, args):
             EngineArgs(**args).create_engine_config()
-    except Exception as error:  # noqa: BLE001: the test says which it must be
+    except Exception as error:  # noqa: BLE001  the test says which it must be
         return {"error": type(error).__name__, "message": str(error)}
     return None
 

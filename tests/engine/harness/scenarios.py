@@ -45,7 +45,7 @@ def images() -> list[Ask]:
 
 @scenario
 def other_images() -> list[Ask]:
-    """The prompts of `images` with other pictures: if its answers were the same, comparing answers would prove nothing."""
+    """The prompts of `images` with other pictures: were the answers the same, comparing them would prove nothing."""
     return [
         Ask(f"images-{count}", _each(count, "look: {}, "), range(10 * count + 500, 11 * count + 500), max_tokens=10)
         for count in range(1, 9)
@@ -105,7 +105,7 @@ def aborts() -> list[Ask | Session]:
 
 @scenario
 def sessions() -> list[Ask | Session]:
-    """Sessions side by side: quick and slow ones, one that sends all at once, one in text alone, and requests in between."""
+    """Sessions side by side: quick and slow, one that sends all at once, one in text alone, and requests in between."""
     return [
         _session("quick", chunks=24, images_per_chunk=1, first=50),
         _session("slow", chunks=8, images_per_chunk=3, first=60, tokens_per_chunk=4, gap_steps=5),
@@ -132,7 +132,7 @@ def long_session() -> list[Ask | Session]:
 
 @scenario
 def crowd() -> list[Ask | Session]:
-    """More sessions and requests than a small KV cache holds at a time; long answers, so that they grow while they run."""
+    """More sessions and requests than a small KV cache holds; long answers, so that they grow while they run."""
     sessions_ = [
         _session(
             f"session-{i}", chunks=5, images_per_chunk=4, first=80 + 3 * i, tokens_per_chunk=40, gap_steps=i, at_step=i

@@ -101,14 +101,13 @@ class ServedEngine:
             async for prompt in prompts:
                 yield StreamingInput(prompt=prompt)
                 sent += 1
-                await _until(answered, lambda: len(answer.tokens) >= sent)  # noqa: B023: awaited at once
+                await _until(answered, answer, sent)
                 answers.put_nowait(answer.tokens[-1:])
             return
         for index, chunk in enumerate(session.chunks, start=1):
             yield StreamingInput(prompt=image_prompt(chunk.prompt, chunk.images))
             if not session.backlog:
-                expected = index * session.tokens_per_chunk
-                await _until(answered, lambda: len(answer.tokens) >= expected)  # noqa: B023: awaited at once
+                await _until(answered, answer, index * session.tokens_per_chunk)
                 await asyncio.sleep(session.gap_steps * SECONDS_PER_STEP)
 
     def _ask_workers(self, method: str) -> Any:
@@ -119,9 +118,9 @@ class ServedEngine:
         self._runner.close()
 
 
-async def _until(condition: asyncio.Condition, holds: Any) -> None:
-    async with condition:
-        await condition.wait_for(holds)
+async def _until(answered: asyncio.Condition, answer: Heard, num_tokens: int) -> None:
+    async with answered:
+        await answered.wait_for(lambda: len(answer.tokens) >= num_tokens)
 
 
 async def _in_loop(make: Any) -> Any:

@@ -75,8 +75,8 @@ class Server:
     async def transcribe(self, number: int, frames: int, *, leave_after: int | None = None) -> dict[str, Any]:
         """One session of `/v1/realtime`: sound `number`, sent as a microphone would, frame by frame.
 
-        Returns the pieces of text as they came, and what the server counted; when the client leaves after so many pieces,
-        only those.
+        Returns the pieces of text as they came, and what the server counted; only the pieces when the client leaves
+        early, after `leave_after` of them.
         """
         import websockets
 

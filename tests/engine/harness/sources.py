@@ -42,7 +42,7 @@ class PictureSource:
 class SpeechSource:
     """The frames of a realtime transcription, cut and padded by the model's own code, as vLLM's endpoint does.
 
-    The token that answered a frame is part of the next prompt, so a frame can be had only after the answer to the one before.
+    The token that answered a frame is part of the next prompt: a frame comes only after the answer to the one before.
     """
 
     def __init__(self, speech: Speech, model_config: Any) -> None:

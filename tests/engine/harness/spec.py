@@ -16,7 +16,7 @@ class EngineSpec:
     """One engine and the scenarios it runs, in order. Plain data: it travels to the worker process as JSON.
 
     `args` are fields of vLLM's `EngineArgs`; `omni_sched` becomes `additional_config["omni_sched"]`.
-    `processes`: engine core and worker in processes of their own, driven through `AsyncLLM`; otherwise all in this process.
+    `processes`: engine core and worker in processes of their own, driven through `AsyncLLM`; else all in this one.
     `async_scheduling` is forced, where vLLM's CPU platform would turn it off (see `async_on_cpu.py`).
     """
 

@@ -1,0 +1,91 @@
+"""Model runner V1's gather with our mixin, on the runner's real method: right for items in any arrangement."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.engine.promote import mix_in
+from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
+
+
+def make_runner(items_by_request, *, ours: bool = True):
+    """A runner that knows these requests and their encoder outputs, and has no model."""
+    runner = object.__new__(GPUModelRunner)
+    runner.uses_mrope = False
+    runner.is_multimodal_pruning_enabled = False
+    runner.requests = {
+        id_: SimpleNamespace(mm_features=items, num_computed_tokens=0) for id_, items in items_by_request.items()
+    }
+    runner.input_batch = SimpleNamespace(req_ids=list(items_by_request))
+    runner.encoder_cache = {}
+    for items in items_by_request.values():
+        runner.encoder_cache.update(outputs_of(items))
+    if ours:
+        assert mix_in(runner, RunnerV1Mixin, OmniSchedConfig())
+    return runner
+
+
+def gather(runner, steps: dict[str, tuple[int, int]]):
+    """`_gather_mm_embeddings` for requests at these `[start, end)`, as lists."""
+    for id_, (start, _) in steps.items():
+        runner.requests[id_].num_computed_tokens = start
+    counts = {id_: end - start for id_, (start, end) in steps.items()}
+    output = SimpleNamespace(num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()))
+    embeddings, mask = runner._gather_mm_embeddings(output)
+    return [rows.tolist() for rows in embeddings], mask.tolist()
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_gather_finds_what_the_slow_way_finds(arrangement, seed):
+    rng = Random(seed)
+    items = {"a": items_of(arrangement, rng, "a"), "b": items_of(arrangement, rng, "b")}
+    runner = make_runner(items)
+    for a, b in zip(windows(rng, 40), windows(rng, 40), strict=True):
+        expected = [gathered(items[id_], runner.encoder_cache, *step) for id_, step in (("a", a), ("b", b))]
+        assert gather(runner, {"a": a, "b": b}) == (expected[0][0] + expected[1][0], expected[0][1] + expected[1][1])
+
+
+@pytest.mark.parametrize("arrangement", ["nested", "unsorted", "unsorted and nested"])
+def test_stock_does_not(arrangement):
+    """If it did, our override could go."""
+    wrong = 0
+    for seed in range(5):
+        rng = Random(seed)
+        items = items_of(arrangement, rng)
+        runner = make_runner({"a": items}, ours=False)
+        for step in windows(rng, 40):
+            try:
+                wrong += gather(runner, {"a": step}) != gathered(items, runner.encoder_cache, *step)
+            except AssertionError:  # its own: an item of its window is not in the step
+                wrong += 1
+    assert wrong > 0
+
+
+def test_the_runner_keeps_its_lists():
+    """They are narrowed for the time of a gather only, also when it fails."""
+    items = items_of("nested", Random(0))
+    runner = make_runner({"a": items})
+    gather(runner, {"a": (5, 30)})
+    assert runner.requests["a"].mm_features is items
+    runner.encoder_cache.clear()
+    with pytest.raises(RuntimeError, match="Encoder cache miss"):
+        gather(runner, {"a": (0, 200)})
+    assert runner.requests["a"].mm_features is items
+
+
+def test_items_that_arrive_later_are_found():
+    items = items_of("nested", Random(3))
+    runner = make_runner({"a": items})
+    known = items[:3]
+    runner.requests["a"].mm_features = known
+    for _ in range(len(items) - 3):
+        assert gather(runner, {"a": (0, 200)}) == gathered(known, runner.encoder_cache, 0, 200)
+        known.append(items[len(known)])
+    assert gather(runner, {"a": (0, 200)}) == gathered(items, runner.encoder_cache, 0, 200)

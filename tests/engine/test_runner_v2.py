@@ -1,0 +1,298 @@
+"""Model runner V2 with our mixins, on V2's own classes.
+
+What runs here is vLLM's: `EncoderRunner.gather_mm_embeddings`; `GPUModelRunner.add_requests`, `update_requests`,
+`finish_requests`; `RequestState`, `BlockTables` and `EncoderCache`, fed with what a real scheduler sends, pickled as
+for another process.
+
+What cannot run without Triton and a GPU: the kernels. `StagedWriteTensor.apply_write` copies what was staged with numpy
+instead, rows of a session's former life included; model, sampler, LoRA and `ModelState` are stand-ins, so attention and
+sampling on top of these states are not covered here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.states import RequestState
+
+from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
+from vllm_omni_sched import OmniScheduler
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.engine.promote import mix_in, promote_encoder_runner
+from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin, RunnerV2Mixin
+from vllm_omni_sched.engine.session import SessionDelta
+from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+MAX_TOKENS = 4096
+
+
+def make_encoder_runner(items_by_request, *, ours: bool = True) -> EncoderRunner:
+    cache = EncoderCache()
+    for id_, items in items_by_request.items():
+        cache.add_request(id_, items)
+        cache.encoder_outputs.update(outputs_of(items))
+    runner = EncoderRunner(torch.nn.Module(), 1, 1, cache, torch.float32, CPU)
+    if ours:
+        assert mix_in(runner, EncoderRunnerMixin, OmniSchedConfig())
+    return runner
+
+
+def gather(runner: EncoderRunner, steps: dict[str, tuple[int, int]], draft_lookahead: int = 0):
+    """`gather_mm_embeddings` for requests at these `[start, end)`, as lists."""
+    starts = np.array([start for start, _ in steps.values()])
+    counts = np.array([end - start for start, end in steps.values()])
+    embeddings, mask = runner.gather_mm_embeddings(
+        list(steps),
+        int(counts.sum()),
+        counts,
+        np.concatenate([[0], np.cumsum(counts)]),
+        np.full(len(steps), 10_000),
+        starts - draft_lookahead,
+        **({"draft_lookahead": draft_lookahead} if draft_lookahead else {}),
+    )
+    return [rows.tolist() for rows in embeddings], mask.tolist()
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_gather_finds_what_the_slow_way_finds(arrangement, seed):
+    rng = Random(seed)
+    items = {"a": items_of(arrangement, rng, "a"), "b": items_of(arrangement, rng, "b")}
+    runner = make_encoder_runner(items)
+    outputs = runner.encoder_cache.encoder_outputs
+    for a, b in zip(windows(rng, 40), windows(rng, 40), strict=True):
+        expected = [gathered(items[id_], outputs, *step) for id_, step in (("a", a), ("b", b))]
+        both = (expected[0][0] + expected[1][0], expected[0][1] + expected[1][1])
+        assert gather(runner, {"a": a, "b": b}) == both
+        assert gather(runner, {"a": a, "b": b}, draft_lookahead=1) == both
+    assert runner.encoder_cache.mm_features == items
+
+
+@pytest.mark.parametrize("arrangement", ["nested", "unsorted", "unsorted and nested"])
+def test_stock_does_not(arrangement):
+    """If it did, our override could go."""
+    wrong = 0
+    for seed in range(5):
+        rng = Random(seed)
+        items = items_of(arrangement, rng)
+        runner = make_encoder_runner({"a": items}, ours=False)
+        for step in windows(rng, 40):
+            try:
+                wrong += gather(runner, {"a": step}) != gathered(items, runner.encoder_cache.encoder_outputs, *step)
+            except AssertionError:  # its own: an item of its window is not in the step
+                wrong += 1
+    assert wrong > 0
+
+
+def test_the_encoder_runner_keeps_its_lists_when_a_gather_fails():
+    items = items_of("nested", Random(0))
+    runner = make_encoder_runner({"a": items})
+    runner.encoder_cache.encoder_outputs.clear()
+    with pytest.raises(RuntimeError, match="Encoder cache miss"):
+        gather(runner, {"a": (0, 200)})
+    assert runner.encoder_cache.mm_features["a"] is items
+
+
+class States:
+    """What V2's `ModelState` is told, and the encoder runner that it owns."""
+
+    def __init__(self, encoder_runner: EncoderRunner) -> None:
+        self.encoder_runner = encoder_runner
+        self.tokens: dict[int, list[int]] = {}
+
+    def add_request(self, index: int, new: Any) -> None:
+        self.tokens[index] = list(new.prefill_token_ids)
+
+    def remove_request(self, request_id: str) -> None:
+        pass
+
+    def apply_staged_writes(self) -> None:
+        pass
+
+
+def make_runner(*, ours: bool) -> GPUModelRunner:
+    runner = object.__new__(GPUModelRunner)
+    runner.vllm_config = SimpleNamespace(model_config=SimpleNamespace(uses_mrope=False))
+    runner.req_states = RequestState(
+        max_num_reqs=8,
+        max_model_len=MAX_TOKENS,
+        max_num_batched_tokens=512,
+        num_speculative_steps=0,
+        vocab_size=32_000,
+        device=CPU,
+    )
+    blocks = MAX_TOKENS // BLOCK_SIZE
+    runner.block_tables = BlockTables([BLOCK_SIZE], 8, 512, [blocks], CPU, [BLOCK_SIZE])
+    runner.encoder_cache = EncoderCache()
+    runner.model_state = States(EncoderRunner(torch.nn.Module(), 1, 1, runner.encoder_cache, torch.float32, CPU))
+    runner.lora_state = mock.Mock()
+    for name in ("adaptive_verification", "pooling_runner", "pp_handler", "sampler", "prompt_logprobs_worker"):
+        setattr(runner, name, None)
+    runner.is_last_pp_rank = False  # the last one has a sampler
+    if ours:
+        mix_in(runner, RunnerV2Mixin, OmniSchedConfig())
+        promote_encoder_runner(runner, OmniSchedConfig())
+    return runner
+
+
+def apply_write(tensor: StagedWriteTensor) -> None:
+    """What `_apply_write_kernel` does."""
+    first = 0
+    rows = tensor.gpu if tensor.gpu.ndim == 2 else tensor.gpu.unsqueeze(1)
+    for row, start, end in zip(
+        tensor._staged_write_indices, tensor._staged_write_starts, tensor._staged_write_cu_lens, strict=True
+    ):
+        contents = torch.tensor(tensor._staged_write_contents[first:end], dtype=tensor.dtype)
+        rows[row, start : start + len(contents)] = contents
+        first = end
+    tensor.clear_staged_writes()
+
+
+def take(runner: GPUModelRunner, scheduled: Any) -> None:
+    """What the runner does with a step before it runs the model, in its order."""
+    runner.finish_requests(scheduled)
+    runner.free_states(scheduled)
+    runner.add_requests(scheduled)
+    runner.update_requests(scheduled)
+    runner.block_tables.apply_staged_writes()
+
+
+def known_of(runner: GPUModelRunner) -> dict[str, Any]:
+    """Everything that the runner knows of each of its requests."""
+    states, known = runner.req_states, {}
+    for id_, index in states.req_id_to_index.items():
+        prefill_len = int(states.prefill_len.np[index])
+        num_blocks = int(runner.block_tables.num_blocks.np[0, index])
+        known[id_] = {
+            "prompt_len": int(states.prompt_len.np[index]),
+            "tokens": states.all_token_ids.gpu[index, :prefill_len].tolist(),
+            "model_state": runner.model_state.tokens[index],
+            "num_computed_tokens": int(states.num_computed_tokens_np[index]),
+            "max_seq_len": int(states.max_seq_len[index]),
+            "blocks": runner.block_tables.block_tables[0].gpu[index, :num_blocks].tolist(),
+            "items": [
+                (item.identifier, item.mm_position.offset, item.mm_position.length, item.data is None)
+                for item in runner.encoder_cache.mm_features[id_]
+            ],
+        }
+    return known
+
+
+@pytest.fixture
+def without_gpu():
+    with (
+        mock.patch.object(StagedWriteTensor, "apply_write", apply_write),
+        mock.patch("vllm.v1.worker.gpu.buffer_utils.is_uva_available", return_value=False),  # no pinned memory here
+    ):
+        yield
+
+
+def drive(seed: int, *, ours: bool, num_blocks: int) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Sessions and plain requests through a scheduler and a runner. Returns what the runner knew after each step, and
+    how many entries of each type it was sent, and preemptions."""
+    rng = Random(seed)
+    scheduler = make_scheduler(
+        OmniScheduler if ours else None,
+        use_v2_model_runner=True,
+        async_scheduling=rng.random() < 0.5,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_TOKENS,
+        encoder_cache_size=64,
+        enable_prefix_caching=rng.random() < 0.5,
+        options={"metrics": False} if ours else None,
+    )
+    runner = make_runner(ours=ours)
+    history, sent = [], Counter()
+    for step in range(120):
+        for request in arrivals(step, rng):
+            scheduler.add_request(request)
+        with mock.patch.object(scheduler, "schedule", pickled := _Pickled(scheduler.schedule)):
+            run_step(scheduler)
+        scheduled = pickled.read()
+        sent["preempted"] += len(scheduled.preempted_req_ids or ())
+        sent.update(type(new).__name__ for new in scheduled.scheduled_new_reqs)
+        take(runner, scheduled)
+        history.append(known_of(runner))
+    return history, sent
+
+
+class _Pickled:
+    """`schedule()`, and what it returned as another process reads it: before the step's outputs are taken in."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule = schedule
+        self._bytes = b""
+
+    def __call__(self) -> Any:
+        output = self._schedule()
+        self._bytes = pickle.dumps(output)
+        return output
+
+    def read(self) -> Any:
+        return pickle.loads(self._bytes)
+
+
+def arrivals(step: int, rng: Random) -> list[Any]:
+    """Three sessions that grow by a chunk every few steps and end, and a request of another kind now and then."""
+    arriving = []
+    for number in range(3):
+        id_, length = f"session-{number}", rng.randint(3, 30)
+        item = make_item(rng.randrange(3), rng.randint(1, length - 2), f"{id_}-{step % 7}")
+        if step == number:
+            arriving.append(make_request(id_, length, [item], resumable=True, max_tokens=3))
+        elif number < step < 90 and step % (3 + number) == 0:
+            arriving.append(make_session_update(id_, length, [item] * (rng.random() < 0.8), max_tokens=3))
+        elif step == 90 + number:
+            arriving.append(make_session_update(id_, last=True))
+    if step % 20 == 5:
+        arriving.append(make_request(f"request-{step}", 40, [make_item(4, 16, "picture")], max_tokens=10))
+    return arriving
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("num_blocks", [1000, 40], ids=["ample", "scarce"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_runner_knows_what_it_would_know(seed, num_blocks):
+    expected, _ = drive(seed, ours=False, num_blocks=num_blocks)
+    known, sent = drive(seed, ours=True, num_blocks=num_blocks)
+    for step, (one, other) in enumerate(zip(expected, known, strict=True)):
+        assert other == one, f"step {step}"
+    assert sent[SessionDelta.__name__] > 20
+    assert (sent["preempted"] > 0) == (num_blocks == 40)
+    assert any(len(requests) >= 3 for requests in known)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_ended_requests_leave_nothing_behind():
+    scheduler = make_scheduler(
+        OmniScheduler, use_v2_model_runner=True, block_size=BLOCK_SIZE, options={"metrics": False}
+    )
+    runner = make_runner(ours=True)
+    scheduler.add_request(make_request("s", 4, [make_item(0, 4, "a")], resumable=True, max_tokens=1))
+    for last in (False, True):
+        for _ in range(3):
+            take(runner, run_step(scheduler).scheduled)
+        scheduler.add_request(make_session_update("s", 4, [make_item(0, 4, "b")], last=last))
+    for _ in range(3):
+        take(runner, run_step(scheduler).scheduled)
+    assert known_of(runner) == {}
+    assert len(runner._omni_receiver) == 0
+    assert runner.encoder_cache.mm_features == {}
