@@ -1,4 +1,5 @@
-"""`python -m tests.differential 17 1000:1500`: stock and ours on these seeds, and the first difference of each that has one.
+"""`python -m tests.differential 17 1000:1500`: stock and ours on these seeds, and the first difference of each that
+has one.
 
 `--stock` compares stock with itself, which proves the workloads deterministic; `--set name=value` overrides a setting;
 `--tree` is for a PYTHONPATH that begins with the sources of a vLLM that is not installed.

@@ -13,7 +13,8 @@ CLOCK_FIELDS = ("timestamp", "ts")
 
 
 def compare_messages(stock: Any, ours: Any) -> Difference | None:
-    """Two scheduler outputs, field by field; new requests as the runner gets them, so with session messages expanded."""
+    """Two scheduler outputs, field by field; new requests as the runner gets them, so with session messages
+    expanded."""
     found = first_difference(stock, ours, "output", ignore=("scheduled_new_reqs", "encoder_input_updates"))
     if found:
         return found
@@ -55,7 +56,8 @@ def compare_workers(stock: Side, ours: Side) -> Difference | None:
             if one.data is None:
                 continue
             if needed(one) or "address" in one.data:
-                # More than stock is fine: after a preemption, stock's runner V1 lacks data that it had been sent stripped.
+                # More than stock is fine: after a preemption, stock's runner V1 lacks data that it had been sent
+                # stripped.
                 for name, values in one.data.items():
                     there = None if two.data is None else two.data.get(name)
                     if found := first_difference(values, there, f"{path}: data[{name!r}]"):
@@ -72,7 +74,8 @@ def compare_workers(stock: Side, ours: Side) -> Difference | None:
 
 
 def _could_know_better(stock: Side, complaint: Complaint) -> bool:
-    """Stock's runner V1 fails when a preempted request has lost the data of its first items, though the scheduler has it.
+    """Stock's runner V1 fails when a preempted request has lost the data of its first items, though the scheduler
+    has it.
     Ours must not."""
     if complaint.what != "no data to encode":
         return False

@@ -31,7 +31,8 @@ class Diverged(AssertionError):
 class Lockstep:
     """Runs `workload` on stock and on `scheduler_cls`, and compares after each step.
 
-    Stock's state decides what happens next (which request is aborted, which session goes on), and the same happens to both.
+    Stock's state decides what happens next (which request is aborted, which session goes on), and the same happens
+    to both.
     """
 
     def __init__(self, workload: Workload, scheduler_cls: type | None, **options: Any) -> None:

@@ -76,7 +76,8 @@ class Side:
 
 
 def _fix_order_of_release(manager: Any) -> None:
-    """Before 0.23 a request's items are released in the order of a set built anew each time: arbitrary, so choose one."""
+    """Before 0.23 a request's items are released in the order of a set built anew each time: arbitrary, so choose
+    one."""
     if hasattr(EncoderCacheManager(1), "request_cached_ids"):
         return
     in_any_order, free = manager.get_cached_input_ids, manager.free

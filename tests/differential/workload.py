@@ -78,8 +78,8 @@ class Workload:
         self._used: dict[str, set[str]] = {}
 
     def new_chunk(self, request_id: str | None, budget: int, *, resumable: bool, now: int) -> Chunk | None:
-        """A new request, or (given its id) the next chunk of a session, of at most `budget` tokens with all it generates;
-        None when nothing fits."""
+        """A new request, or (given its id) the next chunk of a session, of at most `budget` tokens with all it
+        generates; None when nothing fits."""
         max_tokens = min(self.rng.choice((1, 1, 2, 5, 12, 40)), budget - 1)
         if max_tokens < 1:
             return None
@@ -115,7 +115,6 @@ class Workload:
         self._prompts.append(prompt)
         return prompt
 
-
     def _content(self) -> Content:
         content = self.rng.choice(self.contents)
         return self._fresh(content) if self.rng.random() < self.settings.fresh_contents else content
@@ -132,7 +131,8 @@ class Workload:
         return content
 
     def _with_overlaps(self, offset: int, content: Content) -> list[tuple[int, Content]]:
-        """The item, sometimes with a second one on the same tokens (audio in video), or inside it where that is allowed."""
+        """The item, sometimes with a second one on the same tokens (audio in video), or inside it where that is
+        allowed."""
         items = [(offset, content)]
         if self.rng.random() < self.settings.overlapping_items:
             others = [other for other in self.contents if other.length == content.length]

@@ -1,4 +1,5 @@
-"""OmniEncoderCacheManager against vLLM's own: the same answers and evictions, and its books balanced after each operation."""
+"""OmniEncoderCacheManager against vLLM's own: the same answers and evictions, and its books balanced after each
+operation."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def request_of(number: int, kinds: list[int]) -> Any:
 
 
 class Cache(RuleBasedStateMachine):
-    """Operations in the order in which the scheduler issues them for one item: look up, make room, allocate; later release."""
+    """Operations in the order in which the scheduler issues them for one item: look up, make room, allocate; later
+    release."""
 
     @initialize(
         cache_size=st.sampled_from([5, 8, 20]), kinds=st.lists(contents, min_size=NUM_REQUESTS, max_size=NUM_REQUESTS)

@@ -26,7 +26,8 @@ class Difference:
 
 def first_difference(left: Any, right: Any, path: str = "", ignore: Collection[str] = ()) -> Difference | None:
     """None when equal. `left` says what is compared: its fields (not those a subclass on the right adds), its kind of
-    collection (a list equals any sequence of the same values). Fields named in `ignore` are passed over at any depth."""
+    collection (a list equals any sequence of the same values). Fields named in `ignore` are passed over at any
+    depth."""
     if left is right or (type(left) in ATOMS and left == right):
         return None
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
@@ -62,9 +63,7 @@ def _first_of_fields(
     return None
 
 
-def _first_of_mappings(
-    left: Mapping[Any, Any], right: Any, path: str, ignore: Collection[str]
-) -> Difference | None:
+def _first_of_mappings(left: Mapping[Any, Any], right: Any, path: str, ignore: Collection[str]) -> Difference | None:
     if not isinstance(right, Mapping):
         return Difference(path, left, right)
     for key in [*left, *(key for key in right if key not in left)]:
@@ -73,9 +72,7 @@ def _first_of_mappings(
     return None
 
 
-def _first_of_sequences(
-    left: Sequence[Any], right: Any, path: str, ignore: Collection[str]
-) -> Difference | None:
+def _first_of_sequences(left: Sequence[Any], right: Any, path: str, ignore: Collection[str]) -> Difference | None:
     if not _is_sequence(right) or len(left) != len(right):
         return Difference(path, left, right)
     if left and isinstance(left[0], int | str | bytes) and list(left) == list(right):

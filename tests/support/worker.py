@@ -82,8 +82,8 @@ class Worker:
 
     def _add_requests(self, output: SchedulerOutput) -> None:
         for new in output.scheduled_new_reqs:
-            # Runner V1 keeps the message's own list of items, which in one process is the sender's, and so does ours. Stock's
-            # is copied, for it grows as soon as the session does: before the worker is told.
+            # Runner V1 keeps the message's own list of items, which in one process is the sender's, and so does
+            # ours. Stock's is copied, for it grows as soon as the session does: before the worker is told.
             shares_list = self._expander is not None and not self._v2
             features = new.mm_features if shares_list else list(new.mm_features)
             self.requests[new.req_id] = WorkerRequest(
@@ -109,8 +109,8 @@ class Worker:
                     group.extend(new)
 
     def _update_encoder_inputs(self, updates: dict[str, dict[int, Any]]) -> None:
-        """Runner V2 since 0.33. `encoder_input_updates` are those that matter: letting go of an item that was installed without
-        its tensors (M-RoPE models keep a few fields of it) does not."""
+        """Runner V2 since 0.33. `encoder_input_updates` are those that matter: letting go of an item that was
+        installed without its tensors (M-RoPE models keep a few fields of it) does not."""
         self.encoder_input_updates = {}
         for request_id, by_item in updates.items():
             features = self.requests[request_id].features

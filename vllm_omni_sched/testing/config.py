@@ -35,8 +35,8 @@ def make_vllm_config(
 
     `encoder_budget` (encoder embeddings per step) and `encoder_cache_size` (embeddings) default to
     `max_num_batched_tokens`, as in vLLM. `options` becomes `additional_config["omni_sched"]`; None leaves it out.
-    KV events, when on, are recorded but published nowhere. Raises `ValueError` for an `encoder_cache_manager_cls` on a vLLM
-    that has no such option.
+    KV events, when on, are recorded but published nowhere. Raises `ValueError` for an `encoder_cache_manager_cls` on
+    a vLLM that has no such option.
     """
     scheduler_config = SchedulerConfig(
         max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
@@ -62,7 +62,8 @@ def make_vllm_config(
         additional_config={} if options is None else {"omni_sched": dict(options)},
         **extra,
     )
-    # Only now: given a model, VllmConfig would check it against the platform, and a platform may overrule what was asked for.
+    # Only now: given a model, VllmConfig would check it against the platform, and a platform may overrule what was
+    # asked for.
     config.model_config = make_model_config(max_model_len=max_model_len, multimodal=multimodal, uses_mrope=uses_mrope)
     config.scheduler_config.async_scheduling = async_scheduling
     config.cache_config.block_size = block_size

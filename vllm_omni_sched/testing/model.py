@@ -52,8 +52,8 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 class FixedItemSizeRegistry:
     """Stands in for vLLM's registry of multimodal processors: it only says how large the largest item is.
 
-    vLLM never grants an encoder budget or an encoder cache below the size of one item, so `max_item_embeds` is the floor of
-    both.
+    vLLM never grants an encoder budget or an encoder cache below the size of one item, so `max_item_embeds` is the
+    floor of both.
     """
 
     def __init__(self, max_item_embeds: int) -> None:

@@ -51,7 +51,8 @@ def make_item(
     is_embed: Sequence[bool] | None = None,
 ) -> MultiModalFeatureSpec:
     """One item: `length` placeholder tokens from `offset` on, counted from the start of the prompt (of the chunk, in a
-    session update). An integer as `data` is short for `make_data(data)`; None is an item whose data the engine has already.
+    session update). An integer as `data` is short for `make_data(data)`; None is an item whose data the engine has
+    already.
     `is_embed` has one entry per placeholder token; None means that all of them take an embedding.
     """
     mask = None if is_embed is None else torch.tensor(list(is_embed), dtype=torch.bool)
@@ -79,9 +80,9 @@ def make_request(
     priority: int = 0,
     ignore_eos: bool = False,
 ) -> Request:
-    """A request of `num_tokens` prompt tokens: placeholders under the items, and text that depends on the position only, so
-    that two prompts of equal length and items share their prefix blocks. `prompt_token_ids` overrides them. `block_size` must
-    be the scheduler's: block hashes are computed with it."""
+    """A request of `num_tokens` prompt tokens: placeholders under the items, and text that depends on the position
+    only, so that two prompts of equal length and items share their prefix blocks. `prompt_token_ids` overrides them.
+    `block_size` must be the scheduler's: block hashes are computed with it."""
     if prompt_token_ids is None:
         prompt_token_ids = _prompt(num_tokens, items)
     if len(prompt_token_ids) != num_tokens:

@@ -26,10 +26,10 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler over one full-attention KV cache group.
 
-    `scheduler_cls=None` takes vLLM's `AsyncScheduler` or `Scheduler`, whichever fits `async_scheduling`. `config` goes to
-    `make_vllm_config`. `max_item_embeds` is the size of the largest item the model is said to have, in encoder embeddings:
-    the floor of the encoder budget and of the encoder cache. `use_v2_model_runner` only changes what the scheduler sends; no
-    runner is built.
+    `scheduler_cls=None` takes vLLM's `AsyncScheduler` or `Scheduler`, whichever fits `async_scheduling`. `config`
+    goes to `make_vllm_config`. `max_item_embeds` is the size of the largest item the model is said to have, in
+    encoder embeddings: the floor of the encoder budget and of the encoder cache. `use_v2_model_runner` only changes
+    what the scheduler sends; no runner is built.
     """
     vllm_config = make_vllm_config(**config)
     cls = scheduler_cls or _stock_scheduler_cls(vllm_config.scheduler_config.async_scheduling)

@@ -20,8 +20,8 @@ _in_flight: WeakKeyDictionary[Scheduler, tuple[SchedulerOutput, ModelRunnerOutpu
 
 @dataclass(frozen=True)
 class Step:
-    """What one `run_step` did: the output of `schedule()`, and the engine outputs by client index of the step that finished
-    in it (under async scheduling the one before), or None where none finished."""
+    """What one `run_step` did: the output of `schedule()`, and the engine outputs by client index of the step that
+    finished in it (under async scheduling the one before), or None where none finished."""
 
     scheduled: SchedulerOutput
     outputs: dict[int, Any] | None
@@ -40,9 +40,9 @@ def hash_of(text: str) -> int:
 def run_step(scheduler: Scheduler, sampled: Sampler | Mapping[str, int] = sample_by_position) -> Step:
     """Schedule one step and finish one.
 
-    With async scheduling one step stays in flight, as in the engine: step k + 1 is scheduled before the output of step k
-    arrives. A step without tokens is finished at once, after the one in flight. `sampled` is a function, or a mapping of
-    request ids to the one token each samples in this step.
+    With async scheduling one step stays in flight, as in the engine: step k + 1 is scheduled before the output of
+    step k arrives. A step without tokens is finished at once, after the one in flight. `sampled` is a function, or a
+    mapping of request ids to the one token each samples in this step.
     """
     sampler = _as_sampler(sampled)
     scheduled = scheduler.schedule()
@@ -74,8 +74,8 @@ def drain(scheduler: Scheduler, sampled: Sampler = sample_by_position, *, max_st
 
 
 def make_runner_output(scheduler: Scheduler, scheduled: SchedulerOutput, sampler: Sampler) -> ModelRunnerOutput:
-    """What the model runner would return for this step: one token for each request that has reached its last known token,
-    none for a prefill that is still in the middle."""
+    """What the model runner would return for this step: one token for each request that has reached its last known
+    token, none for a prefill that is still in the middle."""
     req_ids = list(scheduled.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=req_ids,
