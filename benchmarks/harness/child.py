@@ -32,6 +32,11 @@ def emit(kind: str, **fields: Any) -> None:
     print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
 
 
+def interrupt_on_terminate() -> None:
+    """Called by a benchmark's main: SIGTERM ends it like Ctrl-C, so that its children end with it and results are kept."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 class Child:
     """`python -m module arguments` in its own process group, with the repository on its path behind `path`."""
 

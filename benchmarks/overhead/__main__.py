@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness.child import Child
+from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary
@@ -24,6 +24,7 @@ Rounds = Mapping[str, Sequence[dict[str, Any]]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    interrupt_on_terminate()
     model = options.model or tiny_model()
     rounds: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     order = random.Random(options.seed)

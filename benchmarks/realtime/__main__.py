@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness.child import Child
+from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.realtime import FRAME_SECONDS, plot, profile
@@ -21,12 +21,20 @@ VARIANTS = ("stock", "ours")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    interrupt_on_terminate()
     model = options.model or tiny_model()
-    runs = []
-    for sessions in options.sessions:
-        for repeat in range(options.repeats):
-            for variant in options.variants:  # alternating: a noisy minute hits both
-                runs.append({"repeat": repeat, **run(variant, sessions, model, options)})
+    runs: list[dict[str, Any]] = []
+    try:
+        for sessions in options.sessions:
+            for repeat in range(options.repeats):
+                for variant in options.variants:  # alternating: a noisy minute hits both
+                    runs.append({"variant": variant, "sessions": sessions, "repeat": repeat})
+                    run(runs[-1], model, options)
+    except KeyboardInterrupt:
+        console.print("stopped: what was measured so far")
+    runs = [outcome for outcome in runs if outcome.get("buckets")]
+    if not runs:
+        raise SystemExit("no run got through a bucket of frames")
     version = runs[0]["versions"]["vllm"]
     stem = f"realtime-{version}-{max(options.frames)}x{'-'.join(map(str, options.sessions))}"
     write_result(
@@ -71,15 +79,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def run(variant: str, sessions: int, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One engine from start to end. Returns what goes into the result file."""
+def run(outcome: dict[str, Any], model: Path, options: argparse.Namespace) -> None:
+    """One engine from start to end; `outcome` has its `variant` and `sessions`, and gets what is measured as it comes."""
+    variant, sessions = outcome["variant"], outcome["sessions"]
     frames = options.frames[options.sessions.index(sessions)]
     words = ["--model", str(model), "--variant", variant, "--frames", str(frames), "--sessions", str(sessions)]
     words += ["--bucket", str(options.bucket), "--seed", str(options.seed), "--engine", json.dumps(options.engine)]
     environment = {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib(frames, sessions)), "HF_HUB_OFFLINE": "1"}
     if variant == "stock":
         environment["VLLM_PLUGINS"] = ""  # an empty allow-list: stock is stock even where the plugin is installed
-    outcome: dict[str, Any] = {"variant": variant, "sessions": sessions, "buckets": [], "stopped_early": False}
+    outcome |= {"buckets": [], "stopped_early": False}
     with Child("benchmarks.realtime.session", words, python=options.python, environment=environment) as child:
         for event in child.events():
             if event["kind"] == "up":
@@ -98,7 +107,6 @@ def run(variant: str, sessions: int, model: Path, options: argparse.Namespace) -
                 if milliseconds > options.stop_ms:
                     outcome["stopped_early"] = True
                     break
-    return outcome
 
 
 def kv_cache_gib(frames: int, sessions: int) -> int:

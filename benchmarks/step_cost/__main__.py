@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.child import Child, ChildFailed
+from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.step_cost import plot, report
-from benchmarks.step_cost.measure import measure
+from benchmarks.step_cost.measure import Cell, measure
 from benchmarks.step_cost.variants import KINDS, Trees, Variant, choose
 
 SIZES = (1, 1024, 4096, 16384, 32768)
@@ -31,6 +31,7 @@ SCENARIOS: dict[str, tuple[int, tuple[int, ...] | None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    interrupt_on_terminate()
     plan = [
         (scenario, size, count)
         for scenario in options.scenarios
@@ -38,21 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size in own_sizes or options.sizes
     ]
     trees = Trees(options.source, options.python)
+    cells: list[Cell] = []
     with contextlib.ExitStack() as stack:
-        workers: dict[Variant, Child] = {}
-        for variant in options.variants:
-            try:
-                child = stack.enter_context(trees.start(variant, sync=options.sync, runner_v2=options.runner == "v2"))
-                up = child.next_event()
-            except (ChildFailed, ImportError, OSError) as problem:
-                console.print(f"[red]without {variant}[/]: {str(problem).splitlines()[-1]}")
-                continue
-            if up["vllm"].partition("+")[0] != variant.version:
-                raise SystemExit(f"{variant}: the sources given say they are {up['vllm']}")
-            workers[variant] = child
-        console.print(f"{len(workers)} variants: {', '.join(map(str, workers))}")
-        cells = measure(
-            workers,
+        rows = measure(
+            start(trees, options, stack),
             plan,
             rounds=options.rounds,
             cell_seconds=options.cell_seconds,
@@ -60,13 +50,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
             on_profile=show_profile if options.profile else None,
             progress=lambda what, size: console.print(f"  {what} {size:,}", style="dim", highlight=False),
         )
-    for table in (*report.tables(cells), report.bars_table(cells)):
-        console.print(table)
+        try:
+            for row in rows:
+                cells += row
+        except KeyboardInterrupt:
+            console.print("stopped: what was measured so far")
     stem = options.out / ("step_cost" + "_sync" * options.sync + "_v2" * (options.runner == "v2"))
     records = [cell.as_record() for cell in cells]
     write_result(stem.with_suffix(".json"), "step_cost", records, seed=options.seed, clock="thread CPU time")
     drawn = plot.draw(stem.with_suffix(".png"), cells)
+    for table in (*report.tables(cells), report.bars_table(cells)):
+        console.print(table)
     console.print(f"{stem}.json" + (", .png" if drawn else ""))
+
+
+def start(trees: Trees, options: argparse.Namespace, stack: contextlib.ExitStack) -> dict[Variant, Child]:
+    """The workers of all variants, importing at the same time; one that cannot start is left out, and said so."""
+    workers: dict[Variant, Child] = {}
+    for variant in options.variants:
+        try:
+            child = trees.start(variant, sync=options.sync, runner_v2=options.runner == "v2")
+        except (ImportError, OSError, RuntimeError, ValueError) as problem:
+            console.print(f"[red]without {variant}[/]: {str(problem).splitlines()[-1]}")
+        else:
+            workers[variant] = stack.enter_context(child)
+    for variant, child in list(workers.items()):
+        try:
+            up = child.next_event()
+        except ChildFailed as problem:
+            console.print(f"[red]without {variant}[/]: {str(problem).splitlines()[-1]}")
+            del workers[variant]
+        else:
+            if up["vllm"].partition("+")[0] != variant.version:
+                raise SystemExit(f"{variant}: the sources given say they are {up['vllm']}")
+    console.print(f"{len(workers)} variants: {', '.join(map(str, workers))}")
+    return workers
 
 
 def show_profile(variant: Variant, scenario: str, size: int, lines: list[tuple[float, float, str]]) -> None:

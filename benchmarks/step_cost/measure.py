@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +50,8 @@ def measure(
     seed: int,
     progress: Callable[[str, int], None],
     on_profile: Callable[[Variant, str, int, list[Any]], None] | None = None,
-) -> list[Cell]:
-    """Walk the plan, rows of (scenario, size, samples a round).
+) -> Iterator[list[Cell]]:
+    """Walk the plan, rows of (scenario, size, samples a round); yields the cells of each row when it is done.
 
     Within a row each round asks every worker once, in an order drawn anew, so that a noisy moment hits none alone.
     A variant whose samples have cost `cell_seconds` of CPU time leaves the row, after two rounds at the earliest.
@@ -60,7 +60,6 @@ def measure(
     """
     order = random.Random(seed)
     alive = dict(workers)
-    cells: list[Cell] = []
     for scenario, size, count in plan:
         progress(scenario, size)
         row: dict[Variant, list[Cell]] = {variant: [] for variant in alive}
@@ -78,8 +77,7 @@ def measure(
         if on_profile is not None:
             for variant in row:
                 on_profile(variant, scenario, size, alive[variant].ask(do="profile", count=count)["lines"])
-        cells += [cell for own in row.values() for cell in own]
-    return cells
+        yield [cell for own in row.values() for cell in own]
 
 
 def _prepare(worker: Child, variant: Variant, scenario: str, size: int) -> list[Cell]:

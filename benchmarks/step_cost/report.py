@@ -57,7 +57,7 @@ def tables(cells: Sequence[Cell]) -> Iterable[Table]:
         if not here:
             continue
         sizes = sorted({cell.size for cell in here})
-        table = Table(title=title, title_justify="left", title_style="bold")
+        table = Table(title=title, title_justify="left", title_style="bold", min_width=len(title))
         table.add_column("vLLM")
         table.add_column("")
         for size in sizes:

@@ -33,7 +33,8 @@ class FakeWorker:
 def run(workers, plan, **options):
     told = []
     settings = {"rounds": 3, "cell_seconds": 1.0, "seed": 0, "progress": lambda what, size: told.append(what)}
-    return measure(workers, plan, **settings | options), told
+    rows = measure(workers, plan, **settings | options)
+    return [cell for row in rows for cell in row], told
 
 
 def test_workers_take_turns():
