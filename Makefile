@@ -5,7 +5,7 @@ VENV   := .venv/bin
 RUN    := $(VENV)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test lint docs bench clean
+.PHONY: help venv serve test patches lint docs bench clean
 
 help: ## Show what can be made
 	@printf 'usage: make \033[1mtarget\033[0m\n\n'
@@ -21,6 +21,10 @@ serve: venv ## Serve a tiny multimodal model with our scheduler (PORT=8000, ONES
 test: ## Run all tests, on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose)
 	@$(PYTHON) dev/bootstrap.py
 	@$(RUN) -m dev.test
+
+patches: ## Check patches/: apply, reverse, and vLLM's own tests on the patched trees (20 minutes the first time)
+	@$(PYTHON) dev/bootstrap.py
+	$(RUN) patches/check.py
 
 lint: venv ## Check style, types and the direction of imports
 	$(VENV)/ruff check .

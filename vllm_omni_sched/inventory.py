@@ -160,7 +160,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "prometheus_client.MultiProcessCollector.collect",
-        "after the stock collection: our families too (one API server: a collector in the global registry, no override)",
+        "after super(): our families too (one API server: a collector in the global registry, no override)",
         f"several API servers (PROMETHEUS_MULTIPROC_DIR) and {_OURS}",
         "tests/unit/monitor/test_metrics_bridge.py",
         "vLLM lets a scheduler publish metrics",
