@@ -29,7 +29,7 @@ def test_a_yaml_file_may_be_named(tmp_path):
     [
         ({"window": "on"}, "unknown option 'window'; did you mean 'windows'?"),
         ({"qqqq": 1}, "unknown option 'qqqq'; known options: windows, "),
-        ({"windows": "onn"}, r"'windows' must be one of \['auto', 'on', 'off'\], got 'onn'; did you mean 'on'?"),
+        ({"windows": "onn"}, r"'windows' must be one of \['auto', 'on', 'off'\], got 'onn'; did you mean 'on'"),
         ({"windows": 3}, "'windows' must be one of"),
         ({"release": "spil"}, "did you mean 'spill'"),
         ({"release_batch_items": 0}, "'release_batch_items'.*got 0; the nearest valid value is 1"),
@@ -55,5 +55,5 @@ def test_additional_config_must_be_a_mapping():
 def test_a_yaml_file_that_is_no_mapping(tmp_path, text):
     path = tmp_path / "omni.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="omni.yaml"):
+    with pytest.raises(ConfigError, match=r"omni\.yaml"):
         load_config({"omni_sched": str(path)})

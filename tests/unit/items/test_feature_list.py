@@ -66,7 +66,8 @@ def test_released_data_leaves_memory_and_comes_back():
     features.as_sent(90, strip)
     assert features.release_committed(64, spill, strip) == 90
     assert held(features) == list(range(90, 100))
-    assert features.with_data(3).data == "data3" and features[3].data is None
+    assert features.with_data(3).data == "data3"
+    assert features[3].data is None
     assert [f.data for f in features.as_sent(0, strip)] == [f"data{i}" for i in range(100)]
     assert held(features) == list(range(100))
     features.close()
@@ -80,7 +81,8 @@ def test_released_again_after_a_rewind_is_not_written_twice():
     features.as_sent(0, strip)
     features.as_sent(64, strip)
     assert features.release_committed(64, spill, strip) == 64
-    assert spill.size_bytes == size and held(features) == []
+    assert spill.size_bytes == size
+    assert held(features) == []
     features.close()
 
 
@@ -108,7 +110,8 @@ def test_a_spill_file_that_cannot_be_made_says_so_and_loses_nothing(tmp_path):
 def test_another_process_gets_a_plain_list():
     features = FeatureList([item(0), item(1)])
     copy = pickle.loads(pickle.dumps(features))
-    assert type(copy) is list and [f.data for f in copy] == ["data0", "data1"]
+    assert type(copy) is list
+    assert [f.data for f in copy] == ["data0", "data1"]
 
 
 def test_growth_is_at_the_tail_only():
