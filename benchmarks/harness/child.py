@@ -33,7 +33,7 @@ def emit(kind: str, **fields: Any) -> None:
 
 
 def interrupt_on_terminate() -> None:
-    """Called by a benchmark's main: SIGTERM ends it like Ctrl-C, so that its children end with it and results are kept."""
+    """Called by a benchmark's main: SIGTERM ends it like Ctrl-C: its children end with it, results are kept."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

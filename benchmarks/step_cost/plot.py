@@ -11,25 +11,30 @@ from benchmarks.harness import style
 from benchmarks.step_cost.measure import Cell
 from benchmarks.step_cost.variants import Variant
 
-PANELS = {"realtime_frame": "scheduler, milliseconds of CPU time", "message_bytes": "message to the workers, bytes"}
+PANELS = {"realtime_frame": "CPU time of the scheduler", "message_bytes": "message to each worker"}
+SMALLEST = 256  # below that a line would show fixed cost only, over half of the width
 STOCK_SHADES = ("#c9b2a9", "#d08c7a", "#c26a55", "#b3402a", "#7d2616")  # older to newer
 LABEL_GAP = 0.062  # of the height of a panel
 
 
 def draw(path: Path, cells: Sequence[Cell]) -> Path | None:
     """Panels of PANELS for which there are at least two sizes; None, and no file, when there is none."""
-    panels = {name: title for name, title in PANELS.items() if len({c.size for c in cells if c.scenario == name}) > 1}
+    panels = {
+        name: title
+        for name, title in PANELS.items()
+        if len({c.size for c in cells if c.scenario == name and c.size >= SMALLEST}) > 1
+    }
     if not panels:
         return None
-    figure, axes = style.new_figure(5.6 * len(panels) + 1.0, 4.8, ncols=len(panels), squeeze=False)
+    figure, axes = style.new_figure(6.2 * len(panels), 4.6, ncols=len(panels), squeeze=False)
     for axis, (name, title) in zip(axes[0], panels.items(), strict=True):
-        _panel(axis, [cell for cell in cells if cell.scenario == name], title)
+        _panel(axis, [cell for cell in cells if cell.scenario == name and cell.size >= SMALLEST], title)
     style.headline(
         figure,
         "One more frame costs the same however long the session",
         "What the next 80 ms frame of a realtime session costs on vLLM's real scheduler classes; one run, medians",
     )
-    figure.subplots_adjust(left=0.055, right=0.88, top=0.80, bottom=0.12, wspace=0.42)
+    figure.subplots_adjust(left=0.06, right=0.84, top=0.80, bottom=0.12, wspace=0.72)
     return style.save(figure, path)
 
 
@@ -51,13 +56,13 @@ def _panel(axis: Any, cells: Sequence[Cell], title: str) -> None:
             linewidth=1.8 if variant.kind == "stock" else 2.4,
             linestyle=(0, (2, 1.2)) if variant.kind == "patched" else "-",
             zorder=3 if variant.kind == "ours" else 2,
-            label=_name(variant),
+            label=f"{_name(variant)}  {_amount(points[-1][1], cells[0].scenario)}",
         )
     sizes = sorted({cell.size for cell in cells})
     axis.set_xlim(sizes[0], sizes[-1])
     axis.set_xticks(sizes, [_short(size) for size in sizes])
     axis.minorticks_off()
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.yaxis.set_major_formatter(lambda value, _: _amount(value, cells[0].scenario))
     axis.set_xlabel("frames that the session holds")
     _label_lines(axis)
 
@@ -77,13 +82,30 @@ def _label_lines(axis: Any) -> None:
             fontsize=9,
             fontweight="bold" if line.get_color() == style.OURS else "normal",
             va="center",
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "linewidth": 0.7,
+                "shrinkA": 1,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
         )
 
 
 def _points(cells: Sequence[Cell], variant: Variant) -> list[tuple[int, float]]:
     scale = 1.0 if cells[0].scenario == "message_bytes" else 1e3
     return sorted((cell.size, cell.summary.median * scale) for cell in cells if cell.variant == variant)
+
+
+def _amount(value: float, scenario: str) -> str:
+    """Milliseconds, or bytes in the unit that fits."""
+    if scenario != "message_bytes":
+        return f"{float(f'{value:.2g}'):g} ms"
+    for unit, size in (("MB", 1e6), ("KB", 1e3)):
+        if value >= size:
+            return f"{float(f'{value / size:.2g}'):g} {unit}"
+    return f"{value:.0f} B"
 
 
 def _name(variant: Variant) -> str:
