@@ -50,7 +50,8 @@ def _run(seeds: list[int], args: argparse.Namespace, overrides: dict[str, Any]) 
             total.update(run_seed(seed, scheduler_cls, options=args.options, **overrides))
         except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to this seed)
             failed += 1
-            print(error if isinstance(error, Diverged) else f"seed {seed}:\n{traceback.format_exc()}", flush=True)
+            plain_difference = isinstance(error, Diverged) and error.__cause__ is None
+            print(error if plain_difference else f"seed {seed}:\n{traceback.format_exc()}", flush=True)
             if not args.keep_going:
                 break
         if monotonic() - shown > 5 and sys.stderr.isatty():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -15,8 +16,9 @@ from tests.differential.compare import (
     compare_messages,
     compare_states,
     compare_workers,
+    is_stocks_own,
 )
-from tests.differential.side import Side
+from tests.differential.side import STOCK, Candidate, Side
 from tests.differential.workload import Workload
 from tests.support.difference import Difference, first_difference
 
@@ -28,38 +30,44 @@ class Diverged(AssertionError):
     """The two schedulers differ; the message names the seed, the step, the field and both values."""
 
 
+class StockFails(Exception):
+    """Stock raised, and so did ours, the same: this workload ends here."""
+
+
 class Lockstep:
-    """Runs `workload` on stock and on `scheduler_cls`, and compares after each step.
+    """Runs `workload` on `stock` (or what stands for it) and on `ours`, and compares after each step.
 
     Stock's state decides what happens next (which request is aborted, which session goes on), and the same happens
     to both.
     """
 
-    def __init__(self, workload: Workload, scheduler_cls: type | None, **options: Any) -> None:
+    def __init__(self, workload: Workload, ours: Candidate, stock: Candidate = STOCK) -> None:
         self.workload = workload
         self.rng: random.Random = workload.rng
-        self.stock = Side(workload.settings, workload.seed, None)
-        self.ours = Side(workload.settings, workload.seed, scheduler_cls, **options)
+        self.stock = Side(workload.settings, workload.seed, stock)
+        self.ours = Side(workload.settings, workload.seed, ours)
         self.sides = (self.stock, self.ours)
         self.step = 0
         self._sessions: dict[str, int] = {}  # open sessions, with the tokens they may still take
-        self.counts = dict.fromkeys(("tokens", "encodes", "preemptions", "updates", "evictions", "aborts", "prefix"), 0)
+        self.counts: Counter[str] = Counter()
 
-    def run(self) -> dict[str, int]:
+    def run(self) -> Counter[str]:
         """Raises `Diverged` at the first difference; else returns how much of everything happened."""
         try:
             self._run()
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self.ours.close()
-            raise
+        except StockFails:
+            self.counts["stock fails"] = 1
+        finally:
+            for side in self.sides:
+                with contextlib.suppress(Exception):  # after a failure anything may be broken
+                    side.close()
         if metrics := getattr(self.ours.scheduler, "omni_metrics", None):
-            self.counts |= {
-                "deltas": metrics.session_updates_delta,
-                "spilled": metrics.spilled_items,
-                "restored": metrics.restored_items,
-                "narrowed": metrics.windows_narrowed,
-            }
+            self.counts.update(
+                deltas=metrics.session_updates_delta,
+                spilled=metrics.spilled_items,
+                restored=metrics.restored_items,
+                narrowed=metrics.windows_narrowed,
+            )
         return self.counts
 
     def _run(self) -> None:
@@ -84,7 +92,7 @@ class Lockstep:
         self.step += 1
         if arrivals:
             self._events()
-        seen = [side.schedule() for side in self.sides]
+        seen = self._both(Side.schedule)
         (stock_output, stock_answer), (our_output, our_answer) = seen
         self._check(compare_messages(stock_output, our_output))
         self._check(first_difference(stock_answer, our_answer, "model output"))
@@ -98,12 +106,27 @@ class Lockstep:
         self._forget_finished_sessions()
         return bool(stock_output.total_num_scheduled_tokens or self.stock.in_flight)
 
+    def _both(self, do: Callable[[Side], Any]) -> list[Any]:
+        done: list[Any] = []
+        errors: list[Exception | None] = []
+        for side in self.sides:
+            try:
+                done.append(do(side))
+                errors.append(None)
+            except Exception as error:  # noqa: BLE001 (stock's may be of any kind)
+                errors.append(error)
+        if difference := first_difference(*map(repr, errors), do.__name__):
+            raise self._diverged(difference) from errors[1] or errors[0]
+        if any(errors):
+            raise StockFails
+        return done
+
     def _updates(self, num_scheduled_tokens: int) -> Iterator[list[dict[int, Any]]]:
         """Finish the steps in flight, all but the newest under async scheduling, as the engine core does."""
         async_scheduling = self.workload.settings.async_scheduling
         keep = 1 if async_scheduling and num_scheduled_tokens and self.rng.random() < 0.85 else 0
         while len(self.stock.in_flight) > keep:
-            yield [side.update() for side in self.sides]
+            yield self._both(Side.update)
 
     def _events(self) -> None:
         scheduler, rng = self.stock.scheduler, self.rng
@@ -169,6 +192,9 @@ class Lockstep:
         self.counts["tokens"] += output.total_num_scheduled_tokens
         self.counts["encodes"] += sum(map(len, output.scheduled_encoder_inputs.values()))
         self.counts["preemptions"] += len(output.preempted_req_ids or ())
+        self.counts["stock lacks data"] += sum(
+            not is_stocks_own(self.stock, complaint) for complaint in self.stock.worker.complaints
+        )
         self.counts["evictions"] += len(output.free_encoder_mm_hashes)
         self.counts["prefix"] += sum(
             new.num_computed_tokens for new in output.scheduled_new_reqs if new.req_id not in self._sessions
@@ -176,19 +202,29 @@ class Lockstep:
 
     def _check(self, difference: Difference | None) -> None:
         if difference is not None:
-            raise Diverged(
-                f"seed {self.workload.seed}, step {self.step}, {difference}\n"
-                f"  under {self.workload.settings}\n"
-                f"  again: python -m tests.differential {self.workload.seed}"
-            )
+            raise self._diverged(difference)
+
+    def _diverged(self, difference: Difference) -> Diverged:
+        return Diverged(
+            f"seed {self.workload.seed}, step {self.step}, {difference}\n"
+            f"  under {self.workload.settings}\n"
+            f"  with {self.workload.options}\n"
+            f"  again: python -m tests.differential {self.workload.seed}"
+        )
 
 
 def run_seed(
-    seed: int, scheduler_cls: type | None, *, options: dict[str, Any] | None = None, **overrides: Any
-) -> dict[str, int]:
-    """One workload on stock and on `scheduler_cls` (None: stock against stock), with `overrides` of its `Settings`.
+    seed: int,
+    scheduler_cls: type | None,
+    *,
+    options: dict[str, Any] | None = None,
+    against: Candidate = STOCK,
+    **overrides: Any,
+) -> Counter[str]:
+    """One workload on stock and on `scheduler_cls` (None: stock again), with `overrides` of its `Settings`.
 
     `options` are ours (`additional_config["omni_sched"]`); None takes those that the seed draws.
     """
     workload = Workload(seed, **overrides)
-    return Lockstep(workload, scheduler_cls, options=workload.options if options is None else options).run()
+    ours = Candidate(scheduler_cls, workload.options if options is None else options)
+    return Lockstep(workload, ours, against).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
@@ -28,17 +29,29 @@ class Recorder:
         return [event for batch in taken for event in batch.events]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """What runs a workload: a scheduler class (None: stock's) and what is set for it, `options` being ours."""
+
+    scheduler_cls: type | None = None
+    options: dict[str, Any] | None = None
+    encoder_cache_manager_cls: str | None = None
+
+
+STOCK = Candidate()
+
+
 class Side:
-    def __init__(self, settings: Settings, seed: int, scheduler_cls: type | None, **options: Any) -> None:
+    def __init__(self, settings: Settings, seed: int, candidate: Candidate) -> None:
         self.settings = settings
         self.seed = seed
-        self.scheduler = make_scheduler(scheduler_cls, **settings.scheduler_options(), **options)
+        self.scheduler = make_scheduler(**settings.scheduler_options(), **vars(candidate))
         self.scheduler.kv_event_publisher = self.kv_events = Recorder()
         _fix_order_of_release(self.scheduler.encoder_cache_manager)
         self.worker = Worker(
             use_v2_model_runner=settings.use_v2_model_runner,
             separate_process=settings.worker_is_separate_process,
-            expander=None if scheduler_cls is None else _receiver(settings.uses_mrope),
+            expander=None if candidate.scheduler_cls is None else _receiver(settings.uses_mrope),
         )
         self.in_flight: deque[tuple[Any, Any]] = deque()
         self.finished_req_ids: list[str] = []

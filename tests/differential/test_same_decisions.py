@@ -10,7 +10,9 @@ from collections import Counter
 
 import pytest
 
-from tests.differential.lockstep import run_seed
+from tests.differential.lockstep import Lockstep, run_seed
+from tests.differential.side import Candidate
+from tests.differential.workload import Workload
 from vllm_omni_sched import OmniScheduler
 
 SEEDS = int(os.environ.get("OMNI_SCHED_DIFFERENTIAL_SEEDS", "200"))
@@ -50,6 +52,38 @@ def test_sessions_that_are_preempted(async_scheduling: bool, use_v2_model_runner
     assert counts["spilled"]
     if not use_v2_model_runner:  # V2 is sent preempted requests anew
         assert counts["restored"]
+
+
+PLAIN = dict.fromkeys(("windows", "encoder_cache", "session_delta", "strip_frontier", "kv_event_window"), "off")
+
+
+@pytest.mark.parametrize("first", [20_000, 20_010])
+def test_nested_items(first: int) -> None:
+    """Stock's bisecting loses items that lie within another, so ours is the measure: with windows and full messages for
+    all, against ours with everything. Neither worker may ever miss an encoding or an item's data."""
+    counts: Counter[str] = Counter()
+    measure = Candidate(OmniScheduler, PLAIN | {"windows": "auto", "metrics": False})
+    for seed in range(first, first + 10):
+        counts += run_seed(seed, OmniScheduler, against=measure, nested_items=True, overlapping_items=0.5)
+    assert counts["narrowed"]
+    assert counts["deltas"]
+
+
+@pytest.mark.parametrize("option", ["windows", "encoder_cache", "session_delta", "strip_frontier", "kv_event_window"])
+def test_each_part_alone_and_each_left_out(option: str) -> None:
+    for seed in (30_001, 30_002):
+        run_seed(seed, OmniScheduler, options=PLAIN | {option: "auto", "metrics": False})
+        run_seed(seed, OmniScheduler, options={option: "off", "metrics": False, "release_batch_items": 1})
+
+
+def test_encoder_cache_manager_alone() -> None:
+    """Under stock's scheduler, by `--ec-manager-config`."""
+    pytest.importorskip("vllm.config.ec_manager_config", reason="this vLLM has no --ec-manager-config")
+    manager = Candidate(encoder_cache_manager_cls="vllm_omni_sched.OmniEncoderCacheManager")
+    evictions = 0
+    for seed in range(40_000, 40_005):
+        evictions += Lockstep(Workload(seed), manager).run()["evictions"]
+    assert evictions
 
 
 def test_equal_workloads_have_equal_ends() -> None:
