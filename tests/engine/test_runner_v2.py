@@ -262,21 +262,21 @@ def arrivals(step: int, rng: Random) -> list[Any]:
             arriving.append(make_session_update(id_, length, [item] * (rng.random() < 0.8), max_tokens=3))
         elif step == 90 + number:
             arriving.append(make_session_update(id_, last=True))
-    if step % 20 == 5:
-        arriving.append(make_request(f"request-{step}", 40, [make_item(4, 16, "picture")], max_tokens=10))
+    if step % 15 == 5:
+        arriving.append(make_request(f"request-{step}", 40, [make_item(4, 16, "picture")], max_tokens=40))
     return arriving
 
 
 @pytest.mark.usefixtures("without_gpu")
-@pytest.mark.parametrize("num_blocks", [1000, 40], ids=["ample", "scarce"])
+@pytest.mark.parametrize("num_blocks", [1000, 32], ids=["ample", "scarce"])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_runner_knows_what_it_would_know(seed, num_blocks):
     expected, _ = drive(seed, ours=False, num_blocks=num_blocks)
     known, sent = drive(seed, ours=True, num_blocks=num_blocks)
     for step, (one, other) in enumerate(zip(expected, known, strict=True)):
         assert other == one, f"step {step}"
-    assert sent[SessionDelta.__name__] > 20
-    assert (sent["preempted"] > 0) == (num_blocks == 40)
+    assert sent[SessionDelta.__name__] >= 15
+    assert (sent["preempted"] > 0) == (num_blocks == 32)
     assert any(len(requests) >= 3 for requests in known)
 
 

@@ -34,6 +34,8 @@ class InProcessEngine:
     def run(self, scenario: Scenario) -> dict[str, Any]:
         """Returns `{"requests": {id: Heard}, **Observer.report()}`; raises what the engine raises."""
         self.observer.reset()
+        self.engine.reset_prefix_cache()
+        self.engine.reset_encoder_cache()  # what a scenario finds does not depend on those before it
         heard = {request.id: Heard() for request in scenario.requests}
         arrivals = sorted(scenario.requests, key=lambda request: request.at_step)
         here: dict[str, Request] = {}  # by the id that the engine knows

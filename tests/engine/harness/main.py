@@ -1,7 +1,7 @@
 """`python -m tests.engine.harness.main SPECS.json RESULTS.json`: run engines one after the other, write what came back.
 
 RESULTS.json: `{engine: {"facts": {...}, "scenarios": {name: {...}}, "traces_of_ours": [...], "error": traceback}}`, the
-error None if all went well. An engine that dies leaves the scenarios it had finished; the next engine starts all the same.
+error None if all went well. An engine that dies leaves the scenarios it had finished; the next one starts all the same.
 """
 
 from __future__ import annotations
