@@ -1,4 +1,4 @@
-"""What is known about vLLM's own tests beforehand, by name and with the reason. An entry that no longer holds fails the run.
+"""What is known about vLLM's own tests beforehand, by name and with the reason. An entry that no longer holds fails.
 
 A name without parameters stands for all its parametrisations.
 """
@@ -11,21 +11,28 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {}
 """Guise -> tests that vLLM's classes pass and ours cannot, with the reason."""
 
 _TOKEN_OUT_OF_STEP = "hands back tokens that no scheduled step is waiting for; an asynchronous scheduler counts those"
-_WAITS = "expects that a request is not scheduled again before its tokens are back, which asynchronous scheduling is for"
+_SYNCHRONOUS = "is about synchronous scheduling, by its name"
+_WAITS = "expects that a request is not scheduled before its tokens are back; asynchronous scheduling is there to do so"
 
 STOCK_FAILS: dict[str, dict[str, str]] = {
     "async": {
         f"{SCHEDULER_TESTS}::test_update_from_output_routes_sampling_masks_by_request": _TOKEN_OUT_OF_STEP,
+        f"{SCHEDULER_TESTS}::test_update_from_output_routes_multi_position_sampling_masks": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_stop_via_update_from_output": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_abort_request_when_structured_output_fsm_cannot_advance": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_spec_decode_padding_skipped_for_diffusion": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_ec_connector_allocate_encoder_tokens_with_external_load": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_schedule_concurrent_batches": _WAITS,
         f"{SCHEDULER_TESTS}::test_preempt_during_execution": _WAITS,
-        f"{CORE}/test_deferred_block_free.py::test_non_async_abort_defers_via_last_sched_seq": "is about synchronous scheduling",
+        f"{CORE}/test_deferred_block_free.py::test_non_async_abort_defers_via_last_sched_seq": _SYNCHRONOUS,
     },
 }
 """Guise -> tests that vLLM's own class in the same place fails, with the reason; they judge nobody there."""
+
+SINCE: dict[str, tuple[int, ...]] = {
+    f"{SCHEDULER_TESTS}::test_update_from_output_routes_multi_position_sampling_masks": (0, 32),
+}
+"""Listed tests that older versions of vLLM do not have -> the first version that has them."""
 
 _WRITES_BOOKS = "writes the manager's own fields (`cached = {}`, `num_free_slots = 50`) to set its scene"
 

@@ -3,7 +3,7 @@
 The tests come from the source distribution of the installed vLLM. Its tree need not be downloaded where one is unpacked
 already: `OMNI_SCHED_VLLM_SOURCE_0_32_0=<folder with tests/>` names it for 0.32.0.
 
-The process sees a folder `tests` that is vLLM's, and the model folders of `models.py`; vLLM itself is the installed one.
+The process sees a folder `tests` that is vLLM's, and the model folders of `models.py`; vLLM is the installed one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from patches.sources import fetch_source
-
 from tests.upstream import models, suite
 from tests.upstream.suite import Guise
 
@@ -95,10 +95,12 @@ def source_tree() -> Path:
 def workspace() -> Path:
     """A folder holding vLLM's `tests` and the models: the working directory of every run."""
     tree = source_tree()
-    written_by = [Path(models.__file__), Path(models.opt_and_llava.__file__)]
-    folder = CACHE / f"{installed_version()}-{_digest(str(tree), PYTEST_INI, *(path.read_text() for path in written_by))}"
+    writers = [Path(models.__file__).read_text(), Path(models.opt_and_llava.__file__).read_text()]
+    folder = CACHE / f"{installed_version()}-{_digest(str(tree), PYTEST_INI, *writers)}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
+        for outdated in CACHE.glob(f"{installed_version()}-*"):
+            shutil.rmtree(outdated)
         building = Path(tempfile.mkdtemp(dir=CACHE))
         (building / "tests").symlink_to(tree / "tests")
         (building / "pytest.ini").write_text(PYTEST_INI)
@@ -127,7 +129,7 @@ def ours(guise: Guise) -> Verdict:
 
 @cache
 def stock(guise: Guise) -> Verdict:
-    """The same with vLLM's classes. Kept on disk: nothing of ours has a part in it but the plugin and the list of files."""
+    """The same with vLLM's classes. Kept on disk: of ours, only the plugin and the list of files have a part in it."""
     plugin = [path.read_text() for path in sorted(PLUGIN.glob("*.py"))]
     asked = (*guise.stock_options, *guise.stock_files, *suite.PARTS.values())
     kept = workspace() / f"stock-{_digest(sys.version, *asked, *plugin)}.jsonl"
@@ -145,7 +147,14 @@ def run(options: tuple[str, ...], files: tuple[str, ...], *, outcomes: Path | No
     with tempfile.TemporaryDirectory(dir=workspace()) as scratch:
         record = Path(scratch) / "outcomes.jsonl"
         command = [sys.executable, "-W", "ignore", "-m", "pytest", "--quiet", "--tb=short", "--noconftest"]
-        command += ["-p", "no:cacheprovider", "-p", "omni_sched_swap", f"--outcomes={record}", f"--basetemp={scratch}/tmp"]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={scratch}/tmp",
+            "-p",
+            "omni_sched_swap",
+            f"--outcomes={record}",
+        ]
         command += [f"--part={path}={word}" for path, word in suite.PARTS.items()]
         try:
             result = subprocess.run(
@@ -162,7 +171,8 @@ def run(options: tuple[str, ...], files: tuple[str, ...], *, outcomes: Path | No
             raise RuntimeError(f"vLLM's tests took more than {TIME_LIMIT_SECONDS} s; the last was {last}") from None
         lines = record.read_text().splitlines() if record.is_file() else []
         if not lines or "built" not in json.loads(lines[-1]):
-            raise RuntimeError(f"vLLM's tests ended with exit code {result.returncode}: {(result.stdout + result.stderr)[-3000:]}")
+            said = (result.stdout + result.stderr)[-3000:]
+            raise RuntimeError(f"vLLM's tests ended with exit code {result.returncode}: {said}")
         if outcomes is not None:
             record.rename(outcomes)
         return Verdict.read(lines)

@@ -1,7 +1,7 @@
 """Local stand-ins for the hub models that vLLM's own tests name.
 
-A folder of that relative name below the working directory is all the name needs to resolve to, so configuration and tokenizer
-files are enough and no hub is asked; the tests never load a weight.
+A folder of that relative name below the working directory is all the name needs to resolve to, and no hub is asked. The
+tests never load a weight, so configuration and tokenizer files are enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from patches import models as opt_and_llava
 
-SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", *VISION_TOKENS)
 ID_OF = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 
 # M-RoPE, context length and image sizes are those of the real model; layers and widths are small.

@@ -1,24 +1,30 @@
 """Our classes in the shape in which vLLM's own tests build and call vLLM's.
 
-Nothing of ours is changed here: a scheduler is told which kind the test means, and its worker messages are read the way a
-worker reads them; a runner test that calls a method on a stub gets our method on that stub.
+Nothing of ours is changed here: a scheduler is told which kind the test means, and its messages to workers are read the
+way a worker reads them; a runner test that calls a method on a stub gets our method on that stub.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 
 def following_its_class(cls: type, *, async_scheduling: bool) -> type:
-    """`cls`, with the config made to agree. Tests say which kind they mean by the class they name."""
+    """`cls`, with the config made to agree while it is built. Tests say which kind they mean by the class they name."""
 
     class Following(cls):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             vllm_config = kwargs.get("vllm_config", args[0] if args else None)
-            vllm_config.scheduler_config.async_scheduling = async_scheduling
-            super().__init__(*args, **kwargs)
+            scheduler_config = vllm_config.scheduler_config
+            asked = scheduler_config.async_scheduling
+            scheduler_config.async_scheduling = async_scheduling
+            try:
+                super().__init__(*args, **kwargs)
+            finally:
+                scheduler_config.async_scheduling = asked
 
     return _named_like(cls, Following)
 
@@ -74,7 +80,7 @@ def runner_with(base: type, mixin: type, methods: tuple[str, ...]) -> type:
         def __init__(self, stub: Any) -> None:
             object.__setattr__(self, "_omni_stub", stub)
             if not hasattr(stub, "vllm_config"):
-                stub.vllm_config = _TextOnly
+                stub.vllm_config = _TEXT_ONLY
             self.omni_prepare(OmniSchedConfig())
 
         def __getattribute__(self, name: str) -> Any:
@@ -89,16 +95,16 @@ def runner_with(base: type, mixin: type, methods: tuple[str, ...]) -> type:
 
     def on_stub(stub: Any) -> OnStub:
         # By identity, and keeping the stub: state must outlive a call, and a SimpleNamespace has no hash.
-        return wrapped.setdefault(id(stub), OnStub(stub))
+        if id(stub) not in wrapped:
+            wrapped[id(stub)] = OnStub(stub)
+        return wrapped[id(stub)]
 
     for name in methods:
         setattr(Promoted, name, _also_on_a_stub(getattr(mixin, name), Promoted, on_stub))
     return _named_like(base, Promoted)
 
 
-class _TextOnly:
-    class model_config:  # noqa: N801
-        uses_mrope = False
+_TEXT_ONLY = SimpleNamespace(model_config=SimpleNamespace(uses_mrope=False))
 
 
 def _also_on_a_stub(method: Callable[..., Any], cls: type, on_stub: Callable[[Any], Any]) -> Callable[..., Any]:

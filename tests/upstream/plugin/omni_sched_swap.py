@@ -5,7 +5,7 @@ vLLM's modules before any test module is imported, so that imports, default argu
 
     pytest -p omni_sched_swap --swap=scheduler --force-async --outcomes=out.jsonl tests/v1/core/test_scheduler.py
 
-Every outcome is written as soon as it is known; the last line counts what was built, so that a swap that did not take shows.
+Every outcome is written as soon as it is known; the last line counts what was built: a swap that did not take shows.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SHORTENED = {"tests.v1.core.test_priority_scheduler_random": 1000}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("omni_sched_swap")
-    group.addoption("--swap", choices=["none", "cache", "scheduler"], default="none", help="which of our classes to use")
+    group.addoption("--swap", choices=["none", "cache", "scheduler"], default="none", help="our classes")
     group.addoption("--force-async", action="store_true", help="tests that name Scheduler get the asynchronous one")
     group.addoption("--narrow", action="store_true", help="use our windows even where vLLM bisects by itself")
     group.addoption("--sabotage", action="store_true", help="our cache never hits: proof that the judge notices")
-    group.addoption("--part", action="append", default=[], help="FILE=WORD: of that file only tests with WORD in the name")
+    group.addoption("--part", action="append", default=[], help="FILE=WORD: only tests with WORD in their name")
     group.addoption("--outcomes", type=Path, help="JSON lines: one per test, and a summary")
 
 
@@ -71,9 +71,9 @@ class Run:
         self._count_schedulers()
         if swap == "scheduler":
             self._swap_schedulers(force_async, narrow)
-            _swap_runners()
+            self._swap_runners()
         elif force_async:
-            stock = getattr(import_module(ASYNC_SCHEDULER), "AsyncScheduler")
+            stock = import_module(ASYNC_SCHEDULER).AsyncScheduler
             _bind(SCHEDULER, "Scheduler", following_its_class(stock, async_scheduling=True))
         if swap != "none":
             self._swap_cache()
@@ -103,8 +103,29 @@ class Run:
 
         OmniEncoderCacheManager.__init__ = counted
 
+    def _swap_runners(self) -> None:
+        from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
+        from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin, RunnerV2Mixin
+
+        for module, name, mixin, methods in (
+            (RUNNER_V1, "GPUModelRunner", RunnerV1Mixin, ("_gather_mm_embeddings",)),
+            (RUNNER_V2, "GPUModelRunner", RunnerV2Mixin, ("add_requests",)),
+            (ENCODER_RUNNER_V2, "EncoderRunner", EncoderRunnerMixin, ()),
+        ):
+            _bind(module, name, runner_with(getattr(import_module(module), name), mixin, methods))
+            self._count_runners(mixin)
+
+    def _count_runners(self, mixin: Any) -> None:
+        prepare = mixin.omni_prepare
+
+        def counted(runner: Any, config: Any) -> None:
+            prepare(runner, config)
+            self.built[mixin.__name__] += 1
+
+        mixin.omni_prepare = counted
+
     def _count_schedulers(self) -> None:
-        base = getattr(import_module(SCHEDULER), "Scheduler")
+        base = import_module(SCHEDULER).Scheduler
         init = base.__init__
 
         def counted(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +156,7 @@ class Run:
     # Fixtures of vLLM's conftest, which is not loaded because it fetches assets.
 
     @pytest.fixture
-    def caplog_vllm(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    def caplog_vllm(self, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
         return caplog
 
@@ -178,26 +199,14 @@ class Run:
             self.outcomes.flush()
 
 
-def _swap_runners() -> None:
-    from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
-    from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin, RunnerV2Mixin
-
-    for module, name, mixin, methods in (
-        (RUNNER_V1, "GPUModelRunner", RunnerV1Mixin, ("_gather_mm_embeddings",)),
-        (RUNNER_V2, "GPUModelRunner", RunnerV2Mixin, ("add_requests",)),
-        (ENCODER_RUNNER_V2, "EncoderRunner", EncoderRunnerMixin, ()),
-    ):
-        _bind(module, name, runner_with(getattr(import_module(module), name), mixin, methods))
-
-
 def _pageable_memory_for_pinned() -> None:
-    """Where there is no accelerator, buffers that want pinned memory take ordinary memory: same content, no device view."""
+    """Without an accelerator, buffers that want pinned memory take ordinary memory: same content, no device view."""
     import torch
 
     if torch.accelerator.is_available():
         return
     buffers = "vllm.v1.worker.gpu.buffer_utils"
-    _bind(buffers, "UvaBuffer", getattr(import_module(buffers), "NonUvaBuffer"))
+    _bind(buffers, "UvaBuffer", import_module(buffers).NonUvaBuffer)
     torch.accelerator.synchronize = lambda *args, **kwargs: None
 
 
