@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = options.model or tiny_model()
     rounds: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     order = random.Random(options.seed)
-    with contextlib.ExitStack() as stack:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         engines = {}
         for variant in VARIANTS:
             engines[variant] = stack.enter_context(start(variant, model, options.python))
@@ -40,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 answer = engines[variant].ask(do="round", requests=options.requests, tokens=options.tokens)
                 if turn >= 0:
                     rounds[variant].append({key: value for key, value in answer.items() if key != "kind"})
+    whole = min(map(len, rounds.values()))
+    if not whole:
+        raise SystemExit("no round was completed")
+    rounds = {variant: answers[:whole] for variant, answers in rounds.items()}
     console.print(table(rounds, version))
     workload = {"requests": options.requests, "tokens": options.tokens, "model": "tiny LLaVA, text prompts"}
     path = write_result(
