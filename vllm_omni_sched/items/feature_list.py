@@ -5,6 +5,7 @@ bookkeeping rides along and costs O(1) per item over the life of the request.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 from vllm_omni_sched.items.index import ItemIndex
@@ -112,15 +113,16 @@ class FeatureList(list[Any]):
     def _restore(self, target: int) -> None:
         if target >= self.num_released or self.spill is None:
             return
-        for i, feature in self.spill.read(target, self.num_released).items():
-            self[i] = feature
+        for i, data in self.spill.read(target, self.num_released).items():
+            # The very same feature but for its data: block hashes may depend on the identity of its strings.
+            self[i] = replace(self[i], data=data)
         self.num_released = target
 
     def with_data(self, item: int) -> Any:
         """Feature ``item`` with its data, from the spill file if need be; the frontier stays."""
         feature = self[item]
-        if feature.data is None and self.spill is not None and item < self.num_released:
-            return self.spill.read(item, item + 1).get(item, feature)
+        if self.spill is not None and item < self.num_released and item in self.spill:
+            return replace(feature, data=self.spill.read(item, item + 1)[item])
         return feature
 
     def release_committed(self, batch: int, spill: SpillFile, strip: Strip) -> int:
@@ -137,7 +139,7 @@ class FeatureList(list[Any]):
         if last - first < batch:
             return 0
         stripped = [strip(self[i]) for i in range(first, last)]
-        due = {i: self[i] for i, bare in enumerate(stripped, first) if bare is not self[i] and i not in spill}
+        due = {i: self[i].data for i, bare in enumerate(stripped, first) if bare is not self[i] and i not in spill}
         if due and not spill.write(due):
             return 0
         self.spill = spill
