@@ -255,7 +255,8 @@ def arrivals(step: int, rng: Random) -> list[Any]:
     arriving = []
     for number in range(3):
         id_, length = f"session-{number}", rng.randint(3, 30)
-        item = make_item(rng.randrange(3), rng.randint(1, length - 2), f"{id_}-{step % 7}")
+        item_length = rng.randint(1, length - 2)
+        item = make_item(rng.randrange(3), item_length, f"{id_}-{step % 7}-of-{item_length}")
         if step == number:
             arriving.append(make_request(id_, length, [item], resumable=True, max_tokens=3))
         elif number < step < 90 and step % (3 + number) == 0:
@@ -290,7 +291,7 @@ def test_ended_requests_leave_nothing_behind():
     for last in (False, True):
         for _ in range(3):
             take(runner, run_step(scheduler).scheduled)
-        scheduler.add_request(make_session_update("s", 4, [make_item(0, 4, "b")], last=last))
+        scheduler.add_request(make_session_update("s", 4, [make_item(0, 4, "b")], last=last, max_tokens=1))
     for _ in range(3):
         take(runner, run_step(scheduler).scheduled)
     assert known_of(runner) == {}
