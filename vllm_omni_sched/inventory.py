@@ -62,7 +62,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}.add_request",
-        "features become a FeatureList; updates of ended sessions are refused",
+        "items out of order are sorted; features become a FeatureList; updates of ended sessions are refused",
         _OURS,
         "tests/engine/test_bad_input.py",
         "the other entries are gone",
