@@ -35,8 +35,11 @@ lint: venv ## Check style, types and the direction of imports
 docs: venv ## Build the documentation into site/
 	$(VENV)/mkdocs build --strict
 
-bench: venv ## Run the benchmarks
-	$(RUN) -m benchmarks
+bench: ## Run the benchmarks on the newest vLLM here: half an hour on a quiet machine
+	@$(PYTHON) dev/bootstrap.py .venv-latest
+	.venv-latest/bin/python -m benchmarks.step_cost
+	.venv-latest/bin/python -m benchmarks.realtime
+	.venv-latest/bin/python -m benchmarks.overhead
 
 clean: ## Remove the environments, the models and everything else that was built
 	rm -rf .venv .venv-latest .venv*.lock .models .logs .cache site dist

@@ -139,13 +139,14 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
 
     def free(self, request: Request) -> None:
         """Give up all references of a request, in vLLM's order, in one pass."""
-        if _NATIVE_REFS:
-            super().free(request)
-            return
-        request_id = request.request_id
+        request_id, features = request.request_id, request.mm_features
         held: Iterable[int] = self.request_cached_ids.pop(request_id, ())
+        if _NATIVE_REFS:
+            uses = self.request_hash_refs.pop(request_id, {})
+            repeats = {h: n - 1 for h, n in uses.items() if n > 1}
+            if repeats:
+                self._repeats[request_id] = repeats
         if request_id in self._repeats:
-            features = request.mm_features
             held = [i for i in held if not self._is_repeat(request_id, features[i].identifier)]
         self._release(request, held)
 

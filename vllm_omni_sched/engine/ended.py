@@ -22,15 +22,11 @@ class EndedSessions:
 
     def __init__(self) -> None:
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._clients: dict[str, int] = {}
+        # Request id -> client: must leave before the next step is scheduled, and be reported with its outputs.
+        self.refused: dict[str, int] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ended
-
-    @property
-    def refused(self) -> list[str]:
-        """Ids that must leave before the next step is scheduled, and be reported with its outputs."""
-        return list(self._clients)
 
     def add(self, request_id: str) -> None:
         self._ended[request_id] = None
@@ -45,12 +41,12 @@ class EndedSessions:
             request.num_prompt_tokens,
             len(request.mm_features),
         )
-        self._clients[request.request_id] = request.client_index
+        self.refused[request.request_id] = request.client_index
 
     def report(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
         """``outputs`` of a step, with one error for each update that was refused before it."""
-        for request_id, client_index in self._clients.items():
+        for request_id, client_index in self.refused.items():
             error: Any = EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=FinishReason.ERROR)
             outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(error)
-        self._clients.clear()
+        self.refused.clear()
         return outputs

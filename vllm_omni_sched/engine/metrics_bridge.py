@@ -48,6 +48,7 @@ class MetricsPublisher:
         vllm_config: names the directory (instance id, data-parallel index) and the labels (`engine_labels`).
         interval_seconds: pause between two pages.
         wait: waits so many seconds, returns True to stop; tests step it by hand.
+        refresh: called before each page; brings `metrics` up to date. It must not hold the scheduler.
         base: directory instead of the user's own below TMPDIR.
     """
 
@@ -58,9 +59,11 @@ class MetricsPublisher:
         *,
         interval_seconds: float = 1.0,
         wait: Callable[[float], bool] | None = None,
+        refresh: Callable[[], None] | None = None,
         base: Path | None = None,
     ) -> None:
         self._metrics = metrics
+        self._refresh = refresh
         self._labels = engine_labels(vllm_config)
         self._name = f"{vllm_config.instance_id}-{self._labels['engine']}-{os.getpid()}"
         self._interval_seconds = interval_seconds
@@ -87,6 +90,8 @@ class MetricsPublisher:
         directory = self._directory
         if directory is None:
             return
+        if self._refresh is not None:
+            self._refresh()
         try:
             directory.write(render(self._metrics))
             self._failing = False

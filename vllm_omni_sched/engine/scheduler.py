@@ -6,6 +6,7 @@ workers about sessions. Decisions are never ours here; only what they cost.
 
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -33,6 +34,18 @@ from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
 logger = init_logger("vllm_omni_sched.scheduler")
+
+_STEPS_PER_SAMPLE = 16  # of the histogram of schedule_seconds; reading clocks is a tenth of a decode step's cost
+
+
+def _refresh(metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: SessionSender | None) -> None:
+    """Take over what others count, when it is published: a step pays nothing for it."""
+    if isinstance(manager, OmniEncoderCacheManager):
+        metrics.encoder_cache_hits = manager.hits
+        metrics.encoder_cache_misses = manager.misses
+        metrics.encoder_cache_evictions = manager.evictions
+    if sender is not None:
+        metrics.sessions = len(sender)
 
 
 class OmniSchedulerMixin(PendingRangeMixin):
@@ -64,6 +77,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
         self._omni_windows = "windows" in active and not self.is_encoder_decoder
         self._omni_native_windows = compat.native_windows(compat.SCHEDULER)
         self._omni_pending = "pending_range" in active and self._omni_runner_v2 and not self.is_encoder_decoder
+        self.omni_metrics = SchedulerMetrics()
         self._omni_ended = EndedSessions()
         self._omni_num_multimodal = 0  # requests with a FeatureList; while 0, a step costs what it costs vLLM
         if "strip_frontier" in active:
@@ -75,16 +89,18 @@ class OmniSchedulerMixin(PendingRangeMixin):
         self._omni_strip: Strip = lambda feature: strip_one(feature, uses_mrope)
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
-            self._omni_sender = SessionSender(self._omni_strip)
+            self._omni_sender = SessionSender(self._omni_strip, self.omni_metrics)
             if self.connector is None:
                 block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.__contains__)
         # Only what went through the frontier may leave memory; it is the deltas that move it.
         self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
-        self.omni_metrics = SchedulerMetrics()
         self._omni_publisher: MetricsPublisher | None = None
         if config.metrics and self.log_stats:
             self._omni_publisher = MetricsPublisher(
-                self.omni_metrics, self.vllm_config, interval_seconds=config.metrics_interval_seconds
+                self.omni_metrics,
+                self.vllm_config,
+                interval_seconds=config.metrics_interval_seconds,
+                refresh=partial(_refresh, self.omni_metrics, self.encoder_cache_manager, self._omni_sender),
             )
             self._omni_publisher.start()
             weakref.finalize(self, self._omni_publisher.close)
@@ -92,15 +108,19 @@ class OmniSchedulerMixin(PendingRangeMixin):
     # -- a step ------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        started = monotonic_seconds()
         if self._omni_ended.refused:
-            self.finish_requests(self._omni_ended.refused, RequestStatus.FINISHED_ERROR)
+            self.finish_requests(list(self._omni_ended.refused), RequestStatus.FINISHED_ERROR)
+        metrics = self.omni_metrics
+        metrics.steps += 1
+        sampled = metrics.steps % _STEPS_PER_SAMPLE == 0
+        started = monotonic_seconds() if sampled else 0.0
         output = super().schedule(*args, **kwargs)
-        if self._omni_sender is not None:
+        if self._omni_sender is not None and output.scheduled_new_reqs:
             self._omni_sender.replace(output, self.requests)
             if self._omni_release:
                 self._omni_release_committed(output)
-        self._omni_count(monotonic_seconds() - started)
+        if sampled:
+            metrics.schedule_seconds.observe(monotonic_seconds() - started)
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,11 +178,10 @@ class OmniSchedulerMixin(PendingRangeMixin):
         restored = {}
         for request in requests:
             features = request.mm_features
-            if not features or not isinstance(features, FeatureList) or not features.frontier:
+            if not features or not isinstance(features, FeatureList):
                 continue
-            back = features.rewind(request.num_computed_tokens)
-            if back:
-                restored[request.request_id] = back
+            if features.is_behind(request.num_computed_tokens):
+                restored[request.request_id] = back = features.rewind(request.num_computed_tokens)
                 self.omni_metrics.restored_items += len(back)
                 if self._omni_sender is not None:
                     self._omni_sender.note_restored(request.request_id, features.frontier)
@@ -225,20 +244,6 @@ class OmniSchedulerMixin(PendingRangeMixin):
                 return
             self.omni_metrics.spilled_items += released
             self.omni_metrics.spilled_bytes += spill.size_bytes - before
-
-    def _omni_count(self, seconds: float) -> None:
-        metrics = self.omni_metrics
-        metrics.steps += 1
-        metrics.schedule_seconds.observe(seconds)
-        manager = self.encoder_cache_manager
-        if isinstance(manager, OmniEncoderCacheManager):
-            metrics.encoder_cache_hits = manager.hits
-            metrics.encoder_cache_misses = manager.misses
-            metrics.encoder_cache_evictions = manager.evictions
-        if self._omni_sender is not None:
-            metrics.sessions = len(self._omni_sender)
-            metrics.session_updates_delta = self._omni_sender.num_deltas
-            metrics.session_updates_full = self._omni_sender.num_full
 
     def shutdown(self) -> None:
         if self._omni_publisher is not None:

@@ -17,6 +17,7 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched.items import FeatureList, SessionMirror, SessionTracker
 from vllm_omni_sched.items.session import SessionUpdate
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
 _values = attrgetter(*(f.name for f in fields(NewRequestData)))
 
@@ -60,13 +61,13 @@ class SessionSender:
 
     Args:
         strip: ``feature -> feature`` without data that no worker needs.
+        metrics: where updates are counted.
     """
 
-    def __init__(self, strip: Callable[[Any], Any]) -> None:
+    def __init__(self, strip: Callable[[Any], Any], metrics: SchedulerMetrics) -> None:
         self._strip = strip
         self._trackers: dict[str, SessionTracker] = {}
-        self.num_deltas = 0
-        self.num_full = 0
+        self._metrics = metrics
 
     def __len__(self) -> int:
         return len(self._trackers)
@@ -98,13 +99,13 @@ class SessionSender:
                 restored = {i: features[i] for i in range(covered, tracker.covered)}
             update = tracker.update(prompt, num_items, new.block_ids, covered, restored)
             if update is not None:
-                self.num_deltas += 1
+                self._metrics.session_updates_delta += 1
                 delta = SessionDelta(*_values(new), update=update)
                 delta.prompt_token_ids = delta.prefill_token_ids = None
                 delta.block_ids = ()
                 delta.mm_features = features[first_new:]
                 return delta
-        self.num_full += 1
+        self._metrics.session_updates_full += 1
         start = SessionStart(*_values(new), covered=covered)
         start.mm_features = features.as_sent(new.num_computed_tokens, self._strip)
         start.block_ids = tuple(list(group) for group in new.block_ids)

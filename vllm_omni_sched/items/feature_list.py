@@ -98,11 +98,15 @@ class FeatureList(list[Any]):
         self._num_stripped = target
         return sent
 
+    def is_behind(self, num_computed_tokens: int) -> bool:
+        """Whether this position lies before the frontier."""
+        return self.frontier > 0 and self.spans.max_ends[self.frontier - 1] > num_computed_tokens
+
     def rewind(self, num_computed_tokens: int) -> dict[int, Any]:
         """Move the frontier back; the features, by id, that a worker must be given again."""
-        former = self.frontier
-        if former == 0 or self.spans.max_ends[former - 1] <= num_computed_tokens:
+        if not self.is_behind(num_computed_tokens):
             return {}
+        former = self.frontier
         target = self.advance(num_computed_tokens)
         for i in range(target, self._num_stripped):
             self._sent[i] = self[i]

@@ -76,21 +76,23 @@ class SessionTracker:
         """
         if len(prompt_token_ids) < self.num_tokens or num_items < self.num_items:
             return None
+        new_blocks: list[list[int]] = []
         for g, group in enumerate(block_ids):
-            known = self.num_blocks[g]
-            if len(group) < known or (known and group[known - 1] != self.last_blocks[g]):
+            known, length = self.num_blocks[g], len(group)
+            if length < known or (known and group[known - 1] != self.last_blocks[g]):
                 return None
+            new_blocks.append(list(group[known:]) if length > known else [])
         update = SessionUpdate(
-            tokens_before=self.num_tokens,
-            items_before=self.num_items,
-            blocks_before=tuple(self.num_blocks),
-            tokens=list(prompt_token_ids[self.num_tokens :]),
-            block_ids=tuple(list(group[self.num_blocks[g] :]) for g, group in enumerate(block_ids)),
-            covered=covered,
-            restored=dict(restored),
+            self.num_tokens,
+            self.num_items,
+            tuple(self.num_blocks),
+            list(prompt_token_ids[self.num_tokens :]),
+            tuple(new_blocks),
+            covered,
+            dict(restored) if restored else {},
         )
         self.num_tokens, self.num_items, self.covered = len(prompt_token_ids), num_items, covered
-        self.append_blocks(update.block_ids)
+        self.append_blocks(new_blocks)
         return update
 
 

@@ -7,6 +7,7 @@ data may leave memory, but not the machine (vllm#50860, vllm#51948).
 
 import pickle
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -52,6 +53,7 @@ class SpillFile:
         if self._file is None:
             # Open as long as its session lives.
             self._file = tempfile.TemporaryFile(dir=self._directory, prefix="vllm-omni-sched-")  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
         offset = self.size_bytes
         self._file.seek(offset)
         self._file.write(payload)
