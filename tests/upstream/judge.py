@@ -147,14 +147,8 @@ def run(options: tuple[str, ...], files: tuple[str, ...], *, outcomes: Path | No
     with tempfile.TemporaryDirectory(dir=workspace()) as scratch:
         record = Path(scratch) / "outcomes.jsonl"
         command = [sys.executable, "-W", "ignore", "-m", "pytest", "--quiet", "--tb=short", "--noconftest"]
-        command += [
-            "-p",
-            "no:cacheprovider",
-            f"--basetemp={scratch}/tmp",
-            "-p",
-            "omni_sched_swap",
-            f"--outcomes={record}",
-        ]
+        command += ["-p", "no:cacheprovider", f"--basetemp={scratch}/tmp"]
+        command += ["-p", "omni_sched_swap", f"--outcomes={record}"]
         command += [f"--part={path}={word}" for path, word in suite.PARTS.items()]
         try:
             result = subprocess.run(
