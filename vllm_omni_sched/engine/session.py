@@ -7,7 +7,7 @@ mixin turns it back into the full entry before its own `super()` sees it. Neithe
 side of vLLM knows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -54,6 +54,20 @@ class ResumedRequestData(CachedRequestData):
 def with_restored(data: CachedRequestData, restored: dict[str, dict[int, Any]]) -> ResumedRequestData:
     """``data``, and the items to give back."""
     return ResumedRequestData(**{f.name: getattr(data, f.name) for f in fields(CachedRequestData)}, restored=restored)
+
+
+def _note_blocks(data: CachedRequestData, sessions: Mapping[str, SessionTracker | SessionMirror]) -> None:
+    """Both ends: the blocks that running requests are sent become part of what is known of their sessions."""
+    if not sessions:
+        return
+    for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
+        session = sessions.get(request_id)
+        if session is None or block_ids is None:
+            continue
+        if request_id in data.resumed_req_ids:
+            session.replace_blocks(block_ids)
+        else:
+            session.append_blocks(block_ids)
 
 
 class SessionSender:
@@ -118,16 +132,7 @@ class SessionSender:
 
     def note_running(self, data: CachedRequestData) -> None:
         """Keep count of the blocks that running requests are sent."""
-        if not self._trackers:
-            return
-        for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
-            tracker = self._trackers.get(request_id)
-            if tracker is None or block_ids is None:
-                continue
-            if request_id in data.resumed_req_ids:
-                tracker.replace_blocks(block_ids)
-            else:
-                tracker.append_blocks(block_ids)
+        _note_blocks(data, self._trackers)
 
     def note_restored(self, request_id: str, covered: int) -> None:
         """Workers were given items back in a message about running requests."""
@@ -162,7 +167,7 @@ class SessionReceiver:
                 new_reqs[i] = self._start(new)
             else:
                 self._mirrors.pop(new.req_id, None)
-        self._note_running(output.scheduled_cached_reqs)
+        _note_blocks(output.scheduled_cached_reqs, self._mirrors)
 
     def _start(self, new: SessionStart) -> NewRequestData:
         mirror = SessionMirror(new.prompt_token_ids, new.mm_features, new.block_ids, new.covered)
@@ -187,18 +192,6 @@ class SessionReceiver:
         full.mm_features = mirror.features
         full.block_ids = tuple(list(group) for group in mirror.block_ids)
         return full
-
-    def _note_running(self, data: CachedRequestData) -> None:
-        if not self._mirrors:
-            return
-        for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
-            mirror = self._mirrors.get(request_id)
-            if mirror is None or block_ids is None:
-                continue
-            if request_id in data.resumed_req_ids:
-                mirror.replace_blocks(block_ids)
-            else:
-                mirror.append_blocks(block_ids)
 
     def restore(self, request_id: str, restored: dict[int, Any], features: list[Any] | None) -> None:
         """Give a preempted request its items' data back; ``features`` is the runner's own list."""
