@@ -58,12 +58,13 @@ class PendingRangeMixin:
     """The part of `OmniSchedulerMixin` that answers `_get_encoder_input_updates` from ranges."""
 
     _omni_pending: bool
+    _omni_runner_v2: bool
     _omni_strip: Strip
 
     def _get_encoder_input_updates(
         self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
     ) -> dict[str, dict[int, Any]]:
-        for new in new_requests:
+        for new in new_requests if self._omni_runner_v2 else ():
             features = new.mm_features
             if isinstance(features, FeatureList) and not (self._omni_pending and features.spans.sequential):
                 # vLLM looks for what was sent with its data.
