@@ -79,6 +79,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
         self._omni_pending = "pending_range" in active and self._omni_runner_v2 and not self.is_encoder_decoder
         self.omni_metrics = SchedulerMetrics()
         self._omni_ended = EndedSessions()
+        self._omni_sessions: set[str] = set()
         self._omni_num_multimodal = 0  # requests with a FeatureList; while 0, a step costs what it costs vLLM
         if "strip_frontier" in active:
             rebind.bind_strip_frontier()
@@ -115,7 +116,7 @@ class OmniSchedulerMixin(PendingRangeMixin):
         sampled = metrics.steps % _STEPS_PER_SAMPLE == 0
         started = monotonic_seconds() if sampled else 0.0
         output = super().schedule(*args, **kwargs)
-        if self._omni_sender is not None and output.scheduled_new_reqs:
+        if self._omni_sessions and self._omni_sender is not None:
             self._omni_sender.replace(output, self.requests)
             if self._omni_release:
                 self._omni_release_committed(output)
@@ -202,6 +203,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
                 request.mm_features = features = FeatureList(request.mm_features)
                 features.defer = request.resumable and self._omni_sender is not None
                 self._omni_num_multimodal += 1
+                if request.resumable:
+                    self._omni_sessions.add(request.request_id)
         super().add_request(request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -217,7 +220,9 @@ class OmniSchedulerMixin(PendingRangeMixin):
             if features.spill is not None:
                 self.omni_metrics.spilled_bytes -= features.spill.size_bytes
             features.close()
-        if request.resumable:
+        # Not by `resumable`: vLLM takes that away from a session that it ends with an error.
+        if request.request_id in self._omni_sessions:
+            self._omni_sessions.remove(request.request_id)
             if self._omni_sender is not None:
                 self._omni_sender.forget(request.request_id)
             self._omni_ended.add(request.request_id)
