@@ -11,6 +11,7 @@ import gc
 import io
 import pickle
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -42,7 +43,7 @@ class Stopwatch:
             self.profiler.disable()
 
 
-class Scenario:
+class Scenario(ABC):
     """Base: one scheduler, a stopwatch, and `sample()`. One that also has `message_bytes()` is asked for that too."""
 
     name: ClassVar[str]
@@ -67,9 +68,9 @@ class Scenario:
     def prepare(self) -> None:
         """Bring the scheduler into the state that is measured."""
 
+    @abstractmethod
     def sample(self) -> float:
         """One more measurement, in seconds of CPU time."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Let the scheduler give back what its requests hold."""
