@@ -65,7 +65,7 @@ class Scenario(ABC):
         self.prepare()
         gc.collect()
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most need none
         """Bring the scheduler into the state that is measured."""
 
     @abstractmethod
