@@ -1,6 +1,6 @@
 """Block ids of a session, looked up when asked for: a delta wants the last few of thousands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, overload
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -22,10 +22,8 @@ class BlockIdView(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [block.block_id for block in self._blocks[index]]
-        block_id: int = self._blocks[index].block_id
-        return block_id
+        found: Any = self._blocks[index]
+        return [block.block_id for block in found] if isinstance(index, slice) else found.block_id
 
 
 class SessionBlocks(KVCacheBlocks):
@@ -37,12 +35,14 @@ class SessionBlocks(KVCacheBlocks):
         return tuple(BlockIdView(group) for group in self.blocks)
 
 
-def look_up_lazily(kv_cache_manager: Any, is_tracked: Callable[[str], bool]) -> None:
-    """Let this manager answer `get_blocks` of tracked sessions with `SessionBlocks`."""
+def look_up_lazily(kv_cache_manager: Any, tracked: Container[str]) -> None:
+    """Let this manager answer `get_blocks` of tracked sessions with `SessionBlocks`; done once, when one arrives."""
+    if "get_blocks" in vars(kv_cache_manager):
+        return
     get_blocks = kv_cache_manager.get_blocks
 
     def get_session_blocks(request_id: str) -> KVCacheBlocks:
         found: KVCacheBlocks = get_blocks(request_id)
-        return SessionBlocks(found.blocks) if is_tracked(request_id) else found
+        return SessionBlocks(found.blocks) if request_id in tracked else found
 
     kv_cache_manager.get_blocks = get_session_blocks

@@ -141,6 +141,8 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         """Give up all references of a request, in vLLM's order, in one pass."""
         request_id, features = request.request_id, request.mm_features
         held: Iterable[int] = self.request_cached_ids.pop(request_id, ())
+        if not held and not _NATIVE_REFS:
+            return
         if _NATIVE_REFS:
             uses = self.request_hash_refs.pop(request_id, {})
             repeats = {h: n - 1 for h, n in uses.items() if n > 1}

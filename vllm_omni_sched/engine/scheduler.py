@@ -91,8 +91,6 @@ class OmniSchedulerMixin(PendingRangeMixin):
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
             self._omni_sender = SessionSender(self._omni_strip, self.omni_metrics)
-            if self.connector is None:
-                block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.__contains__)
         # Only what went through the frontier may leave memory; it is the deltas that move it.
         self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
         self._omni_publisher: MetricsPublisher | None = None
@@ -138,6 +136,12 @@ class OmniSchedulerMixin(PendingRangeMixin):
     ) -> tuple[Any, ...]:
         features = request.mm_features
         narrow = self._omni_windows and isinstance(features, FeatureList)
+        if narrow and not features.ends_after(num_computed_tokens):
+            # Every item lies behind (a decode step): vLLM's answer for a chunk without tokens, before it searches.
+            nothing, _, budget, *more = super()._try_schedule_encoder_inputs(
+                request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens
+            )
+            return (nothing, num_new_tokens, budget, *more)
         if not narrow or (self._omni_native_windows and features.spans.sequential):
             self.omni_metrics.windows_native += narrow
             return super()._try_schedule_encoder_inputs(
@@ -169,7 +173,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
         data: CachedRequestData = super()._make_cached_request_data(running_reqs, resumed_reqs, *args, **kwargs)
         restored = {}
         if self._omni_num_multimodal and not self._omni_runner_v2:
-            restored = self._omni_restore(chain(resumed_reqs, running_reqs))
+            # What runs goes back only where its blocks failed to load; all else that goes back is preempted first.
+            restored = self._omni_restore(chain(resumed_reqs, running_reqs) if self.connector else resumed_reqs)
         if self._omni_sender is not None:
             self._omni_sender.note_running(data)
         return with_restored(data, restored) if restored else data
@@ -191,6 +196,11 @@ class OmniSchedulerMixin(PendingRangeMixin):
     # -- a request's life --------------------------------------------------
 
     def add_request(self, request: Request) -> None:
+        if request.mm_features or request.resumable:
+            self._omni_admit(request)
+        super().add_request(request)
+
+    def _omni_admit(self, request: Request) -> None:
         is_new = request.request_id not in self.requests
         if request.mm_features and put_in_order(request, is_new=is_new):
             logger.warning_once(
@@ -199,13 +209,14 @@ class OmniSchedulerMixin(PendingRangeMixin):
         if is_new:
             if request.resumable and request.request_id in self._omni_ended:
                 self._omni_ended.refuse(request)
-            if request.resumable or request.mm_features:
-                request.mm_features = features = FeatureList(request.mm_features)
-                features.defer = request.resumable and self._omni_sender is not None
-                self._omni_num_multimodal += 1
-                if request.resumable:
-                    self._omni_sessions.add(request.request_id)
-        super().add_request(request)
+            request.mm_features = features = FeatureList(request.mm_features)
+            self._omni_num_multimodal += 1
+            if request.resumable:
+                self._omni_sessions.add(request.request_id)
+                if self._omni_sender is not None:
+                    features.defer = True
+                    if self.connector is None:
+                        block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.trackers)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
@@ -214,19 +225,22 @@ class OmniSchedulerMixin(PendingRangeMixin):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)
-        features = request.mm_features
-        if isinstance(features, FeatureList):
-            self._omni_num_multimodal -= 1
-            if features.spill is not None:
-                self.omni_metrics.spilled_bytes -= features.spill.size_bytes
-            features.close()
+        if isinstance(request.mm_features, FeatureList):
+            self._omni_freed(request)
+        return result
+
+    def _omni_freed(self, request: Request) -> None:
+        features: Any = request.mm_features
+        self._omni_num_multimodal -= 1
+        if features.spill is not None:
+            self.omni_metrics.spilled_bytes -= features.spill.size_bytes
+        features.close()
         # Not by `resumable`: vLLM takes that away from a session that it ends with an error.
         if request.request_id in self._omni_sessions:
             self._omni_sessions.remove(request.request_id)
             if self._omni_sender is not None:
                 self._omni_sender.forget(request.request_id)
             self._omni_ended.add(request.request_id)
-        return result
 
     def _omni_release_committed(self, output: SchedulerOutput) -> None:
         config = self.omni_config

@@ -80,18 +80,15 @@ class SessionSender:
 
     def __init__(self, strip: Callable[[Any], Any], metrics: SchedulerMetrics) -> None:
         self._strip = strip
-        self._trackers: dict[str, SessionTracker] = {}
+        self.trackers: dict[str, SessionTracker] = {}
         self._metrics = metrics
 
     def __len__(self) -> int:
-        return len(self._trackers)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._trackers
+        return len(self.trackers)
 
     def forget(self, request_id: str) -> None:
         """The request is over, or its workers drop it: the next message is a start."""
-        self._trackers.pop(request_id, None)
+        self.trackers.pop(request_id, None)
 
     def replace(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
         """Replace, in place, the entries of ``output.scheduled_new_reqs`` that belong to sessions."""
@@ -102,7 +99,7 @@ class SessionSender:
                 new_reqs[i] = self._message(new, request.mm_features)
 
     def _message(self, new: NewRequestData, features: FeatureList) -> NewRequestData:
-        tracker = self._trackers.get(new.req_id)
+        tracker = self.trackers.get(new.req_id)
         covered, num_items = features.advance(new.num_computed_tokens), len(features)
         # Runner V2 is told of generated tokens too; a session between two turns has none.
         prompt, prefill = new.prompt_token_ids, new.prefill_token_ids
@@ -114,29 +111,34 @@ class SessionSender:
             update = tracker.update(prompt, num_items, new.block_ids, covered, restored)
             if update is not None:
                 self._metrics.session_updates_delta += 1
-                delta = SessionDelta(*_values(new), update=update)
-                delta.prompt_token_ids = delta.prefill_token_ids = None
-                delta.block_ids = ()
-                delta.mm_features = features[first_new:]
-                return delta
+                return SessionDelta(
+                    **{
+                        **vars(new),
+                        "prompt_token_ids": None,
+                        "prefill_token_ids": None,
+                        "block_ids": (),
+                        "mm_features": features[first_new:],
+                        "update": update,
+                    }
+                )
         self._metrics.session_updates_full += 1
         start = SessionStart(*_values(new), covered=covered)
         start.mm_features = features.as_sent(new.num_computed_tokens, self._strip)
         start.block_ids = tuple(list(group) for group in new.block_ids)
         if not plain:
             # Workers cannot keep a mirror of it: the next message is in full again.
-            self._trackers.pop(new.req_id, None)
+            self.trackers.pop(new.req_id, None)
             return NewRequestData(*_values(start))
-        self._trackers[new.req_id] = SessionTracker(len(prompt), num_items, start.block_ids, covered)
+        self.trackers[new.req_id] = SessionTracker(len(prompt), num_items, start.block_ids, covered)
         return start
 
     def note_running(self, data: CachedRequestData) -> None:
         """Keep count of the blocks that running requests are sent."""
-        _note_blocks(data, self._trackers)
+        _note_blocks(data, self.trackers)
 
     def note_restored(self, request_id: str, covered: int) -> None:
         """Workers were given items back in a message about running requests."""
-        tracker = self._trackers.get(request_id)
+        tracker = self.trackers.get(request_id)
         if tracker is not None:
             tracker.covered = min(tracker.covered, covered)
 

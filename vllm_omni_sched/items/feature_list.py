@@ -73,6 +73,11 @@ class FeatureList(list[Any]):
         # Another process gets a plain list.
         return list, (list(self),)
 
+    def ends_after(self, position: int) -> bool:
+        """Whether any item has a token at or after ``position``."""
+        ends = self.spans.max_ends
+        return len(ends) > 0 and ends[-1] > position
+
     def advance(self, num_computed_tokens: int) -> int:
         """Move the frontier to ``num_computed_tokens``, forward or back; returns it."""
         target = self.spans.num_covered(num_computed_tokens) if num_computed_tokens > 0 else 0

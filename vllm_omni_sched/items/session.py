@@ -67,7 +67,7 @@ class SessionTracker:
         num_items: int,
         block_ids: BlockIds,
         covered: int,
-        restored: Mapping[int, Any],
+        restored: dict[int, Any],
     ) -> SessionUpdate | None:
         """The message that brings workers up to date, or None when only a full one would.
 
@@ -76,23 +76,21 @@ class SessionTracker:
         """
         if len(prompt_token_ids) < self.num_tokens or num_items < self.num_items:
             return None
-        new_blocks: list[list[int]] = []
-        for g, group in enumerate(block_ids):
-            known, length = self.num_blocks[g], len(group)
-            if length < known or (known and group[known - 1] != self.last_blocks[g]):
+        before, num_blocks, last_blocks = tuple(self.num_blocks), self.num_blocks, self.last_blocks
+        lengths = [len(group) for group in block_ids]
+        for length, known, last, group in zip(lengths, before, last_blocks, block_ids, strict=True):
+            if length < known or (known and group[known - 1] != last):
                 return None
-            new_blocks.append(list(group[known:]) if length > known else [])
-        update = SessionUpdate(
-            self.num_tokens,
-            self.num_items,
-            tuple(self.num_blocks),
-            list(prompt_token_ids[self.num_tokens :]),
-            tuple(new_blocks),
-            covered,
-            dict(restored) if restored else {},
-        )
-        self.num_tokens, self.num_items, self.covered = len(prompt_token_ids), num_items, covered
-        self.append_blocks(new_blocks)
+        new_blocks: list[list[int]] = []
+        for g, (length, known) in enumerate(zip(lengths, before, strict=True)):
+            new = list(block_ids[g][known:]) if length > known else []
+            if new:
+                num_blocks[g], last_blocks[g] = length, new[-1]
+            new_blocks.append(new)
+        tokens = list(prompt_token_ids[self.num_tokens :])
+        update = SessionUpdate(self.num_tokens, self.num_items, before, tokens, tuple(new_blocks), covered, restored)
+        self.num_tokens += len(tokens)
+        self.num_items, self.covered = num_items, covered
         return update
 
 
