@@ -1,4 +1,4 @@
-"""The one place that reads a clock; everything else is handed one."""
+"""The one place that reads a clock, and waits on it; everything else is handed one."""
 
 import time
 from collections.abc import Callable
@@ -7,3 +7,5 @@ Clock = Callable[[], float]
 """Seconds, from any fixed point, never going back."""
 
 monotonic_seconds: Clock = time.perf_counter
+
+sleep_seconds: Callable[[float], None] = time.sleep

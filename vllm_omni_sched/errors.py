@@ -6,7 +6,11 @@
     ├── ConfigError              an option is unknown, of the wrong type, out of range, or cannot work
     ├── UnsupportedVllmError     the installed vLLM is not one we support
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone
-    └── SessionOutOfSyncError    a worker holds another state of a session than the scheduler believes
+    ├── SessionOutOfSyncError    a worker holds another state of a session than the scheduler believes
+    └── LaneError                a piece of work in a lane came to nothing
+        ├── LaneClosedError      the lane was closed before
+        ├── LaneDiedError        its process ended in the middle of it
+        └── LaneWorkError        the work itself raised
 """
 
 
@@ -28,3 +32,19 @@ class MissingSymbolError(OmniSchedError, RuntimeError):
 
 class SessionOutOfSyncError(OmniSchedError, RuntimeError):
     """A session update does not continue what the worker holds; applying it would give wrong tokens."""
+
+
+class LaneError(OmniSchedError, RuntimeError):
+    """A piece of work in a lane came to nothing."""
+
+
+class LaneClosedError(LaneError):
+    """The lane was closed before the work was done."""
+
+
+class LaneDiedError(LaneError):
+    """The process that did the work ended in the middle of it."""
+
+
+class LaneWorkError(LaneError):
+    """The work itself raised; the message is that of its exception."""

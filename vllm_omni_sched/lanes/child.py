@@ -1,0 +1,192 @@
+"""The processes of a process lane.
+
+The owner forks a *nursery* once, from a thread of its own. The nursery keeps the state
+of that moment, does nothing, and forks the process that works; and another one when that
+dies. So a replacement never comes from an owner whose threads are in the middle of
+something, and the runtime of OpenMP, which belongs to the thread that used it, starts
+afresh in the child.
+"""
+
+import gc
+import mmap
+import os
+import signal
+import socket
+import struct
+import threading
+import traceback
+from collections import deque
+from functools import partial
+from typing import Any, NoReturn
+
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.lanes import wire
+from vllm_omni_sched.lanes.base import Work
+from vllm_omni_sched.lanes.pacer import Pacer
+
+_SHARE = struct.Struct("d")
+
+
+class Nursery:
+    """Owner's side: starts the working process, again when need be.
+
+    Raises:
+        LaneError: this platform cannot fork such a process, or the nursery is gone.
+    """
+
+    def __init__(self, work: Work, nice: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise LaneError("a process lane needs Linux; use a thread lane")
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with all children
+        self.share = 1.0
+        self._end, theirs = wire.channel()
+        self.pid = 0
+        self._nursery_pid = _fork_from_new_thread(lambda: _nursery(theirs, self._page, work, nice, self._end))
+        theirs.close()
+
+    @property
+    def share(self) -> float:
+        """The part of the time that the working process takes."""
+        share: float = _SHARE.unpack_from(self._page)[0]
+        return share
+
+    @share.setter
+    def share(self, share: float) -> None:
+        _SHARE.pack_into(self._page, 0, share)
+
+    def spawn(self) -> socket.socket:
+        """Start a working process; the channel to it."""
+        ours, theirs = wire.channel()
+        try:
+            socket.send_fds(self._end, [b"spawn"], [theirs.fileno()])
+            self.pid = int(self._answer())
+        except OSError as error:
+            ours.close()
+            raise LaneError(f"the encoder process cannot be started: {error}") from None
+        finally:
+            theirs.close()
+        return ours
+
+    def end_of_last(self) -> str:
+        """How the last working process ended, for people."""
+        self._end.send(b"wait")
+        status = int(self._answer())
+        if os.WIFSIGNALED(status):
+            return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+
+    def _answer(self) -> bytes:
+        answer = self._end.recv(64)
+        if not answer:
+            raise LaneError("the process that starts encoder processes is gone")
+        return answer
+
+    def close(self, timeout: float) -> None:
+        """End all; whoever does not end within ``timeout`` seconds is killed."""
+        self._end.close()  # the nursery takes its child with it
+        until = monotonic_seconds() + timeout
+        while monotonic_seconds() < until:
+            if os.waitpid(self._nursery_pid, os.WNOHANG)[0]:
+                return
+            sleep_seconds(0.005)
+        for pid in (self.pid, self._nursery_pid):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(self._nursery_pid, 0)
+
+
+def _fork_from_new_thread(child: Any) -> int:
+    """Fork in a thread that has used nothing yet; ``child`` runs there and does not return."""
+    pids: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(child)
+        pids.append(pid)
+
+    thread = threading.Thread(target=fork, name="omni-sched-fork")
+    thread.start()
+    thread.join()
+    return pids[0]
+
+
+def _run_and_exit(function: Any) -> NoReturn:
+    code = 1
+    try:
+        function()
+        code = 0
+    except BaseException:  # noqa: BLE001 - a forked child must never go on in its parent's code
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _nursery(end: socket.socket, page: mmap.mmap, work: Work, nice: int, owners_end: socket.socket) -> None:
+    owners_end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the owner decides, by closing its end
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()
+    child = 0
+    while True:
+        command, descriptors, _, _ = socket.recv_fds(end, 64, 1)
+        if command == b"spawn":
+            child = os.fork()
+            if child == 0:
+                end.close()
+                _run_and_exit(partial(_worker, socket.socket(fileno=descriptors[0]), page, work, nice))
+            os.close(descriptors[0])
+            end.send(str(child).encode())
+        elif command == b"wait":
+            end.send(str(os.waitpid(child, 0)[1]).encode())
+        else:  # the owner is gone
+            if child:
+                _end_child(child)
+            return
+
+
+def _end_child(child: int) -> None:
+    try:
+        if os.waitpid(child, os.WNOHANG)[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    except ChildProcessError:
+        pass
+
+
+def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
+    os.nice(nice)
+    pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds)
+    waiting: deque[tuple[str, Any]] = deque()
+    while True:
+        try:
+            _take_messages(end, waiting)
+        except EOFError:
+            return
+        key, payload = waiting.popleft()
+        started = monotonic_seconds()
+        pacer.begin()
+        result, failure = None, None
+        try:
+            result = work(payload, pacer.pause)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the job's
+            failure = f"{type(error).__name__}: {error}"
+        del payload
+        wire.send(end, (key, failure, monotonic_seconds() - started), result, wait=True)
+
+
+def _take_messages(end: socket.socket, waiting: deque[tuple[str, Any]]) -> None:
+    """All messages there are, at least until there is a job."""
+    while True:
+        message = wire.receive(end, wait=not waiting)
+        if message is None:
+            return
+        (kind, key), payload = message
+        if kind == "job":
+            waiting.append((key, payload))
+        elif any(name == key for name, _ in waiting):
+            remaining = [job for job in waiting if job[0] != key]
+            waiting.clear()
+            waiting.extend(remaining)
+            wire.send(end, (key, None, 0.0), wait=True)
+        # else it is done or running, and has its answer or will have it

@@ -1,0 +1,155 @@
+"""A lane that is a process, forked from its owner: the same memory, another interpreter lock."""
+
+import contextlib
+import select
+import socket
+from collections import OrderedDict
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
+from vllm_omni_sched.lanes import wire
+from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
+from vllm_omni_sched.lanes.child import Nursery
+
+
+class ProcessLane(Lane):
+    """A forked process does the work: it sees this one's weights where they are, without a copy.
+
+    What changes in this process after the fork (new weights, say) is not seen there.
+    Payloads and results are pickled, their tensors copied once into shared memory.
+    When the process dies in a job, that job fails, another process is forked from the
+    same state, and the jobs behind it go on there.
+
+    Linux only. Fork before this process holds locks in other threads, which is to say early.
+
+    Args:
+        work: as for every lane; what it closes over is frozen at this moment.
+        capacity: as for every lane.
+        nice: added to the process's niceness, so that the owner's threads win the processor.
+    """
+
+    def __init__(self, work: Work, capacity: int = 16, *, nice: int = 0) -> None:
+        super().__init__(work, capacity)
+        self._nursery = Nursery(work, nice)
+        self._jobs: OrderedDict[str, Job] = OrderedDict()  # sent to the process, in its order
+        self._cancelled: set[str] = set()  # of those, the ones it may still answer
+        self._ended: list[Done] = []
+        self._closed = False
+        self._end: socket.socket = self._nursery.spawn()
+
+    @property
+    def pid(self) -> int:
+        """The process at work."""
+        return self._nursery.pid
+
+    @property
+    def held(self) -> int:
+        return len(self._jobs) - len(self._cancelled) + len(self._ended)
+
+    def submit(self, job: Job) -> bool:
+        if self._closed:
+            raise LaneClosedError("the lane is closed")
+        if (job.key in self._jobs and job.key not in self._cancelled) or any(d.key == job.key for d in self._ended):
+            raise ValueError(f"job {job.key!r} is held by this lane already")
+        # A cancelled job may be running still: its key is free again when the process has said so.
+        if self.held >= self.capacity or job.key in self._jobs:
+            return False
+        if not self._send(job):
+            return False
+        self._jobs[job.key] = job
+        return True
+
+    def _send(self, job: Job) -> bool:
+        try:
+            wire.send(self._end, ("job", job.key), job.payload)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._read()  # its last answers, and then its end
+            return self._send(job)
+        return True
+
+    def cancel(self, key: str) -> bool:
+        for i, done in enumerate(self._ended):
+            if done.key == key:
+                del self._ended[i]
+                return True
+        if key not in self._jobs or key in self._cancelled:
+            return False
+        self._cancelled.add(key)
+        with contextlib.suppress(OSError):  # untold, it does the job, and its answer is dropped
+            wire.send(self._end, ("cancel", key))
+        return True
+
+    def poll(self) -> list[Done]:
+        self._read()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _read(self) -> None:
+        while not self._closed:
+            try:
+                message = wire.receive(self._end)
+            except EOFError:
+                self._revive()
+                continue
+            if message is None:
+                return
+            (key, failure, seconds), result = message
+            self._finish(key, result, LaneWorkError(failure) if failure is not None else None, seconds)
+
+    def _finish(self, key: str, result: object, error: LaneError | None, seconds: float) -> None:
+        self._jobs.pop(key, None)
+        if key in self._cancelled:
+            self._cancelled.remove(key)
+        else:
+            self._ended.append(Done(key, result, error, seconds))
+
+    def _revive(self) -> None:
+        """The process is gone: fail the job it was at, and give the others to a new one."""
+        how = self._nursery.end_of_last()
+        self._end.close()
+        self.restarts += 1
+        self._end = self._nursery.spawn()
+        if self._jobs:
+            key = next(iter(self._jobs))
+            self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this"), 0.0)
+        for key in self._cancelled:
+            self._jobs.pop(key, None)
+        self._cancelled.clear()
+        for job in list(self._jobs.values()):
+            wire.send(self._end, ("job", job.key), job.payload)
+
+    def wait(self, timeout: float) -> bool:
+        end = monotonic_seconds() + timeout
+        while True:
+            self._read()
+            left = end - monotonic_seconds()
+            if self._ended or self._closed or left <= 0:
+                return bool(self._ended)
+            select.select([self._end], [], [], left)
+
+    def set_share(self, share: float) -> None:
+        self._nursery.share = checked_share(share)
+
+    def drain(self, timeout: float) -> bool:
+        end = monotonic_seconds() + timeout
+        while True:
+            self._read()
+            left = end - monotonic_seconds()
+            if not self._jobs or left <= 0:
+                return not self._jobs
+            select.select([self._end], [], [], left)
+
+    def close(self, timeout: float = 5.0) -> None:
+        if self._closed:
+            return
+        self._read()
+        self._closed = True
+        self._end.close()
+        self._nursery.close(timeout)
+        for key in self._jobs:
+            if key not in self._cancelled:
+                self._ended.append(Done(key, error=LaneClosedError("the lane was closed before this was done")))
+        self._jobs.clear()
+        self._cancelled.clear()

@@ -1,0 +1,110 @@
+"""A lane that is a thread of this process."""
+
+import threading
+from collections import deque
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
+from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
+from vllm_omni_sched.lanes.pacer import Pacer
+
+
+class ThreadLane(Lane):
+    """One thread. It shares the interpreter lock with its owner, and the scratch memory of kernels that keep any.
+
+    A job that has started cannot be stopped: cancelled, it runs to its end and is not reported.
+    """
+
+    def __init__(self, work: Work, capacity: int = 16) -> None:
+        super().__init__(work, capacity)
+        self._share = 1.0
+        self._lock = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._running: str | None = None
+        self._ended: list[Done] = []
+        self._held: set[str] = set()
+        self._closed = False
+        self._rest = threading.Event()  # set: nobody rests any more
+        self._thread = threading.Thread(target=self._run, name="omni-sched-lane", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def submit(self, job: Job) -> bool:
+        with self._lock:
+            if self._closed:
+                raise LaneClosedError("the lane is closed")
+            if job.key in self._held:
+                raise ValueError(f"job {job.key!r} is held by this lane already")
+            if len(self._held) >= self.capacity:
+                return False
+            self._held.add(job.key)
+            self._waiting.append(job)
+            self._lock.notify_all()
+            return True
+
+    def cancel(self, key: str) -> bool:
+        with self._lock:
+            if key not in self._held:
+                return False
+            self._held.remove(key)
+            self._waiting = deque(job for job in self._waiting if job.key != key)
+            self._ended = [done for done in self._ended if done.key != key]
+            if self._running == key:
+                self._running = None
+            return True
+
+    def poll(self) -> list[Done]:
+        with self._lock:
+            ended, self._ended = self._ended, []
+            self._held.difference_update(done.key for done in ended)
+            return ended
+
+    def wait(self, timeout: float) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: bool(self._ended), timeout)
+
+    def set_share(self, share: float) -> None:
+        self._share = checked_share(share)
+
+    def drain(self, timeout: float) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._waiting and self._running is None, timeout)
+
+    def close(self, timeout: float = 5.0) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        self._rest.set()
+        self._thread.join(timeout)
+        with self._lock:
+            done = {done.key for done in self._ended}
+            for key in sorted(self._held - done):
+                self._ended.append(Done(key, error=LaneClosedError("the lane was closed before this was done")))
+            self._waiting.clear()
+            self._running = None
+
+    def _run(self) -> None:
+        pacer = Pacer(lambda: self._share, monotonic_seconds, self._rest.wait)
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                job = self._waiting.popleft()
+                self._running = job.key
+            started = monotonic_seconds()
+            pacer.begin()
+            try:
+                done = Done(job.key, self._work(job.payload, pacer.pause))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the job's
+                done = Done(job.key, error=LaneWorkError(f"{type(error).__name__}: {error}"))
+            done = Done(job.key, done.result, done.error, monotonic_seconds() - started)
+            with self._lock:
+                # Another job may have come under this key since this one was cancelled.
+                if self._running == job.key and not self._closed:
+                    self._running = None
+                    self._ended.append(done)
+                self._lock.notify_all()

@@ -1,0 +1,101 @@
+"""Messages between a process lane and its owner: a small header, and bulk in anonymous shared memory.
+
+The bulk (tensors) is written once into a memory file that travels as a descriptor and
+belongs to nobody's namespace: after SIGKILL of either side the kernel frees it.
+"""
+
+import io
+import mmap
+import os
+import pickle
+import socket
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_HEADER_BYTES = 1 << 16
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a channel that keeps messages apart."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors go out of band; torch itself would write each into an archive of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.device.type == "cpu" and obj.layout is torch.strided:
+            data = obj.detach().contiguous().reshape(-1)
+            if data.numel() == 0:
+                return _empty, (obj.dtype, tuple(obj.shape))
+            return _tensor, (pickle.PickleBuffer(data.view(torch.uint8).numpy()), obj.dtype, tuple(obj.shape))
+        return NotImplemented
+
+
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def send(end: socket.socket, head: Any, body: Any = None, *, wait: bool = False) -> None:
+    """Send ``(head, body)``.
+
+    Raises:
+        BlockingIOError: the other side does not read; nothing was sent.
+        OSError: the other side is gone.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    data = io.BytesIO()
+    _Pickler(data, protocol=5, buffer_callback=buffers.append).dump(body)
+    views = [data.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    memory = os.memfd_create("omni-sched-lane")
+    try:
+        _write(memory, views)
+        header = pickle.dumps((head, [view.nbytes for view in views]))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [memory]))
+        # socket.send_fds ignores its flags up to Python 3.11, and so does recv_fds
+        end.sendmsg([header], [rights], socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT))
+    finally:
+        os.close(memory)
+
+
+def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None:
+    """The next message. Tensors in it lie in the memory that was sent; None: there is none yet.
+
+    Raises:
+        EOFError: the other side is gone.
+    """
+    try:
+        header, rights, _, _ = end.recvmsg(_HEADER_BYTES, socket.CMSG_LEN(4), 0 if wait else socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        # Told first, once, when the other side left messages unread; what it sent before is still to come.
+        return receive(end, wait=wait)
+    if not header:
+        raise EOFError
+    descriptors = array("i", b"".join(data for _, _, data in rights))
+    try:
+        head, sizes = pickle.loads(header)
+        memory = mmap.mmap(descriptors[0], sum(sizes))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    views, offset = [], 0
+    for size in sizes:
+        views.append(memoryview(memory)[offset : offset + size])
+        offset += size
+    return head, pickle.loads(views[0], buffers=views[1:])
+
+
+def _write(memory: int, views: Sequence[memoryview]) -> None:
+    for view in views:
+        written = 0
+        while written < view.nbytes:
+            written += os.write(memory, view[written:])
