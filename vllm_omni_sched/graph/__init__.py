@@ -1,0 +1,1 @@
+"""Layer 1: what the work is, and in which order it deserves to run."""
