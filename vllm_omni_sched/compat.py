@@ -37,6 +37,7 @@ RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 ENCODER_RUNNER_V2 = "vllm.v1.worker.gpu.mm.encoder_runner"
 ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
+EC_CONNECTOR = "vllm.distributed.ec_transfer.ec_connector.base"
 ARG_UTILS = "vllm.engine.arg_utils"
 
 
@@ -125,6 +126,12 @@ def native_request_ids() -> bool:
     """Whether vLLM's own encoder cache manager indexes a request's cached items (0.23+)."""
     manager = _find(MANAGER, "EncoderCacheManager")
     return manager is not None and hasattr(manager(0), "request_cached_ids")
+
+
+def ec_connectors_hold_back() -> bool:
+    """Whether EC connectors may keep requests waiting, and hear of what workers have done."""
+    names = ("ensure_cache_available", "build_connector_worker_meta", "take_unavailable_requests")
+    return all(has(EC_CONNECTOR, f"ECConnectorBase.{name}") for name in names)
 
 
 def strip_feature() -> Callable[[Any, bool], Any]:

@@ -32,6 +32,13 @@ class ReleaseMode(str, Enum):
     KEEP = "keep"
 
 
+class LaneKind(str, Enum):
+    """Where encodes run that go ahead of their prefill."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+
+
 class OmniSchedConfig(BaseModel):
     """All options, with their defaults. Unknown keys are errors."""
 
@@ -87,6 +94,20 @@ class OmniSchedConfig(BaseModel):
         ge=0,
         description="Bound on one session's spill file, in bytes; beyond it data stays in memory.",
     )
+    encode_ahead: bool = Field(
+        False,
+        description="Encode the items of waiting requests in a lane beside the LLM, so that tokens of others go on.",
+    )
+    encode_lane: LaneKind = Field(
+        LaneKind.PROCESS,
+        description="The lane on a CPU: a forked 'process', or a 'thread' (one interpreter lock with the LLM).",
+    )
+    encode_lane_nice: int = Field(
+        10, ge=0, le=19, description="Niceness of the encoder process, so that the LLM's threads win the processor."
+    )
+    encode_lane_share: float = Field(
+        1.0, gt=0.0, le=1.0, description="Largest part of the time that the lane is at work, in (0, 1]."
+    )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Field(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
@@ -120,7 +141,12 @@ class OmniSchedConfig(BaseModel):
     def _release(cls, value: Any) -> Any:
         return ReleaseMode(value) if isinstance(value, str) and value in {m.value for m in ReleaseMode} else value
 
-    @field_validator("metrics_interval_seconds", mode="before")
+    @field_validator("encode_lane", mode="before")
+    @classmethod
+    def _lane(cls, value: Any) -> Any:
+        return LaneKind(value) if isinstance(value, str) and value in {k.value for k in LaneKind} else value
+
+    @field_validator("metrics_interval_seconds", "encode_lane_share", mode="before")
     @classmethod
     def _seconds(cls, value: Any) -> Any:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

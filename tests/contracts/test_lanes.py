@@ -228,6 +228,22 @@ def test_a_process_killed_while_idle_is_replaced(process_lane: ProcessLane) -> N
     assert process_lane.restarts == 1
 
 
+class _Undigestible:
+    """Ends the process that unpacks it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (3,)
+
+
+def test_a_payload_that_no_process_survives_fails_and_the_next_is_done(process_lane: ProcessLane) -> None:
+    process_lane.submit(Job("bad", ("double", _Undigestible())))
+    process_lane.submit(Job("good", ("double", 2)))
+    reports = {done.key: done for done in collect(process_lane, 2)}
+    assert isinstance(reports["bad"].error, LaneDiedError)
+    assert "exit code 3" in str(reports["bad"].error)
+    assert reports["good"].result == 4
+
+
 def test_no_process_outlives_its_lane() -> None:
     lane = ProcessLane(work)
     lane.submit(Job("endless", ("sleep", 60.0)))

@@ -26,7 +26,7 @@ def test_same_tokens(in_process: Results, variant, scenario):
     assert first_difference(expected, in_process.of_ours(variant.name, scenario)["requests"]) is None
 
 
-@pytest.mark.parametrize(("variant", "scenario"), CASES)
+@pytest.mark.parametrize(("variant", "scenario"), [case for case in CASES if "encode-ahead" not in case.id])
 def test_same_decisions(in_process: Results, variant, scenario):
     """Which requests ran in each step, with how many tokens, and which items were encoded in it."""
     expected = in_process.of_stock(variant.stock, scenario)["steps"]

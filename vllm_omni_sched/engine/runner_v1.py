@@ -1,5 +1,6 @@
 """What workers with model runner V1 add: windows for any item list, and session messages."""
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -7,9 +8,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.engine.ahead import worker_half
 from vllm_omni_sched.engine.mrope import MropeAppendMixin
 from vllm_omni_sched.engine.session import ResumedRequestData, SessionReceiver
 from vllm_omni_sched.items import FeatureWindows
+
+_IDLE_WAIT_SECONDS = 0.01  # new requests wait behind such a step
 
 
 class RunnerV1Mixin(MropeAppendMixin):
@@ -22,11 +26,30 @@ class RunnerV1Mixin(MropeAppendMixin):
         """Give the runner its state; nothing of vLLM's is changed."""
         strip_one = compat.strip_feature()
         self._omni_config = config
+        self._omni_ahead: Any = None
         uses_mrope = bool(self.uses_mrope)
         self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
         self._omni_windows = FeatureWindows()
         self._omni_narrow = config.windows is not Toggle.OFF
         self._omni_native_gather = compat.native_windows(compat.RUNNER_V1)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        self._omni_ahead = worker_half()
+        if self._omni_ahead is not None:
+            self._omni_ahead.start(self.get_model(), self.device)
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        output = super().execute_model(scheduler_output, *args, **kwargs)
+        if self._omni_ahead is None or scheduler_output.total_num_scheduled_tokens:
+            return output
+        # vLLM leaves a connector of this role alone in a step without tokens.
+        with self.maybe_get_ec_connector_output(scheduler_output, encoder_cache=self.encoder_cache) as report:
+            if scheduler_output.ec_connector_metadata.pending:
+                self._omni_ahead.wait(_IDLE_WAIT_SECONDS)
+        output = copy(output)  # it may be the one empty output that all steps share
+        output.ec_connector_output = report
+        return output
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         self._omni_receiver.expand(scheduler_output)

@@ -21,6 +21,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
 from vllm_omni_sched.engine import block_ids, rebind, tensor_pickle
+from vllm_omni_sched.engine.ahead import planner_half
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
@@ -38,7 +39,9 @@ logger = init_logger("vllm_omni_sched.scheduler")
 _STEPS_PER_SAMPLE = 16  # of the histogram of schedule_seconds; reading clocks is a tenth of a decode step's cost
 
 
-def _refresh(metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: SessionSender | None) -> None:
+def _refresh(
+    metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: SessionSender | None, planner: Any
+) -> None:
     """Take over what others count, when it is published: a step pays nothing for it."""
     if isinstance(manager, OmniEncoderCacheManager):
         metrics.encoder_cache_hits = manager.hits
@@ -46,6 +49,8 @@ def _refresh(metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: Se
         metrics.encoder_cache_evictions = manager.evictions
     if sender is not None:
         metrics.sessions = len(sender)
+    if planner is not None:
+        planner.count_into(metrics)
 
 
 class OmniSchedulerMixin(PendingRangeMixin):
@@ -93,13 +98,16 @@ class OmniSchedulerMixin(PendingRangeMixin):
             self._omni_sender = SessionSender(self._omni_strip, self.omni_metrics)
         # Only what went through the frontier may leave memory; it is the deltas that move it.
         self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
+        self._omni_planner = planner_half(self)
         self._omni_publisher: MetricsPublisher | None = None
         if config.metrics and self.log_stats:
             self._omni_publisher = MetricsPublisher(
                 self.omni_metrics,
                 self.vllm_config,
                 interval_seconds=config.metrics_interval_seconds,
-                refresh=partial(_refresh, self.omni_metrics, self.encoder_cache_manager, self._omni_sender),
+                refresh=partial(
+                    _refresh, self.omni_metrics, self.encoder_cache_manager, self._omni_sender, self._omni_planner
+                ),
             )
             self._omni_publisher.start()
             weakref.finalize(self, self._omni_publisher.close)
@@ -118,9 +126,17 @@ class OmniSchedulerMixin(PendingRangeMixin):
             self._omni_sender.replace(output, self.requests)
             if self._omni_release:
                 self._omni_release_committed(output)
+        if self._omni_planner is not None:
+            self._omni_strip_ahead(output)
         if sampled:
             metrics.schedule_seconds.observe(monotonic_seconds() - started)
         return output
+
+    def _omni_strip_ahead(self, output: SchedulerOutput) -> None:
+        """Data that went to the lane does not cross to the workers again."""
+        for new in output.scheduled_new_reqs:
+            if self._omni_planner.goes_ahead(new.req_id):
+                new.mm_features = [self._omni_strip(feature) for feature in new.mm_features]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
@@ -134,6 +150,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
         encoder_compute_budget: int,
         shift_computed_tokens: int = 0,
     ) -> tuple[Any, ...]:
+        if self._omni_planner is not None:
+            num_new_tokens = self._omni_planner.cut(request, num_computed_tokens, num_new_tokens)
         features = request.mm_features
         narrow = self._omni_windows and isinstance(features, FeatureList)
         if narrow and not features.ends_after(num_computed_tokens):

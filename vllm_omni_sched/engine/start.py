@@ -32,5 +32,34 @@ def check_and_attach(vllm_config: Any) -> None:
         from vllm_omni_sched.engine.mrope import refuse_if_on, why_not
 
         refuse_if_on(config, why_not(config, vllm_config))
+    if config.encode_ahead:
+        _attach_encode_ahead(vllm_config)
     if config.metrics:
         metrics_bridge.attach()
+
+
+def _attach_encode_ahead(vllm_config: Any) -> None:
+    """Let this engine have the encode-ahead connector, unless it can make no use of it."""
+    if not vllm_config.model_config.is_multimodal_model:
+        return
+    parallel = vllm_config.parallel_config
+    why_not = {
+        f"connectors of vLLM {compat.vllm_version()} cannot hold requests back": not compat.ec_connectors_hold_back(),
+        "it is not yet made for model runner V2": bool(getattr(vllm_config, "use_v2_model_runner", False)),
+        "--ec-transfer-config names another connector": vllm_config.ec_transfer_config is not None,
+        "several workers would have to encode together": parallel.world_size > 1,
+        "it does not know how to look ahead of speculative tokens": vllm_config.speculative_config is not None,
+        "encoders may have LoRA weights": vllm_config.lora_config is not None,
+        "this is an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
+        "weights may change behind the lane's back": vllm_config.weight_transfer_config is not None,
+    }
+    for reason, holds in why_not.items():
+        if holds:
+            raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}: set it to false")
+    from vllm.config import ECTransferConfig
+
+    vllm_config.ec_transfer_config = ECTransferConfig(
+        ec_connector="EncodeAheadConnector",
+        ec_role="ec_both",
+        ec_connector_module_path="vllm_omni_sched.engine.encode_ahead",
+    )

@@ -25,7 +25,9 @@ from vllm_omni_sched.lanes import wire
 from vllm_omni_sched.lanes.base import Work
 from vllm_omni_sched.lanes.pacer import Pacer
 
-_SHARE = struct.Struct("d")
+_SHARE = struct.Struct("d")  # the owner's word
+_BEGUN = struct.Struct("Q")  # the worker's: number of the job it is at; 0 between jobs
+_BEGUN_AT = _SHARE.size
 
 
 class Nursery:
@@ -55,8 +57,15 @@ class Nursery:
     def share(self, share: float) -> None:
         _SHARE.pack_into(self._page, 0, share)
 
+    @property
+    def begun(self) -> int:
+        """Number of the job that the working process is at, or was at when it died; 0 for none."""
+        number: int = _BEGUN.unpack_from(self._page, _BEGUN_AT)[0]
+        return number
+
     def spawn(self) -> socket.socket:
         """Start a working process; the channel to it."""
+        _BEGUN.pack_into(self._page, _BEGUN_AT, 0)
         ours, theirs = wire.channel()
         try:
             socket.send_fds(self._end, [b"spawn"], [theirs.fileno()])
@@ -157,13 +166,14 @@ def _end_child(child: int) -> None:
 def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
     os.nice(nice)
     pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds)
-    waiting: deque[tuple[str, Any]] = deque()
+    waiting: deque[tuple[str, int, Any]] = deque()
     while True:
         try:
             _take_messages(end, waiting)
         except EOFError:
             return
-        key, payload = waiting.popleft()
+        key, number, payload = waiting.popleft()
+        _BEGUN.pack_into(page, _BEGUN_AT, number)
         started = monotonic_seconds()
         pacer.begin()
         result, failure = None, None
@@ -173,18 +183,19 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
             failure = f"{type(error).__name__}: {error}"
         del payload
         wire.send(end, (key, failure, monotonic_seconds() - started), result, wait=True)
+        _BEGUN.pack_into(page, _BEGUN_AT, 0)
 
 
-def _take_messages(end: socket.socket, waiting: deque[tuple[str, Any]]) -> None:
+def _take_messages(end: socket.socket, waiting: deque[tuple[str, int, Any]]) -> None:
     """All messages there are, at least until there is a job."""
     while True:
         message = wire.receive(end, wait=not waiting)
         if message is None:
             return
-        (kind, key), payload = message
+        (kind, key, number), payload = message
         if kind == "job":
-            waiting.append((key, payload))
-        elif any(name == key for name, _ in waiting):
+            waiting.append((key, number, payload))
+        elif any(job[0] == key for job in waiting):
             remaining = [job for job in waiting if job[0] != key]
             waiting.clear()
             waiting.extend(remaining)

@@ -4,6 +4,7 @@ import contextlib
 import select
 import socket
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
@@ -12,13 +13,20 @@ from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
 from vllm_omni_sched.lanes.child import Nursery
 
 
+@dataclass(frozen=True)
+class _Sent:
+    job: Job
+    number: int
+    sent_again: bool = False
+
+
 class ProcessLane(Lane):
     """A forked process does the work: it sees this one's weights where they are, without a copy.
 
     What changes in this process after the fork (new weights, say) is not seen there.
     Payloads and results are pickled, their tensors copied once into shared memory.
     When the process dies in a job, that job fails, another process is forked from the
-    same state, and the jobs behind it go on there.
+    same state, and the jobs behind it go on there; so does one it had not begun, once.
 
     Linux only. Fork before this process holds locks in other threads, which is to say early.
 
@@ -31,7 +39,8 @@ class ProcessLane(Lane):
     def __init__(self, work: Work, capacity: int = 16, *, nice: int = 0) -> None:
         super().__init__(work, capacity)
         self._nursery = Nursery(work, nice)
-        self._jobs: OrderedDict[str, Job] = OrderedDict()  # sent to the process, in its order
+        self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
+        self._number = 0
         self._cancelled: set[str] = set()  # of those, the ones it may still answer
         self._ended: list[Done] = []
         self._closed = False
@@ -54,19 +63,18 @@ class ProcessLane(Lane):
         # A cancelled job may be running still: its key is free again when the process has said so.
         if self.held >= self.capacity or job.key in self._jobs:
             return False
-        if not self._send(job):
-            return False
-        self._jobs[job.key] = job
-        return True
+        self._number += 1
+        return self._send(_Sent(job, self._number))
 
-    def _send(self, job: Job) -> bool:
+    def _send(self, sent: "_Sent") -> bool:
         try:
-            wire.send(self._end, ("job", job.key), job.payload)
+            wire.send(self._end, ("job", sent.job.key, sent.number), sent.job.payload)
         except BlockingIOError:
             return False
         except OSError:
             self._read()  # its last answers, and then its end
-            return self._send(job)
+            return self._send(sent)
+        self._jobs[sent.job.key] = sent
         return True
 
     def cancel(self, key: str) -> bool:
@@ -78,7 +86,7 @@ class ProcessLane(Lane):
             return False
         self._cancelled.add(key)
         with contextlib.suppress(OSError):  # untold, it does the job, and its answer is dropped
-            wire.send(self._end, ("cancel", key))
+            wire.send(self._end, ("cancel", key, 0))
         return True
 
     def poll(self) -> list[Done]:
@@ -108,17 +116,19 @@ class ProcessLane(Lane):
     def _revive(self) -> None:
         """The process is gone: fail the job it was at, and give the others to a new one."""
         how = self._nursery.end_of_last()
+        begun = self._nursery.begun
         self._end.close()
         self.restarts += 1
         self._end = self._nursery.spawn()
-        if self._jobs:
-            key = next(iter(self._jobs))
-            self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this"), 0.0)
-        for key in self._cancelled:
-            self._jobs.pop(key, None)
+        sent, self._jobs = self._jobs, OrderedDict()
+        first = next(iter(sent), None)
+        for key, job in sent.items():
+            # One that kills a process before it is begun cannot even be unpacked there.
+            if job.number == begun or (not begun and key == first and job.sent_again):
+                self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this"), 0.0)
+            elif key not in self._cancelled and not self._send(_Sent(job.job, job.number, sent_again=True)):
+                self._finish(key, None, LaneDiedError(f"the encoder process {how}, and its successor is busy"), 0.0)
         self._cancelled.clear()
-        for job in list(self._jobs.values()):
-            wire.send(self._end, ("job", job.key), job.payload)
 
     def wait(self, timeout: float) -> bool:
         end = monotonic_seconds() + timeout

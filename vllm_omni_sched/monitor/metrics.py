@@ -76,6 +76,11 @@ class SchedulerMetrics:
     encoder_cache_hits: int = 0
     encoder_cache_misses: int = 0
     encoder_cache_evictions: int = 0
+    ahead_encoded: int = 0
+    ahead_failed: int = 0
+    ahead_pending: int = 0
+    ahead_seconds: float = 0.0
+    lane_restarts: int = 0
     schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))
 
 
@@ -140,5 +145,30 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Encoder outputs evicted to make room for others.",
         {"": "encoder_cache_evictions"},
+    ),
+    Metric("encode_ahead_items_total", "counter", "Items encoded ahead of their prefill.", {"": "ahead_encoded"}),
+    Metric(
+        "encode_ahead_failed_total",
+        "counter",
+        "Items that could not be encoded ahead; the requests that wanted them have failed.",
+        {"": "ahead_failed"},
+    ),
+    Metric(
+        "encode_ahead_pending",
+        "gauge",
+        "Items that requests wait for, queued or being encoded, now.",
+        {"": "ahead_pending"},
+    ),
+    Metric(
+        "encode_ahead_seconds_total",
+        "counter",
+        "Wall time of encodes in the lane, pauses included.",
+        {"": "ahead_seconds"},
+    ),
+    Metric(
+        "encode_lane_restarts_total",
+        "counter",
+        "Times the encoder process died and another took its place.",
+        {"": "lane_restarts"},
     ),
 )

@@ -33,6 +33,7 @@ SPEECH = {
 }
 WITHOUT_PREFIX_CACHING = {"enable_prefix_caching": False}
 
+AHEAD = {"encode_ahead": True}
 EVERYTHING_OFF = {
     **dict.fromkeys(
         (
@@ -96,6 +97,13 @@ VARIANTS = (
     Variant("scarce-no-prefix", "scarce-no-prefix"),
     Variant("scarce-spill", "scarce-async-no-prefix", omni_sched={"release_batch_items": 1}),
     Variant("scarce-delta-off", "scarce-async-no-prefix", omni_sched={"session_delta": "off"}),
+    # other decisions than stock's, the same tokens
+    Variant("encode-ahead", "sync", omni_sched=AHEAD),
+    Variant("encode-ahead-async", "async", omni_sched=AHEAD),
+    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD),
+    Variant("encode-ahead-thread", "sync", ("images", "aborts"), omni_sched={**AHEAD, "encode_lane": "thread"}),
+    Variant("tight-encode-ahead", "tight", omni_sched=AHEAD),
+    Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("speech", "speech"),
     Variant("speech-async", "speech-async"),
 )

@@ -1,0 +1,165 @@
+"""`python -m benchmarks.mixed`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.provenance import ROOT, write_result
+from benchmarks.harness.screen import console
+from benchmarks.harness.stats import Summary, quantile
+from benchmarks.mixed import VARIANTS
+
+TTFT_SLO, GAP_SLO = 2.0, 0.1  # seconds
+Answers = dict[tuple[str, float], list[dict[str, Any]]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    interrupt_on_terminate()
+    model = options.model or slow_model()
+    answers: Answers = {}
+    order = random.Random(options.seed)
+    version = "?"
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        engines = {}
+        for variant in options.variants:
+            words = ["--model", str(model), "--variant", variant, "--options", options.options]
+            engines[variant] = stack.enter_context(
+                Child(
+                    "benchmarks.mixed.serve",
+                    words,
+                    python=options.python,
+                    environment={"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+                    | ({"VLLM_PLUGINS": ""} if variant == "stock" else {}),
+                )
+            )
+            version = engines[variant].next_event()["vllm"]
+            console.print(f"{variant}: engine up", highlight=False)
+        for variant, engine in engines.items():  # warm up
+            engine.ask(do="round", load=1.0, seconds=4.0, seed=options.seed + 1_000)
+        for load in options.loads:
+            for turn in range(options.rounds):
+                for variant in order.sample(list(engines), len(engines)):
+                    request = {"load": load, "seconds": options.seconds, "seed": options.seed + turn}
+                    try:
+                        answer = engines[variant].ask(do="round", **request, frames=options.frames)
+                    except ChildFailed as failure:
+                        raise SystemExit(f"{variant} at load {load}: {failure}") from None
+                    answers.setdefault((variant, load), []).append(answer)
+            console.print(table(answers, load, options.variants))
+    workload = {
+        "loads": options.loads,
+        "seconds": options.seconds,
+        "frames": options.frames,
+        "options": options.options,
+    }
+    path = write_result(
+        options.out / f"mixed-{version}.json", "mixed", record(answers), seed=options.seed, workload=workload
+    )
+    console.print(str(path))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mixed", description=__doc__)
+    parser.add_argument(
+        "--loads", type=lambda text: [float(word) for word in text.split(",")], default=[0.25, 0.5, 1.0]
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
+    parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
+    parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
+    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+def checked_json(text: str) -> str:
+    json.loads(text)
+    return text
+
+
+def measures(answer: dict[str, Any]) -> dict[str, float]:
+    """What one round says. Latencies in milliseconds, of text requests and of image requests apart."""
+    text = [r for r in answer["requests"] if r["kind"] == "text"]
+    image = [r for r in answer["requests"] if r["kind"] == "image"]
+    gaps = [gap * 1e3 for r in text for gap in r["gaps"]]
+    good = [r["ttft"] <= TTFT_SLO and max(r["gaps"], default=0.0) <= GAP_SLO for r in answer["requests"]]
+    found = {
+        "text ITL P50": quantile(gaps, 0.5),
+        "text ITL P99": quantile(gaps, 0.99),
+        "text ITL max": max(gaps),
+        "text TTFT P50": quantile([r["ttft"] * 1e3 for r in text], 0.5),
+        "within SLO %": 100.0 * statistics.fmean(good),
+        "tokens / s": sum(r["tokens"] for r in answer["requests"]) / answer["seconds"],
+    }
+    if image:
+        ttft = [r["ttft"] * 1e3 for r in image]
+        found |= {"image TTFT P50": quantile(ttft, 0.5), "image TTFT P99": quantile(ttft, 0.99)}
+    return found
+
+
+def table(answers: Answers, load: float, variants: Sequence[str]) -> Table:
+    """Medians over the rounds, with the spread; the ratio is the median of the ratios round by round."""
+    rounds = {variant: [measures(answer) for answer in answers[variant, load]] for variant in variants}
+    shown = Table(title=f"load {load:g}", title_justify="left", title_style="bold")
+    shown.add_column("ms unless said")
+    for variant in variants:
+        shown.add_column(variant, justify="right")
+        if variant != variants[0]:
+            shown.add_column(f"of {variants[0]}", justify="right")
+    for name in rounds[variants[0]][0]:
+        cells = []
+        for variant in variants:
+            own = [r[name] for r in rounds[variant] if name in r]
+            cells.append(f"{statistics.median(own):.4g} ({min(own):.3g}-{max(own):.3g})")
+            if variant != variants[0]:
+                base = [r[name] for r in rounds[variants[0]] if name in r]
+                ratios = [a / b for a, b in zip(own, base, strict=False) if b]
+                cells.append(f"{statistics.median(ratios):.3f}" if ratios else "")
+        shown.add_row(name, *cells)
+    same = [
+        a["digest"] == b["digest"]
+        for variant in variants[1:]
+        for mine, base in zip(answers[variant, load], answers[variants[0], load], strict=True)
+        for a, b in zip(mine["requests"], base["requests"], strict=True)
+    ]
+    if same:
+        shown.add_row("requests with the same tokens %", "", *[f"{100 * statistics.fmean(same):.4g}", ""])
+    return shown
+
+
+def record(answers: Answers) -> list[dict[str, Any]]:
+    found = []
+    for (variant, load), rounds in answers.items():
+        values: dict[str, list[float]] = {}
+        for answer in rounds:
+            for name, value in measures(answer).items():
+                values.setdefault(name, []).append(value)
+        for name, own in values.items():
+            found.append({"variant": variant, "load": load, "measure": name, **Summary.of(own).as_dict(3)})
+    return found
+
+
+def slow_model() -> Path:
+    from dev.tiny_models import write_llava
+    from dev.tiny_models.llava import SLOW_TOWER
+
+    return write_llava(ROOT / ".models" / "llava-slow-tower", **SLOW_TOWER)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The ledger of encodes under way."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from vllm_omni_sched.items.ahead import AheadLedger, EncodeState, Orders
+
+
+def test_equal_items_are_encoded_once():
+    ledger = AheadLedger(100)
+    assert ledger.want("r1", "a", 10) is EncodeState.QUEUED
+    assert ledger.want("r2", "a", 10) is EncodeState.QUEUED
+    assert ledger.take_orders() == Orders(submit=("a",))
+    assert ledger.want("r3", "a", 10) is EncodeState.ENCODING
+    assert not ledger.take_orders()
+    ledger.ready("a")
+    assert ledger.state("a") is EncodeState.READY
+    assert ledger.load("a")
+    assert ledger.take_orders() == Orders(load=("a",))
+    assert len(ledger) == 0
+
+
+def test_the_bound_holds_and_the_queue_goes_on_when_there_is_room():
+    ledger = AheadLedger(25)
+    for mm_hash in "abc":
+        ledger.want("r", mm_hash, 10)
+    assert ledger.take_orders().submit == ("a", "b")
+    assert ledger.take_orders().submit == ()
+    ledger.ready("a")
+    assert ledger.take_orders().submit == ()
+    ledger.load("a")
+    assert ledger.take_orders() == Orders(submit=("c",), load=("a",))
+
+
+def test_one_larger_than_the_bound_goes_alone():
+    ledger = AheadLedger(5)
+    ledger.want("r", "large", 10)
+    ledger.want("r", "small", 1)
+    assert ledger.take_orders().submit == ("large",)
+    assert ledger.take_orders().submit == ()
+
+
+def test_a_request_that_ends_gives_its_place_back():
+    ledger = AheadLedger(20)
+    for request_id, mm_hash in [("r1", "encoding"), ("r1", "ready"), ("r1", "queued"), ("r2", "queued")]:
+        ledger.want(request_id, mm_hash, 10)
+    assert ledger.take_orders().submit == ("encoding", "ready")
+    ledger.ready("ready")
+    ledger.release("r1")
+    assert ledger.take_orders() == Orders(submit=("queued",), forget=("encoding", "ready"))
+    ledger.release("r2")
+    assert ledger.take_orders() == Orders(forget=("queued",))
+    assert (len(ledger), ledger.num_embeds) == (0, 0)
+
+
+def test_what_another_wants_stays():
+    ledger = AheadLedger(20)
+    ledger.want("r1", "a", 10)
+    ledger.want("r2", "a", 10)
+    ledger.take_orders()
+    ledger.release("r1")
+    assert not ledger.take_orders()
+    assert ledger.failed("a") == {"r2"}
+
+
+def test_a_failure_is_of_those_who_wanted_it():
+    ledger = AheadLedger(20)
+    ledger.want("r1", "bad", 10)
+    ledger.want("r2", "bad", 10)
+    ledger.want("r3", "good", 10)
+    ledger.take_orders()
+    assert ledger.failed("bad") == {"r1", "r2"}
+    assert ledger.failed("bad") == ()
+    assert ledger.failed("never heard of") == ()
+    assert ledger.state("good") is EncodeState.ENCODING
+    # wanted again, it is tried again
+    assert ledger.want("r4", "bad", 10) is EncodeState.QUEUED
+
+
+def test_an_answer_about_something_forgotten_is_passed_over():
+    ledger = AheadLedger(20)
+    ledger.want("r1", "a", 10)
+    ledger.take_orders()
+    ledger.release("r1")
+    ledger.take_orders()
+    ledger.ready("a")
+    assert ledger.state("a") is None
+    assert not ledger.load("a")
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any order of events, with a worker that keeps count of what it holds."""
+
+    requests = st.sampled_from("rstu")
+    contents = st.sampled_from(["a1", "b2", "c3", "d9"])  # the digit: embeddings
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = AheadLedger(6)
+        self.at_worker: set[str] = set()
+
+    @rule(request=requests, content=contents)
+    def want(self, request, content):
+        self.ledger.want(request, content, int(content[1]))
+
+    @rule(request=requests)
+    def release(self, request):
+        self.ledger.release(request)
+
+    @rule()
+    def step(self):
+        orders = self.ledger.take_orders()
+        assert set(orders.forget) <= self.at_worker
+        assert set(orders.load) <= self.at_worker
+        assert not set(orders.forget) & set(orders.load)
+        self.at_worker -= {*orders.forget, *orders.load}
+        assert not set(orders.submit) & self.at_worker
+        self.at_worker |= set(orders.submit)
+        held = sum(int(content[1]) for content in self.at_worker)
+        assert held <= 6 or len(self.at_worker) == 1
+
+    @rule(content=contents, ok=st.booleans())
+    def answer(self, content, ok):
+        if content not in self.at_worker or self.ledger.state(content) is not EncodeState.ENCODING:
+            return
+        if ok:
+            self.ledger.ready(content)
+        else:
+            assert self.ledger.failed(content)
+            self.at_worker.discard(content)
+
+    @rule(content=contents)
+    def load(self, content):
+        was_ready = self.ledger.state(content) is EncodeState.READY
+        assert self.ledger.load(content) == was_ready
+
+    @invariant()
+    def laws(self):
+        self.ledger.validate()
+
+
+TestLedger = LedgerMachine.TestCase

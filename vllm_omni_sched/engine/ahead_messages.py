@@ -1,0 +1,41 @@
+"""What the two halves of the encode-ahead connector tell each other."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
+
+
+@dataclass
+class AheadOrders(ECConnectorMetadata):
+    """To the workers, with each step, carried out in this order.
+
+    Attributes:
+        forget: contents (mm_hash) that nobody wants any more.
+        load: encodings that go into the encoder cache now.
+        submit: contents to encode: mm_hash, modality, data.
+        share: part of the device's time that the lane may take, in (0, 1].
+        pending: encodes are under way; a step without tokens waits for one.
+    """
+
+    forget: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    submit: list[tuple[str, str, Any]] = field(default_factory=list)
+    share: float = 1.0
+    pending: bool = False
+
+
+@dataclass
+class AheadReport(ECConnectorWorkerMetadata):
+    """From a worker, with each step: encodes that ended. ``failed`` says why, by mm_hash."""
+
+    ready: dict[str, float] = field(default_factory=dict)  # mm_hash -> seconds in the lane
+    failed: dict[str, str] = field(default_factory=dict)
+    restarts: int = 0
+
+    def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
+        """Reports of one worker, one after the other."""
+        assert isinstance(other, AheadReport)
+        return AheadReport(
+            {**self.ready, **other.ready}, {**self.failed, **other.failed}, max(self.restarts, other.restarts)
+        )

@@ -1,0 +1,171 @@
+"""Worker half of encode-ahead: the lane, and what it has made."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
+
+from vllm_omni_sched.config import LaneKind, OmniSchedConfig
+from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.lanes import Job, Lane, ProcessLane, ThreadLane
+from vllm_omni_sched.lanes.base import Pause
+
+logger = init_logger("vllm_omni_sched.encode_ahead")
+
+_LANE_JOBS = 4  # at the lane at once; what waits behind them can still be forgotten for nothing
+
+
+class AheadWorker:
+    """Encodes in a lane, keeps results until they are loaded, and reports.
+
+    The lane is built by `start`, once the model is loaded.
+    """
+
+    def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
+        self._vllm_config = vllm_config
+        self._config = config
+        self._lane: Lane | None = None
+        self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
+        self._at_lane: dict[str, tuple[str, Any]] = {}
+        self._made: dict[str, torch.Tensor] = {}
+        self._ready: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+        self._share = 1.0
+        self._restarts = 0  # of lanes before this one
+
+    def start(self, model: Any, device: torch.device) -> None:
+        """Build the lane around this model's encoders."""
+        self._encode = encode = Encode(model, device)
+        if self._config.encode_lane is LaneKind.THREAD:
+            self._lane = ThreadLane(encode, _LANE_JOBS)
+        else:
+            self._lane = ProcessLane(encode, _LANE_JOBS, nice=self._config.encode_lane_nice)
+
+    def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
+        """What the scheduler wants of this step."""
+        assert self._lane is not None, "a step came before the model was loaded"
+        self._collect()
+        for mm_hash in orders.forget:
+            self._backlog.pop(mm_hash, None)
+            self._made.pop(mm_hash, None)
+            self._ready.pop(mm_hash, None)
+            self._failed.pop(mm_hash, None)
+            if self._at_lane.pop(mm_hash, None) is not None:
+                self._lane.cancel(mm_hash)
+        for mm_hash in orders.load:
+            encoder_cache[mm_hash] = self._made.pop(mm_hash)
+        for mm_hash, modality, data in orders.submit:
+            self._backlog[mm_hash] = (modality, data)
+        if orders.share != self._share:
+            self._share = orders.share
+            self._lane.set_share(orders.share)
+        self._feed()
+
+    def _feed(self) -> None:
+        while self._backlog:
+            mm_hash, payload = next(iter(self._backlog.items()))
+            if not self._ask("submit", Job(mm_hash, payload)):
+                return
+            self._at_lane[mm_hash] = self._backlog.pop(mm_hash)
+
+    def _collect(self) -> None:
+        for done in self._ask("poll"):
+            self._at_lane.pop(done.key, None)
+            if done.error is None:
+                self._made[done.key] = done.result
+                self._ready[done.key] = done.seconds
+            else:
+                logger.error("An item cannot be encoded, and its requests fail: %s", done.error)
+                self._failed[done.key] = str(done.error)
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Of the lane; of a thread instead, once it is beyond repair."""
+        try:
+            return getattr(self._lane, method)(*args)
+        except LaneError as error:
+            logger.error("Encodes go on in a thread, because the encoder process is beyond repair: %s", error)
+            self._restarts += getattr(self._lane, "restarts", 0) + 1
+            self._lane = ThreadLane(self._encode, _LANE_JOBS)
+            self._backlog = {**self._at_lane, **self._backlog}
+            self._at_lane = {}
+            return getattr(self._lane, method)(*args)
+
+    def wait(self, seconds: float) -> None:
+        """A step without tokens has nothing better to do than to wait for an encode."""
+        if not self._ready and not self._failed:
+            self._ask("wait", seconds)
+
+    def report(self) -> AheadReport | None:
+        """What ended since the last report."""
+        if self._lane is None:
+            return None
+        self._collect()
+        self._feed()
+        if not self._ready and not self._failed:
+            return None
+        report = AheadReport(self._ready, self._failed, self._restarts + self._lane.restarts)
+        self._ready, self._failed = {}, {}
+        return report
+
+    def close(self) -> None:
+        """End the lane."""
+        if self._lane is not None:
+            self._lane.close(1.0)
+
+
+class Encode:
+    """The work of a lane: one item through the model's encoder, layer by layer."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._threads = torch.get_num_threads()
+        self._cpus = os.sched_getaffinity(os.getpid())
+        self._pid = os.getpid()
+        self._pause: Pause | None = None
+
+    def __call__(self, payload: tuple[str, Any], pause: Pause) -> torch.Tensor:
+        """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size)."""
+        if os.getpid() != self._pid:
+            self._settle()
+        modality, data = payload
+        ((_, _, kwargs),) = group_and_batch_mm_kwargs([(modality, data)], device=self._device)
+        self._pause = pause
+        try:
+            with torch.inference_mode():
+                (output,) = self._model.embed_multimodal(**kwargs)
+        finally:
+            self._pause = None
+        return output
+
+    def _settle(self) -> None:
+        """First call in a process of its own: OpenMP starts anew there, and layers give way between them."""
+        self._pid = os.getpid()
+        os.sched_setaffinity(0, self._cpus)
+        torch.set_num_threads(self._threads)
+        for layer in encoder_layers(self._model):
+            layer.register_forward_pre_hook(self._between_layers)
+
+    def _between_layers(self, *_: Any) -> None:
+        if self._pause is not None:
+            self._pause()
+
+
+def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
+    """The layers of all encoders of a multimodal model: members of module lists outside of its language model."""
+    language_model = model.get_language_model() if hasattr(model, "get_language_model") else None
+
+    def walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        for child in module.children():
+            if child is language_model:
+                continue
+            if isinstance(child, torch.nn.ModuleList):
+                yield from child
+            else:
+                yield from walk(child)
+
+    return walk(model)

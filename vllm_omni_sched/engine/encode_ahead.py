@@ -1,0 +1,80 @@
+"""The encode-ahead connector: encoder outputs come from a lane of this very device.
+
+vLLM's EC connectors fetch encoder outputs from another instance and hold requests back
+until they are there. Ours asks a lane beside the LLM to make them: waiting requests are
+encoded ahead of their prefill, and decode steps go on meanwhile.
+"""
+
+from typing import Any
+
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ECConnectorOutput
+from vllm.v1.request import Request
+
+from vllm_omni_sched.config import load_config
+from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.ahead_planner import AheadPlanner
+from vllm_omni_sched.engine.ahead_worker import AheadWorker
+
+
+class EncodeAheadConnector(ECConnectorBase):
+    """Role ``ec_both``, on one device: each half delegates everything.
+
+    ``planner`` is the scheduler's half, ``worker`` the workers'; the other one is None.
+    """
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        config = load_config(vllm_config.additional_config)
+        self.planner: Any = AheadPlanner(vllm_config, config) if role is ECConnectorRole.SCHEDULER else None
+        self.worker: Any = AheadWorker(vllm_config, config) if role is ECConnectorRole.WORKER else None
+
+    # -- the scheduler's half ----------------------------------------------
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return bool(self.planner.is_ready(identifier))
+
+    def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
+        return bool(self.planner.may_run(request, num_computed_tokens))
+
+    def update_state_after_alloc(self, request: Request, index: int) -> None:
+        self.planner.allocated(request, index)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> AheadOrders:
+        orders: AheadOrders = self.planner.take_orders()
+        return orders
+
+    def update_connector_output(self, connector_output: ECConnectorOutput) -> None:
+        report = connector_output.ec_connector_worker_meta
+        if isinstance(report, AheadReport):
+            self.planner.take_report(report)
+
+    def take_unavailable_requests(self) -> set[str]:
+        failed: set[str] = self.planner.take_failed()
+        return failed
+
+    def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        self.planner.release(request.request_id)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        return bool(self.planner.has_orders)
+
+    # -- the workers' half -------------------------------------------------
+
+    def start_load_caches(self, encoder_cache: dict[str, Any], **kwargs: Any) -> None:
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, AheadOrders)
+        self.worker.carry_out(orders, encoder_cache)
+
+    def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **kwargs: Any) -> None:
+        """Nothing: what is encoded in a step is where it belongs."""
+
+    def build_connector_worker_meta(self) -> AheadReport | None:
+        report: AheadReport | None = self.worker.report()
+        return report
+
+    def shutdown(self) -> None:
+        if self.worker is not None:
+            self.worker.close()

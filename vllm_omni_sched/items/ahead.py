@@ -1,0 +1,165 @@
+"""Encodes under way ahead of their prefill: each content once, whoever wants it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class EncodeState(Enum):
+    """Where the encoding of one content is."""
+
+    QUEUED = "queued"  # no worker knows of it yet
+    ENCODING = "encoding"
+    READY = "ready"  # a worker holds it, outside of the encoder cache
+
+
+@dataclass
+class _Encode:
+    num_embeds: int
+    state: EncodeState = EncodeState.QUEUED
+    wanted_by: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What workers are told in one step.
+
+    Attributes:
+        submit: contents to encode, by mm_hash, in order.
+        forget: contents that nobody wants any more, encoded or not.
+        load: encoded contents that go into the encoder cache now.
+    """
+
+    submit: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.submit or self.forget or self.load)
+
+
+class AheadLedger:
+    """Who wants which encoding, and how far it is.
+
+    1. A content is encoded once for all requests that want it at the same time.
+    2. At most ``max_embeds`` embeddings are being encoded or held ready; others queue, in
+       the order in which they were wanted. One alone may be larger.
+    3. A request that ends gives its place back: what only it wanted is forgotten.
+    4. An encoding leaves this ledger when it is loaded into the encoder cache.
+
+    Args:
+        max_embeds: bound on embeddings outside of the encoder cache.
+    """
+
+    def __init__(self, max_embeds: int) -> None:
+        self.max_embeds = max_embeds
+        self.num_embeds = 0  # being encoded, or ready
+        self._encodes: dict[str, _Encode] = {}
+        self._wants: dict[str, set[str]] = {}  # request id -> mm_hashes
+        self._queue: dict[str, None] = {}
+        self._forget: list[str] = []
+        self._load: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._encodes)
+
+    @property
+    def num_pending(self) -> int:
+        """Contents that are not ready."""
+        return sum(encode.state is not EncodeState.READY for encode in self._encodes.values())
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether workers are still to be told to forget or to load something."""
+        return bool(self._forget or self._load)
+
+    def state(self, mm_hash: str) -> EncodeState | None:
+        """Where this content is; None: not here."""
+        encode = self._encodes.get(mm_hash)
+        return None if encode is None else encode.state
+
+    def want(self, request_id: str, mm_hash: str, num_embeds: int) -> EncodeState:
+        """``request_id`` needs this encoding; returns where it is now."""
+        encode = self._encodes.get(mm_hash)
+        if encode is None:
+            encode = self._encodes[mm_hash] = _Encode(num_embeds)
+            self._queue[mm_hash] = None
+        encode.wanted_by.add(request_id)
+        self._wants.setdefault(request_id, set()).add(mm_hash)
+        return encode.state
+
+    def ready(self, mm_hash: str) -> None:
+        """A worker has encoded it. One that was forgotten in the meantime is passed over."""
+        encode = self._encodes.get(mm_hash)
+        if encode is not None and encode.state is EncodeState.ENCODING:
+            encode.state = EncodeState.READY
+
+    def failed(self, mm_hash: str) -> Collection[str]:
+        """It cannot be encoded; the requests that wanted it."""
+        encode = self._encodes.get(mm_hash)
+        if encode is None or encode.state is not EncodeState.ENCODING:
+            return ()
+        self._drop(mm_hash)
+        return encode.wanted_by
+
+    def load(self, mm_hash: str) -> bool:
+        """The encoder cache has made room for it; False when it is not ready here."""
+        encode = self._encodes.get(mm_hash)
+        if encode is None or encode.state is not EncodeState.READY:
+            return False
+        self._drop(mm_hash)
+        self._load.append(mm_hash)
+        return True
+
+    def release(self, request_id: str) -> None:
+        """The request is over, or needs nothing more."""
+        for mm_hash in sorted(self._wants.pop(request_id, ())):
+            encode = self._encodes[mm_hash]
+            encode.wanted_by.discard(request_id)
+            if not encode.wanted_by:
+                if encode.state is not EncodeState.QUEUED:
+                    self._forget.append(mm_hash)
+                self._drop(mm_hash)
+
+    def _drop(self, mm_hash: str) -> None:
+        encode = self._encodes.pop(mm_hash)
+        self._queue.pop(mm_hash, None)
+        if encode.state is not EncodeState.QUEUED:
+            self.num_embeds -= encode.num_embeds
+        for request_id in encode.wanted_by:
+            wants = self._wants.get(request_id)
+            if wants is not None:
+                wants.discard(mm_hash)
+                if not wants:
+                    del self._wants[request_id]
+
+    def take_orders(self) -> Orders:
+        """What has come up since the last call."""
+        submit = []
+        for mm_hash in list(self._queue):
+            encode = self._encodes[mm_hash]
+            if self.num_embeds and self.num_embeds + encode.num_embeds > self.max_embeds:
+                break
+            del self._queue[mm_hash]
+            encode.state = EncodeState.ENCODING
+            self.num_embeds += encode.num_embeds
+            submit.append(mm_hash)
+        orders = Orders(tuple(submit), tuple(self._forget), tuple(self._load))
+        self._forget, self._load = [], []
+        return orders
+
+    def validate(self) -> None:
+        """Check the conservation laws; for tests and debugging.
+
+        Raises:
+            AssertionError: the law that is broken.
+        """
+        held = sum(e.num_embeds for e in self._encodes.values() if e.state is not EncodeState.QUEUED)
+        assert held == self.num_embeds, f"{self.num_embeds} embeddings counted, {held} held"
+        assert set(self._queue) == {h for h, e in self._encodes.items() if e.state is EncodeState.QUEUED}
+        wants: dict[str, set[str]] = {}
+        for mm_hash, encode in self._encodes.items():
+            assert encode.wanted_by, f"{mm_hash} is wanted by nobody"
+            for request_id in encode.wanted_by:
+                wants.setdefault(request_id, set()).add(mm_hash)
+        assert wants == self._wants, "requests and contents disagree on who wants what"
