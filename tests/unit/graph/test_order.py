@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
@@ -128,6 +128,7 @@ def met(placed, now):
     return result
 
 
+@settings(deadline=None)
 @given(st.lists(requests, max_size=25), st.integers(0, 60))
 def test_affinity_loses_nobody_and_costs_nobody_a_deadline(drawn, now):
     order = WaitingOrder(max_wait_seconds=30)
@@ -140,6 +141,7 @@ def test_affinity_loses_nobody_and_costs_nobody_a_deadline(drawn, now):
     assert [one.request.request_id for one in placed[: len(aged)]] == aged
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(requests, max_size=4), min_size=1, max_size=25), st.integers(1, 3))
 def test_whoever_has_aged_is_admitted_within_the_stated_number_of_steps(steps, admitted_per_step):
     """Any stream of arrivals, one step a second: rule 1's bound."""
@@ -160,6 +162,7 @@ def test_whoever_has_aged_is_admitted_within_the_stated_number_of_steps(steps, a
         now += 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(requests, st.sampled_from(["pop", "remove", "tick", "leap"])), max_size=60))
 def test_the_queue_agrees_with_the_plan(operations):
     order = WaitingOrder(max_wait_seconds=7)

@@ -1,7 +1,7 @@
 """Progressive batching: who gets how large a piece."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
@@ -36,6 +36,7 @@ def test_rules(works, budget, expected):
 works_ = st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 12)), max_size=12)
 
 
+@settings(deadline=None)
 @given(works_, st.integers(0, 4096), st.integers(1, 300), st.integers(1, 8))
 def test_no_budget_is_wasted_and_none_invented(works, budget, min_piece, max_skips):
     works = [Work(f"r{i}", *w) for i, w in enumerate(works)]
@@ -49,6 +50,7 @@ def test_no_budget_is_wasted_and_none_invented(works, budget, min_piece, max_ski
     assert len(small) <= 1  # rule 4's
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8), st.lists(st.integers(1, 90), min_size=5, max_size=5))
 def test_the_pieces_add_up_and_nobody_gets_nothing_for_ever(sizes, budgets):
     """Newcomers that never end take part in each step, ahead of the rest; the rest still ends, within the bound."""

@@ -1,7 +1,7 @@
 """Weighted max-min fairness."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.resource.fair import max_min
@@ -28,6 +28,7 @@ def test_table(capacity, demands, weights, shares):
 pairs = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 9)), min_size=1, max_size=10)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20_000), pairs)
 def test_conserving_and_fair(capacity, pairs):
     demands, weights = [d for d, _ in pairs], [w for _, w in pairs]

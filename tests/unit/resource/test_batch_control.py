@@ -1,0 +1,263 @@
+"""One contract for everything that limits the size of a step, on a plant latency = a + b * size with noise.
+
+A new controller gets its tests by one line in ``CONTROLS``.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl, FixedBatch, LimitReason
+from vllm_omni_sched.resource.pid import PidBatch, PidGains
+from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill, LineFit
+
+TARGET = 0.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """A controller, the size that its plants should settle at, and how far its step latency may swing after that."""
+
+    make: Callable[[], BatchControl]
+    sizes: tuple[float, float]
+    swing: float  # of the mean latency per second, as a part of the target
+    settle_seconds: float = 40.0
+    step_seconds: float = 0.05
+
+
+CONTROLS = {
+    "pid": Case(PidBatch, (10, 30), swing=0.15),
+    "aimd": Case(AimdBatch, (10, 30), swing=0.15),
+    "adaptive": Case(AdaptivePrefill, (200, 7000), swing=0.15, settle_seconds=20.0),
+}
+STEERED = pytest.mark.parametrize("case", CONTROLS.values(), ids=CONTROLS)
+EVERY = pytest.mark.parametrize(
+    "make", [*(c.make for c in CONTROLS.values()), lambda: FixedBatch(4)], ids=[*CONTROLS, "fixed"]
+)
+
+
+class Plant:
+    """Steps of the controller's limit, one after another."""
+
+    def __init__(self, control: BatchControl, case: Case, seed: int, noise: float) -> None:
+        self.control, self.case = control, case
+        self.random, self.noise = random.Random(seed), noise
+        self.now = 0.0
+
+    def run(self, size_at_target: float, base_part: float, seconds: float) -> list[float]:
+        """The latency without noise, averaged per second, while the target is met at ``size_at_target``."""
+        base = base_part * TARGET
+        slope = (TARGET - base) / size_at_target
+        means, in_second = [], []
+        end = self.now + seconds
+        while self.now < end:
+            latency = base + slope * self.control.limit
+            self.now += self.case.step_seconds
+            self.control.observe(max(0.0, latency * (1 + self.random.gauss(0, self.noise))), self.now)
+            assert self.control.minimum <= self.control.limit <= self.control.maximum
+            in_second.append(latency)
+            if len(in_second) * self.case.step_seconds >= 1:
+                means.append(sum(in_second) / len(in_second))
+                in_second = []
+        return means
+
+
+def check_settled(case: Case, means: list[float]) -> None:
+    late = means[int(case.settle_seconds) :]
+    assert abs(sum(late) / len(late) / TARGET - 1) <= 0.1
+    assert max(late) - min(late) <= case.swing * TARGET
+
+
+plants = (st.floats(0, 1), st.floats(0, 0.7), st.integers(0, 2**32))
+
+
+@STEERED
+@settings(deadline=None)
+@given(*plants)
+def test_it_settles_within_ten_per_cent_and_does_not_swing(case, where, base_part, seed):
+    low, high = case.sizes
+    plant = Plant(case.make(), case, seed, noise=0.03)
+    check_settled(case, plant.run(low + where * (high - low), base_part, case.settle_seconds + 20))
+
+
+@STEERED
+@settings(deadline=None)
+@given(*plants)
+def test_it_recovers_after_a_load_step(case, where, base_part, seed):
+    low, high = case.sizes
+    size = low + where * (high - low)
+    plant = Plant(case.make(), case, seed, noise=0.03)
+    plant.run(size, base_part, case.settle_seconds)
+    check_settled(case, plant.run(max(low, size / 2), base_part, case.settle_seconds + 20))
+    check_settled(case, plant.run(size, base_part, case.settle_seconds + 20))
+
+
+@STEERED
+@pytest.mark.parametrize(("size", "reason"), [(0.01, LimitReason.AT_MIN), (1e6, LimitReason.AT_MAX)])
+def test_where_the_target_is_out_of_reach_it_stays_at_the_bound_and_comes_back_at_once(case, size, reason):
+    """No windup: a hundred seconds at a bound do not delay what follows."""
+    control = case.make()
+    plant = Plant(control, case, seed=1, noise=0.0)
+    plant.run(size, 0.0, 140)
+    assert control.limit == (control.minimum if reason is LimitReason.AT_MIN else control.maximum)
+    assert control.reason is reason
+    check_settled(case, plant.run(case.sizes[1], 0.2, case.settle_seconds + 20))
+
+
+@EVERY
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 10), st.one_of(st.none(), st.integers(0, 10**6)))), st.randoms()
+)
+def test_bounds_hold_whatever_is_observed(make, observations, rng):
+    control, now = make(), 0.0
+    for latency, passed, size in observations:
+        now += passed if rng.random() < 0.9 else -passed
+        control.observe(latency, now, size)
+        assert control.minimum <= control.limit <= control.maximum
+        assert isinstance(control.limit, int)
+        assert isinstance(control.reason, LimitReason)
+
+
+@EVERY
+@pytest.mark.parametrize("latency", [math.nan, -1e-9, math.inf])
+def test_bad_latencies_are_refused_and_change_nothing(make, latency):
+    control = make()
+    before = control.limit, control.reason
+    with pytest.raises(ValueError, match="latency_seconds"):
+        control.observe(latency, 0.0)
+    with pytest.raises(ValueError, match="latency_seconds"):
+        control.observe(0.1, math.nan)
+    with pytest.raises(ValueError, match="size"):
+        control.observe(0.1, 0.0, -1)
+    assert (control.limit, control.reason) == before
+
+
+@STEERED
+def test_steps_that_were_not_full_do_not_raise_the_limit_but_may_lower_it(case):
+    control = case.make()
+    Plant(control, case, seed=1, noise=0.0).run(case.sizes[1], 0.0, 60)
+    control.observe(0.001, 100.0, size=0)  # ends the interval in which there were full steps
+    settled = control.limit
+    for i in range(200):
+        control.observe(0.001, 100 + i / 10, size=0)
+        assert control.limit <= settled
+        assert control.reason is not LimitReason.UNDER_TARGET or i < 10
+    for i in range(40):
+        control.observe(0.2, 130 + i / 10, size=1)
+    assert control.limit < settled
+
+
+@pytest.mark.parametrize("make", [PidBatch, AimdBatch])
+def test_one_decision_per_interval(make):
+    control = make()
+    limits = []
+    for i in range(1, 41):
+        control.observe(0.001, i / 10)
+        limits.append(control.limit)
+    assert set(limits[:10]) == {1}
+    assert [b - a for a, b in pairwise(limits)].count(0) == 36
+    control.observe(0.001, 1000.0)  # a long gap is one interval
+    assert control.limit <= 2 * limits[-1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=40))
+def test_pid_changes_by_no_more_than_its_factor(latencies):
+    control, now = PidBatch(max_factor=1.5), 0.0
+    control.observe(latencies[0], now)
+    for latency in latencies:
+        before, now = control.limit, now + 1
+        control.observe(latency, now)
+        assert (before - 0.5) / 1.5 - 0.5 <= control.limit <= (before + 0.5) * 1.5 + 0.5
+
+
+def test_aimd_steps():
+    control = AimdBatch(increase=2, decrease=0.5, maximum=10)
+    control.observe(0.01, 0.0)
+    rows = []
+    for i, latency in enumerate([0.01, 0.01, 0.01, 0.05, 0.052, 0.06, 1.0, 1.0, 1.0, 0.01], 1):
+        control.observe(latency, float(i))
+        rows.append((control.limit, control.reason.value))
+    assert rows == [
+        (3, "under_target"),
+        (5, "under_target"),
+        (7, "under_target"),
+        (7, "on_target"),
+        (7, "on_target"),
+        (5, "over_target"),
+        (2, "over_target"),
+        (1, "at_min"),
+        (1, "at_min"),
+        (3, "under_target"),
+    ]
+
+
+def test_fixed_stays():
+    control = FixedBatch(4)
+    control.observe(10.0, 0.0)
+    assert (control.limit, control.reason) == (4, LimitReason.FIXED)
+
+
+def test_prefill_budget_knows_the_line_after_a_few_steps():
+    control = AdaptivePrefill(maximum=2048)
+    for i in range(60):
+        control.observe(0.02 + 2e-5 * control.limit, float(i))
+    assert control.base_seconds == pytest.approx(0.02, rel=0.1)
+    assert control.seconds_per_token == pytest.approx(2e-5, rel=0.1)
+    assert control.limit == pytest.approx(1500, rel=0.05)
+
+
+def test_one_hiccup_does_not_cost_the_prefill_budget_for_long():
+    control = AdaptivePrefill(maximum=2048)
+    for i in range(400):
+        control.observe(300.0 if i == 250 else 0.02 + 2e-5 * control.limit, float(i))
+    assert control.limit == pytest.approx(1500, rel=0.1)
+
+
+@pytest.mark.parametrize("points", [[(0, 1), (10, 3)], [(5, 2), (5, 2), (1, 1.2)]])
+def test_line_fit(points):
+    fit = LineFit(0.98)
+    for _ in range(100):
+        for x, y in points:
+            fit.add(x, y)
+    assert (fit.at_zero, fit.slope) == (pytest.approx(1, rel=0.02), pytest.approx(0.2, rel=0.02))
+
+
+def test_line_fit_stays_sober_when_nothing_new_comes():
+    fit = LineFit(0.9)
+    for i in range(10_000):
+        fit.add(0.5, 1.0 + 0.01 * (-1) ** i)
+    fit.add(0.6, 1.1)
+    assert fit.at_zero + 0.5 * fit.slope == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FixedBatch(0), "minimum"),
+        (lambda: PidBatch(minimum=3, maximum=2), "minimum 3 and maximum 2"),
+        (lambda: PidBatch(target_seconds=0), "target_seconds"),
+        (lambda: PidBatch(interval_seconds=math.nan), "interval_seconds"),
+        (lambda: PidBatch(tolerance=1), "tolerance"),
+        (lambda: PidBatch(max_factor=1), "max_factor"),
+        (lambda: PidGains(integral=0), "integral"),
+        (lambda: PidGains(proportional=-1), "gains"),
+        (lambda: PidGains(derivative_filter=1), "derivative_filter"),
+        (lambda: AimdBatch(increase=0), "increase"),
+        (lambda: AimdBatch(decrease=1), "decrease"),
+        (lambda: AdaptivePrefill(itl_target_seconds=0), "itl_target_seconds"),
+        (lambda: AdaptivePrefill(forgetting=0), "forgetting"),
+        (lambda: AdaptivePrefill(max_factor=1), "max_factor"),
+    ],
+)
+def test_bad_parameters(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,129 @@
+"""The encoder compute budget of a step, and its split among modalities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_omni_sched.resource.fair import max_min
+
+
+class BudgetReason(str, Enum):
+    """Why the budget has its size."""
+
+    WANTED = "wanted"  # as asked for
+    PROFILED = "profiled"  # more was asked for than the device was profiled for
+    LARGEST_ITEM = "largest_item"  # less was asked for than one waiting item needs
+
+
+class ModalityReason(str, Enum):
+    """Why a modality has its part."""
+
+    ALL = "all"  # everything that waits fits
+    FAIR = "fair"  # its fair share
+    OLDEST_ITEM = "oldest_item"  # raised to what the longest-waiting item of all needs
+
+
+@dataclass(frozen=True)
+class ModalityDemand:
+    """What waits of one modality, in encoder embeddings (``num_encoder_embeds``).
+
+    ``head_embeds``: the size of its item that is next; ``waiting_since``: since when that item waits, in
+    seconds; ``weight``: its claim relative to others.
+
+    Raises:
+        ValueError: not ``1 <= head_embeds <= largest_embeds <= total_embeds``, or the weight is below 1.
+    """
+
+    modality: str
+    total_embeds: int
+    largest_embeds: int
+    head_embeds: int
+    waiting_since: float
+    weight: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.head_embeds <= self.largest_embeds <= self.total_embeds:
+            raise ValueError(
+                f"{self.modality}: need 1 <= head_embeds <= largest_embeds <= total_embeds, got "
+                f"{self.head_embeds}, {self.largest_embeds}, {self.total_embeds}"
+            )
+        if self.weight < 1:
+            raise ValueError(f"{self.modality}: weight must be a whole number of 1 or more, got {self.weight}")
+
+
+@dataclass(frozen=True)
+class ModalityShare:
+    """A modality's part of the budget, in embeddings, and why."""
+
+    modality: str
+    embeds: int
+    reason: ModalityReason
+
+
+@dataclass(frozen=True)
+class EncoderBudgetPlan:
+    """``encoder_compute_budget`` of one step, in embeddings, and its parts."""
+
+    embeds: int
+    reason: BudgetReason
+    shares: tuple[ModalityShare, ...]
+
+
+class EncoderBudget:
+    """How many embeddings a step may encode, and of which modality.
+
+    1. The budget is what is wanted, but never more than ``profiled_embeds`` and never less than the
+       largest waiting item: an item is encoded whole or not at all, so it would be stuck.
+    2. It is split max-min fairly by weight: what a modality does not need goes to the others.
+    3. The longest-waiting next item of all modalities always fits into its modality's part; what
+       that takes beyond rule 2, the others give, again max-min fairly. So each modality's turn comes.
+    4. The parts add up to the smaller of the budget and all that waits.
+
+    Raises:
+        ValueError: ``profiled_embeds`` is below 1.
+    """
+
+    def __init__(self, profiled_embeds: int) -> None:
+        if profiled_embeds < 1:
+            raise ValueError(f"profiled_embeds must be 1 or more, got {profiled_embeds}")
+        self.profiled_embeds = profiled_embeds
+
+    def plan(self, wanted_embeds: int, demands: Sequence[ModalityDemand]) -> EncoderBudgetPlan:
+        """The budget of one step.
+
+        Raises:
+            ValueError: an item is larger than ``profiled_embeds``: no budget could serve it.
+        """
+        largest = max((demand.largest_embeds for demand in demands), default=0)
+        if largest > self.profiled_embeds:
+            raise ValueError(
+                f"an item of {largest} embeddings waits, more than profiled_embeds = {self.profiled_embeds}; "
+                "refuse it on arrival or profile with a larger budget"
+            )
+        embeds = min(max(wanted_embeds, largest, 0), self.profiled_embeds)
+        if wanted_embeds > self.profiled_embeds:
+            reason = BudgetReason.PROFILED
+        else:
+            reason = BudgetReason.LARGEST_ITEM if wanted_embeds < embeds else BudgetReason.WANTED
+        return EncoderBudgetPlan(embeds, reason, self._split(embeds, demands))
+
+    @staticmethod
+    def _split(embeds: int, demands: Sequence[ModalityDemand]) -> tuple[ModalityShare, ...]:
+        if not demands:
+            return ()
+        totals, weights = [d.total_embeds for d in demands], [d.weight for d in demands]
+        parts = max_min(embeds, totals, weights)
+        oldest = min(range(len(demands)), key=lambda i: (demands[i].waiting_since, i))
+        head = demands[oldest].head_embeds
+        raised = parts[oldest] < head
+        if raised:
+            others = [i for i in range(len(demands)) if i != oldest]
+            rest = max_min(embeds - head, [totals[i] for i in others], [weights[i] for i in others])
+            parts = [head if i == oldest else rest[others.index(i)] for i in range(len(demands))]
+        shares = []
+        for i, demand in enumerate(demands):
+            reason = ModalityReason.ALL if parts[i] == demand.total_embeds else ModalityReason.FAIR
+            if raised and i == oldest:
+                reason = ModalityReason.OLDEST_ITEM
+            shares.append(ModalityShare(demand.modality, parts[i], reason))
+        return tuple(shares)

@@ -1,0 +1,84 @@
+"""A PID controller on the logarithm of the batch size."""
+
+import math
+from dataclasses import dataclass
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.batch_size import LimitReason, PeriodicControl
+
+
+@dataclass(frozen=True)
+class PidGains:
+    """Gains per interval, on logarithms: 1 means that half the target latency doubles the limit.
+
+    ``derivative_filter``: what the filtered slope keeps of its former value each interval, in [0, 1).
+
+    Raises:
+        ConfigError: a gain is negative, the integral gain is not above 0, or the filter is out of range.
+    """
+
+    proportional: float = 0.2
+    integral: float = 0.4
+    derivative: float = 0.05
+    derivative_filter: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (self.proportional >= 0 and self.integral > 0 and self.derivative >= 0):
+            raise ConfigError(f"gains must be 0 or more, and the integral gain above 0, got {self}")
+        if not 0 <= self.derivative_filter < 1:
+            raise ConfigError(f"derivative_filter must be in [0, 1), got {self.derivative_filter}")
+
+
+class PidBatch(PeriodicControl):
+    """A PID controller that holds the mean step latency at a target.
+
+    1. Error and output are logarithms, error = ln(target / latency), output = ln(limit): where
+       latency = a + b * size, one per cent more size is at most one per cent more latency, whatever a
+       and b are. So the loop gain is at most the gains' and the defaults are stable for every such plant.
+    2. The derivative is of the measurement, not of the error, and filtered.
+    3. Anti-windup: the integral stays within the bounds of the output, and while the output is cut
+       it only moves when that lessens the cut (conditional integration; Åström and Hägglund, "PID Controllers", 3.5).
+    4. The output changes by at most ``max_factor`` per interval, before it is rounded.
+    5. Within ``tolerance`` of the target nothing moves.
+
+    Raises:
+        ConfigError: ``max_factor`` is not above 1.
+    """
+
+    def __init__(
+        self,
+        target_seconds: float = 0.05,
+        interval_seconds: float = 1.0,
+        minimum: int = 1,
+        maximum: int = 32,
+        gains: PidGains | None = None,
+        max_factor: float = 2.0,
+        tolerance: float = 0.05,
+    ) -> None:
+        super().__init__(target_seconds, interval_seconds, minimum, maximum, tolerance)
+        if not 1 < max_factor < math.inf:
+            raise ConfigError(f"max_factor must be above 1, got {max_factor}")
+        self.gains = gains or PidGains()
+        self.max_factor = max_factor
+        self._low, self._high = math.log(minimum), math.log(maximum)
+        self._integral = self._output = self._low
+        self._slope = 0.0
+        self._former: float | None = None
+
+    def _decide(self, mean_seconds: float) -> None:
+        gains, measured = self.gains, math.log(mean_seconds)
+        slope = 0.0 if self._former is None else measured - self._former
+        self._slope = gains.derivative_filter * self._slope + (1 - gains.derivative_filter) * slope
+        self._former = measured
+        if self._on_target(mean_seconds):
+            self.reason = LimitReason.ON_TARGET
+            return
+        error = math.log(self.target_seconds) - measured
+        integral = min(max(self._integral + gains.integral * error, self._low), self._high)
+        wanted = integral + gains.proportional * error - gains.derivative * self._slope
+        most = math.log(self.max_factor)
+        output = min(max(wanted, self._output - most, self._low), self._output + most, self._high)
+        if wanted == output or (wanted - output) * error < 0:
+            self._integral = integral
+        self._output = output
+        self._set(round(math.exp(output)), over=error < 0)
