@@ -261,3 +261,12 @@ def test_line_fit_stays_sober_when_nothing_new_comes():
 def test_bad_parameters(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_pid_integral_does_not_run_ahead_of_an_output_that_is_cut():
+    control = PidBatch()
+    control.observe(1e-6, 0.0)
+    control.observe(1e-6, 1.0)  # an error that would ask for the maximum at once
+    assert control.limit == 2
+    control.observe(0.06, 2.0)
+    assert control.limit <= 2

@@ -246,3 +246,12 @@ def test_bad_use():
     raising(ValueError, "being restored", lambda: tier.drop("a"))
     tier.release("a")
     tier.drop("a")
+
+
+def test_what_is_used_again_is_no_victim():
+    index = filled(WorthIndex(), ("a", 1, 1.0, 0), ("b", 1, 9.0, 0))
+    index.use("a", 1.0)
+    assert index.num_freeable == 1
+    assert evicted(index) == "b"
+    index.release("a")
+    assert evicted(index) == "a"
