@@ -91,9 +91,9 @@ def patches() -> str:
     return "".join(parts)
 
 
-def pictures(benchmark: str, folder: str) -> str:
-    """Every picture of one benchmark, as seen from a page whose pictures are in `folder`."""
-    found = sorted(RESULTS.glob(f"{benchmark}*.png"))
+def pictures(benchmark: str, folder: str, which: str = "") -> str:
+    """The pictures of one benchmark whose names end in `which`, as seen from a page whose pictures are in `folder`."""
+    found = sorted(RESULTS.glob(f"{benchmark}*{which}.png"))
     return "".join(f"![{PICTURES[benchmark]}]({folder}/{path.name})\n" for path in found)
 
 
@@ -111,7 +111,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
     "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost"), "0.32.0"),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
-    "readme-picture": lambda: pictures("realtime", "benchmarks/results"),
+    "readme-picture": lambda: pictures("realtime", "benchmarks/results", "5000x8"),
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
