@@ -105,8 +105,14 @@ class OmniSchedConfig(BaseModel):
     encode_lane_nice: int = Field(
         10, ge=0, le=19, description="Niceness of the encoder process, so that the LLM's threads win the processor."
     )
-    encode_lane_share: float = Field(
-        1.0, gt=0.0, le=1.0, description="Largest part of the time that the lane is at work, in (0, 1]."
+    encode_lane_min_share: float = Field(
+        0.1, gt=0.0, le=1.0, description="Part of the time that the lane may take however slow tokens come, in (0, 1]."
+    )
+    itl_target_ms: float = Field(
+        50.0,
+        gt=0.0,
+        le=60_000.0,
+        description="Inter-token latency to keep, in milliseconds; above it the lane's share falls.",
     )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Field(
@@ -146,7 +152,7 @@ class OmniSchedConfig(BaseModel):
     def _lane(cls, value: Any) -> Any:
         return LaneKind(value) if isinstance(value, str) and value in {k.value for k in LaneKind} else value
 
-    @field_validator("metrics_interval_seconds", "encode_lane_share", mode="before")
+    @field_validator("metrics_interval_seconds", "encode_lane_min_share", "itl_target_ms", mode="before")
     @classmethod
     def _seconds(cls, value: Any) -> Any:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -165,4 +165,18 @@ INVENTORY: tuple[Override, ...] = (
         "tests/unit/monitor/test_metrics_bridge.py",
         "vLLM lets a scheduler publish metrics",
     ),
+    Override(
+        "GPUModelRunner.load_model",
+        "after super(): the lane of encode-ahead is built around the model's encoders",
+        "encode_ahead, model runner V1",
+        "tests/engine/test_same_tokens.py",
+        "vLLM hands EC connectors the model (start_worker_services has no argument)",
+    ),
+    Override(
+        "GPUModelRunner.execute_model",
+        "after super(), in a step without tokens: the connector's life cycle, and a wait for an encode",
+        "encode_ahead, model runner V1",
+        "tests/engine/test_same_tokens.py",
+        "runner V1 runs the connector of an ec_both instance in every step",
+    ),
 )

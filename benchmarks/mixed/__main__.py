@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             version = engines[variant].next_event()["vllm"]
             console.print(f"{variant}: engine up", highlight=False)
-        for variant, engine in engines.items():  # warm up
+        for engine in engines.values():  # warm up
             engine.ask(do="round", load=1.0, seconds=4.0, seed=options.seed + 1_000)
         for load in options.loads:
             for turn in range(options.rounds):

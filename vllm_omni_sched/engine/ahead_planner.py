@@ -9,7 +9,9 @@ from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
+from vllm_omni_sched.monitor.itl import ItlMeter
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 
 _LEAST_PIECE = 64  # tokens; a shorter piece of prompt in front of a missing item is not worth a step
 
@@ -28,7 +30,10 @@ class AheadPlanner:
 
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
         self._chunk = vllm_config.scheduler_config.max_num_batched_tokens
-        self._share = config.encode_lane_share
+        self._target = config.itl_target_ms / 1000
+        self._lane_share = LaneShare(config.encode_lane_min_share)
+        self._itl = ItlMeter()
+        self.share = 1.0
         self.ledger = AheadLedger(0)
         self._scheduler: Any = None
         self._features: dict[str, Any] = {}  # wanted, and not with a worker yet
@@ -45,6 +50,14 @@ class AheadPlanner:
         """Let this planner see what runs, and what is in the encoder cache."""
         self._scheduler = scheduler
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
+
+    def stepped(self, now: float) -> None:
+        """A step's tokens are out: the lane's share follows how long they took."""
+        num_decoding = len(self._scheduler.running)
+        self._itl.step(now, num_decoding)
+        if self.ledger.num_pending:
+            decoding = DecodeLoad("all", num_decoding, self._target, self._itl.seconds)
+            self.share, _ = self._lane_share.update((decoding,), now)
 
     def goes_ahead(self, request_id: str) -> bool:
         """Whether items of this request went to the lane."""
@@ -130,7 +143,7 @@ class AheadPlanner:
             submit.append((mm_hash, feature.modality, feature.data))
         if len(self._features) > len(self.ledger):
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
-        return AheadOrders(orders.forget, orders.load, submit, self._share, self.ledger.num_pending > 0)
+        return AheadOrders(orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0)
 
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""
@@ -150,6 +163,9 @@ class AheadPlanner:
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
         """Hand over what was counted here."""
-        metrics.ahead_encoded, metrics.ahead_failed = self.encoded, self.failed
-        metrics.ahead_pending, metrics.ahead_seconds = self.ledger.num_pending, self.encode_seconds
+        metrics.ahead_encoded = self.encoded
+        metrics.ahead_failed = self.failed
+        metrics.ahead_pending = self.ledger.num_pending
+        metrics.ahead_seconds = self.encode_seconds
         metrics.lane_restarts = self.lane_restarts
+        metrics.lane_share = self.share

@@ -140,6 +140,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
+        if self._omni_planner is not None:
+            self._omni_planner.stepped(monotonic_seconds())
         return self._omni_ended.report(outputs) if self._omni_ended.refused else outputs
 
     def _try_schedule_encoder_inputs(

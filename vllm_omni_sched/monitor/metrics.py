@@ -81,6 +81,7 @@ class SchedulerMetrics:
     ahead_pending: int = 0
     ahead_seconds: float = 0.0
     lane_restarts: int = 0
+    lane_share: float = 1.0
     schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))
 
 
@@ -164,6 +165,12 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Wall time of encodes in the lane, pauses included.",
         {"": "ahead_seconds"},
+    ),
+    Metric(
+        "encode_lane_share",
+        "gauge",
+        "Part of the time that the lane may be at work, as steered by inter-token latency.",
+        {"": "lane_share"},
     ),
     Metric(
         "encode_lane_restarts_total",
