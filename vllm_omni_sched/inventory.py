@@ -166,14 +166,14 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM lets a scheduler publish metrics",
     ),
     Override(
-        "GPUModelRunner.load_model",
+        "GPUModelRunner.load_model (V1)",
         "after super(): the lane of encode-ahead is built around the model's encoders",
         "encode_ahead, model runner V1",
         "tests/engine/test_same_tokens.py",
         "vLLM hands EC connectors the model (start_worker_services has no argument)",
     ),
     Override(
-        "GPUModelRunner.execute_model",
+        "GPUModelRunner.execute_model (V1)",
         "after super(), in a step without tokens: the connector's life cycle, and a wait for an encode",
         "encode_ahead, model runner V1",
         "tests/engine/test_same_tokens.py",

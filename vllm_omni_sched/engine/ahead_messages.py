@@ -13,24 +13,30 @@ class AheadOrders(ECConnectorMetadata):
     Attributes:
         forget: contents (mm_hash) that nobody wants any more.
         load: encodings that go into the encoder cache now.
-        submit: contents to encode: mm_hash, modality, data.
+        submit: contents to encode: mm_hash, ticket, modality, data.
         share: part of the device's time that the lane may take, in (0, 1].
         pending: encodes are under way; a step without tokens waits for one.
     """
 
     forget: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
-    submit: list[tuple[str, str, Any]] = field(default_factory=list)
+    submit: list[tuple[str, int, str, Any]] = field(default_factory=list)
     share: float = 1.0
     pending: bool = False
 
 
 @dataclass
 class AheadReport(ECConnectorWorkerMetadata):
-    """From a worker, with each step: encodes that ended. ``failed`` says why, by mm_hash."""
+    """From a worker, with each step: encodes that ended, by the tickets of their orders.
 
-    ready: dict[str, float] = field(default_factory=dict)  # mm_hash -> seconds in the lane
-    failed: dict[str, str] = field(default_factory=dict)
+    Attributes:
+        ready: ticket -> mm_hash, seconds in the lane.
+        failed: ticket -> mm_hash, reason.
+        restarts: times that the lane's process was replaced.
+    """
+
+    ready: dict[int, tuple[str, float]] = field(default_factory=dict)
+    failed: dict[int, tuple[str, str]] = field(default_factory=dict)
     restarts: int = 0
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":

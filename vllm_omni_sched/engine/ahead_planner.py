@@ -138,22 +138,22 @@ class AheadPlanner:
         """For the workers, with this step."""
         orders = self.ledger.take_orders()
         submit = []
-        for mm_hash in orders.submit:
+        for mm_hash, ticket in orders.submit:
             feature = self._features.pop(mm_hash)
-            submit.append((mm_hash, feature.modality, feature.data))
+            submit.append((mm_hash, ticket, feature.modality, feature.data))
         if len(self._features) > len(self.ledger):
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
         return AheadOrders(orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0)
 
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""
-        for mm_hash, seconds in report.ready.items():
-            self.ledger.ready(mm_hash)
+        for ticket, (mm_hash, seconds) in report.ready.items():
+            self.ledger.ready(mm_hash, ticket)
             self.encoded += 1
             self.encode_seconds += seconds
         self.failed += len(report.failed)
-        for mm_hash in report.failed:
-            self._failed.update(self.ledger.failed(mm_hash))
+        for ticket, (mm_hash, _) in report.failed.items():
+            self._failed.update(self.ledger.failed(mm_hash, ticket))
         self.lane_restarts = max(self.lane_restarts, report.restarts)
 
     def take_failed(self) -> set[str]:

@@ -32,8 +32,9 @@ class AheadWorker:
         self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
         self._at_lane: dict[str, tuple[str, Any]] = {}
         self._made: dict[str, torch.Tensor] = {}
-        self._ready: dict[str, float] = {}
-        self._failed: dict[str, str] = {}
+        self._tickets: dict[str, int] = {}  # of what is in the backlog or at the lane
+        self._ready: dict[int, tuple[str, float]] = {}
+        self._failed: dict[int, tuple[str, str]] = {}
         self._share = 1.0
         self._restarts = 0  # of lanes before this one
 
@@ -52,13 +53,13 @@ class AheadWorker:
         for mm_hash in orders.forget:
             self._backlog.pop(mm_hash, None)
             self._made.pop(mm_hash, None)
-            self._ready.pop(mm_hash, None)
-            self._failed.pop(mm_hash, None)
+            self._tickets.pop(mm_hash, None)
             if self._at_lane.pop(mm_hash, None) is not None:
                 self._lane.cancel(mm_hash)
         for mm_hash in orders.load:
             encoder_cache[mm_hash] = self._made.pop(mm_hash)
-        for mm_hash, modality, data in orders.submit:
+        for mm_hash, ticket, modality, data in orders.submit:
+            self._tickets[mm_hash] = ticket
             self._backlog[mm_hash] = (modality, data)
         if orders.share != self._share:
             self._share = orders.share
@@ -75,12 +76,13 @@ class AheadWorker:
     def _collect(self) -> None:
         for done in self._ask("poll"):
             self._at_lane.pop(done.key, None)
+            ticket = self._tickets.pop(done.key)
             if done.error is None:
                 self._made[done.key] = done.result
-                self._ready[done.key] = done.seconds
+                self._ready[ticket] = (done.key, done.seconds)
             else:
                 logger.error("An item cannot be encoded, and its requests fail: %s", done.error)
-                self._failed[done.key] = str(done.error)
+                self._failed[ticket] = (done.key, str(done.error))
 
     def _ask(self, method: str, *args: Any) -> Any:
         """Of the lane; of a thread instead, once it is beyond repair."""

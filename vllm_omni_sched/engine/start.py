@@ -33,12 +33,12 @@ def check_and_attach(vllm_config: Any) -> None:
 
         refuse_if_on(config, why_not(config, vllm_config))
     if config.encode_ahead:
-        _attach_encode_ahead(vllm_config)
+        attach_encode_ahead(vllm_config)
     if config.metrics:
         metrics_bridge.attach()
 
 
-def _attach_encode_ahead(vllm_config: Any) -> None:
+def attach_encode_ahead(vllm_config: Any) -> None:
     """Let this engine have the encode-ahead connector, unless it can make no use of it."""
     if not vllm_config.model_config.is_multimodal_model:
         return

@@ -17,6 +17,7 @@ class EncodeState(Enum):
 class _Encode:
     num_embeds: int
     state: EncodeState = EncodeState.QUEUED
+    ticket: int = 0
     wanted_by: set[str] = field(default_factory=set)
 
 
@@ -25,12 +26,12 @@ class Orders:
     """What workers are told in one step.
 
     Attributes:
-        submit: contents to encode, by mm_hash, in order.
+        submit: contents to encode, by mm_hash, in order, each with the ticket that its answer must bear.
         forget: contents that nobody wants any more, encoded or not.
         load: encoded contents that go into the encoder cache now.
     """
 
-    submit: tuple[str, ...] = ()
+    submit: tuple[tuple[str, int], ...] = ()
     forget: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
 
@@ -46,6 +47,7 @@ class AheadLedger:
        the order in which they were wanted. One alone may be larger.
     3. A request that ends gives its place back: what only it wanted is forgotten.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
+    5. Answers may be late: one about an attempt that was given up in the meantime is passed over.
 
     Args:
         max_embeds: bound on embeddings outside of the encoder cache.
@@ -59,6 +61,7 @@ class AheadLedger:
         self._queue: dict[str, None] = {}
         self._forget: list[str] = []
         self._load: list[str] = []
+        self._tickets = 0
 
     def __len__(self) -> int:
         return len(self._encodes)
@@ -88,16 +91,16 @@ class AheadLedger:
         self._wants.setdefault(request_id, set()).add(mm_hash)
         return encode.state
 
-    def ready(self, mm_hash: str) -> None:
-        """A worker has encoded it. One that was forgotten in the meantime is passed over."""
+    def ready(self, mm_hash: str, ticket: int) -> None:
+        """A worker has encoded it."""
         encode = self._encodes.get(mm_hash)
-        if encode is not None and encode.state is EncodeState.ENCODING:
+        if encode is not None and encode.ticket == ticket:
             encode.state = EncodeState.READY
 
-    def failed(self, mm_hash: str) -> Collection[str]:
+    def failed(self, mm_hash: str, ticket: int) -> Collection[str]:
         """It cannot be encoded; the requests that wanted it."""
         encode = self._encodes.get(mm_hash)
-        if encode is None or encode.state is not EncodeState.ENCODING:
+        if encode is None or encode.ticket != ticket:
             return ()
         self._drop(mm_hash)
         return encode.wanted_by
@@ -141,9 +144,10 @@ class AheadLedger:
             if self.num_embeds and self.num_embeds + encode.num_embeds > self.max_embeds:
                 break
             del self._queue[mm_hash]
-            encode.state = EncodeState.ENCODING
+            self._tickets += 1
+            encode.state, encode.ticket = EncodeState.ENCODING, self._tickets
             self.num_embeds += encode.num_embeds
-            submit.append(mm_hash)
+            submit.append((mm_hash, encode.ticket))
         orders = Orders(tuple(submit), tuple(self._forget), tuple(self._load))
         self._forget, self._load = [], []
         return orders

@@ -73,6 +73,10 @@ def make_vllm_config(
         config.scheduler_config.max_num_encoder_input_tokens = encoder_budget
     if encoder_cache_size is not None:
         config.scheduler_config.encoder_cache_size = encoder_cache_size
+    if options is not None and options.get("encode_ahead"):
+        from vllm_omni_sched.engine.start import attach_encode_ahead
+
+        attach_encode_ahead(config)  # as the front end does
     return config
 
 

@@ -10,10 +10,10 @@ def test_equal_items_are_encoded_once():
     ledger = AheadLedger(100)
     assert ledger.want("r1", "a", 10) is EncodeState.QUEUED
     assert ledger.want("r2", "a", 10) is EncodeState.QUEUED
-    assert ledger.take_orders() == Orders(submit=("a",))
+    assert ledger.take_orders() == Orders(submit=(("a", 1),))
     assert ledger.want("r3", "a", 10) is EncodeState.ENCODING
     assert not ledger.take_orders()
-    ledger.ready("a")
+    ledger.ready("a", 1)
     assert ledger.state("a") is EncodeState.READY
     assert ledger.load("a")
     assert ledger.take_orders() == Orders(load=("a",))
@@ -24,30 +24,30 @@ def test_the_bound_holds_and_the_queue_goes_on_when_there_is_room():
     ledger = AheadLedger(25)
     for mm_hash in "abc":
         ledger.want("r", mm_hash, 10)
-    assert ledger.take_orders().submit == ("a", "b")
-    assert ledger.take_orders().submit == ()
-    ledger.ready("a")
-    assert ledger.take_orders().submit == ()
+    assert submitted(ledger) == ["a", "b"]
+    assert submitted(ledger) == []
+    ledger.ready("a", 1)
+    assert submitted(ledger) == []
     ledger.load("a")
-    assert ledger.take_orders() == Orders(submit=("c",), load=("a",))
+    assert ledger.take_orders() == Orders(submit=(("c", 3),), load=("a",))
 
 
 def test_one_larger_than_the_bound_goes_alone():
     ledger = AheadLedger(5)
     ledger.want("r", "large", 10)
     ledger.want("r", "small", 1)
-    assert ledger.take_orders().submit == ("large",)
-    assert ledger.take_orders().submit == ()
+    assert submitted(ledger) == ["large"]
+    assert submitted(ledger) == []
 
 
 def test_a_request_that_ends_gives_its_place_back():
     ledger = AheadLedger(20)
     for request_id, mm_hash in [("r1", "encoding"), ("r1", "ready"), ("r1", "queued"), ("r2", "queued")]:
         ledger.want(request_id, mm_hash, 10)
-    assert ledger.take_orders().submit == ("encoding", "ready")
-    ledger.ready("ready")
+    assert submitted(ledger) == ["encoding", "ready"]
+    ledger.ready("ready", 2)
     ledger.release("r1")
-    assert ledger.take_orders() == Orders(submit=("queued",), forget=("encoding", "ready"))
+    assert ledger.take_orders() == Orders(submit=(("queued", 3),), forget=("encoding", "ready"))
     ledger.release("r2")
     assert ledger.take_orders() == Orders(forget=("queued",))
     assert (len(ledger), ledger.num_embeds) == (0, 0)
@@ -60,7 +60,7 @@ def test_what_another_wants_stays():
     ledger.take_orders()
     ledger.release("r1")
     assert not ledger.take_orders()
-    assert ledger.failed("a") == {"r2"}
+    assert ledger.failed("a", 1) == {"r2"}
 
 
 def test_a_failure_is_of_those_who_wanted_it():
@@ -69,9 +69,9 @@ def test_a_failure_is_of_those_who_wanted_it():
     ledger.want("r2", "bad", 10)
     ledger.want("r3", "good", 10)
     ledger.take_orders()
-    assert ledger.failed("bad") == {"r1", "r2"}
-    assert ledger.failed("bad") == ()
-    assert ledger.failed("never heard of") == ()
+    assert ledger.failed("bad", 1) == {"r1", "r2"}
+    assert ledger.failed("bad", 1) == ()
+    assert ledger.failed("never heard of", 1) == ()
     assert ledger.state("good") is EncodeState.ENCODING
     # wanted again, it is tried again
     assert ledger.want("r4", "bad", 10) is EncodeState.QUEUED
@@ -83,9 +83,27 @@ def test_an_answer_about_something_forgotten_is_passed_over():
     ledger.take_orders()
     ledger.release("r1")
     ledger.take_orders()
-    ledger.ready("a")
+    ledger.ready("a", 1)
     assert ledger.state("a") is None
     assert not ledger.load("a")
+
+
+def test_a_late_answer_is_not_taken_for_one_about_the_next_attempt():
+    ledger = AheadLedger(20)
+    ledger.want("r1", "a", 10)
+    ledger.take_orders()
+    ledger.release("r1")
+    ledger.want("r2", "a", 10)
+    assert ledger.take_orders() == Orders(submit=(("a", 2),), forget=("a",))
+    ledger.ready("a", 1)
+    assert ledger.failed("a", 1) == ()
+    assert ledger.state("a") is EncodeState.ENCODING
+    ledger.ready("a", 2)
+    assert ledger.load("a")
+
+
+def submitted(ledger):
+    return [mm_hash for mm_hash, _ in ledger.take_orders().submit]
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -97,7 +115,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = AheadLedger(6)
-        self.at_worker: set[str] = set()
+        self.at_worker: dict[str, int] = {}  # with its ticket
 
     @rule(request=requests, content=contents)
     def want(self, request, content):
@@ -110,12 +128,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def step(self):
         orders = self.ledger.take_orders()
-        assert set(orders.forget) <= self.at_worker
-        assert set(orders.load) <= self.at_worker
+        assert set(orders.forget) <= set(self.at_worker)
+        assert set(orders.load) <= set(self.at_worker)
         assert not set(orders.forget) & set(orders.load)
-        self.at_worker -= {*orders.forget, *orders.load}
-        assert not set(orders.submit) & self.at_worker
-        self.at_worker |= set(orders.submit)
+        for content in (*orders.forget, *orders.load):
+            del self.at_worker[content]
+        assert not {content for content, _ in orders.submit} & set(self.at_worker)
+        self.at_worker.update(orders.submit)
         held = sum(int(content[1]) for content in self.at_worker)
         assert held <= 6 or len(self.at_worker) == 1
 
@@ -124,10 +143,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if content not in self.at_worker or self.ledger.state(content) is not EncodeState.ENCODING:
             return
         if ok:
-            self.ledger.ready(content)
+            self.ledger.ready(content, self.at_worker[content])
         else:
-            assert self.ledger.failed(content)
-            self.at_worker.discard(content)
+            assert self.ledger.failed(content, self.at_worker.pop(content))
 
     @rule(content=contents)
     def load(self, content):

@@ -1,0 +1,242 @@
+"""Encode-ahead on the real scheduler, with a worker that only keeps books: what it holds, and what it was sent."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from vllm.v1.outputs import ECConnectorOutput
+from vllm.v1.request import RequestStatus
+
+from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
+from vllm_omni_sched.engine.ahead_messages import AheadReport
+from vllm_omni_sched.testing import make_item, make_request, make_runner_output, make_scheduler
+from vllm_omni_sched.testing.steps import sample_by_position
+
+EMBEDS = 8  # of an item
+
+
+class Bench:
+    """The scheduler, and a worker's encoder cache and lane as it would believe them to be."""
+
+    def __init__(self, *, async_scheduling: bool = False, **config: Any) -> None:
+        self.scheduler: Any = make_scheduler(
+            OmniScheduler if async_scheduling else OmniSyncScheduler,
+            async_scheduling=async_scheduling,
+            max_item_embeds=EMBEDS,
+            options={"encode_ahead": True, "metrics": False},
+            **{"max_num_batched_tokens": 64, "encoder_cache_size": 64, **config},
+        )
+        self.planner = self.scheduler._omni_planner
+        self.cache: set[str] = set()
+        self.in_flight: list[tuple[Any, Any]] = []
+        self.depth = 1 if async_scheduling else 0  # steps scheduled ahead of the outputs known
+        self.lane: list[tuple[str, int]] = []  # with its ticket
+        self.made: set[str] = set()
+        self.submitted: list[str] = []
+        self.in_step: list[str] = []
+        self.poisoned: set[str] = set()
+        self.left: dict[str, list[str]] = {}
+        self.features: dict[str, Any] = {}
+
+    def add(self, request_id: str, prompt: int, items: list[tuple[int, str]], max_tokens: int = 4) -> None:
+        features = [make_item(offset, EMBEDS, mm_hash) for offset, mm_hash in items]
+        request = make_request(request_id, prompt, features, max_tokens=max_tokens)
+        self.features[request_id] = list(features)
+        self.scheduler.add_request(request)
+
+    def step(self, finish: int = 0) -> Any:
+        """One step; the lane gets ``finish`` items done in it."""
+        scheduled = self.scheduler.schedule()
+        self._as_worker(scheduled)
+        output = make_runner_output(self.scheduler, scheduled, sample_by_position)
+        output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=self._encode(finish))
+        self.in_flight.append((scheduled, output))
+        while len(self.in_flight) > self.depth or (self.in_flight and not scheduled.num_scheduled_tokens):
+            for outputs in self.scheduler.update_from_output(*self.in_flight.pop(0)).values():
+                for out in outputs.outputs:
+                    if out.finish_reason is not None:
+                        self.left.setdefault(out.request_id, []).append(str(out.finish_reason))
+        self.planner.ledger.validate()
+        return scheduled
+
+    def _as_worker(self, scheduled: Any) -> None:
+        orders = scheduled.ec_connector_metadata
+        self.cache.difference_update(scheduled.free_encoder_mm_hashes)
+        for mm_hash in orders.forget:
+            assert mm_hash in self.made or mm_hash in self.poisoned or mm_hash in [h for h, _ in self.lane]
+            self.made.discard(mm_hash)
+            self.lane = [job for job in self.lane if job[0] != mm_hash]
+        for mm_hash in orders.load:
+            self.made.remove(mm_hash)
+            self.cache.add(mm_hash)
+        for mm_hash, ticket, modality, data in orders.submit:
+            assert mm_hash not in self.made
+            assert mm_hash not in [h for h, _ in self.lane]
+            assert (modality, data is None) == ("image", False)
+            self.lane.append((mm_hash, ticket))
+            self.submitted.append(mm_hash)
+        for new in scheduled.scheduled_new_reqs:
+            if self.planner.goes_ahead(new.req_id):
+                assert [f.data for f in new.mm_features] == [None] * len(new.mm_features), "data crossed twice"
+        for request_id, ids in scheduled.scheduled_encoder_inputs.items():
+            for i in ids:
+                self.cache.add(self.features[request_id][i].identifier)
+                self.in_step.append(self.features[request_id][i].identifier)
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            end = self.scheduler.requests[request_id].num_computed_tokens
+            for feature in self.features[request_id]:
+                offset = feature.mm_position.offset
+                if offset < end and offset + EMBEDS > end - num_tokens:
+                    assert feature.identifier in self.cache, "Encoder cache miss"
+
+    def _encode(self, count: int) -> AheadReport | None:
+        done, self.lane = self.lane[:count], self.lane[count:]
+        report = AheadReport()
+        for mm_hash, ticket in done:
+            if mm_hash in self.poisoned:
+                report.failed[ticket] = (mm_hash, "bad")
+            else:
+                self.made.add(mm_hash)
+                report.ready[ticket] = (mm_hash, 0.1)
+        return report if done else None
+
+    @property
+    def at_lane(self) -> list[str]:
+        return [mm_hash for mm_hash, _ in self.lane]
+
+    def decode(self) -> None:
+        """Somebody decodes from now on, for long."""
+        self.add("text", 4, [], max_tokens=10_000)
+        self.step()
+
+
+def test_alone_it_is_encoded_in_the_step():
+    bench = Bench()
+    bench.add("r", 20, [(4, "a")])
+    assert bench.step().num_scheduled_tokens == {"r": 20}
+    assert (bench.in_step, bench.submitted) == (["a"], [])
+
+
+def test_beside_somebody_who_decodes_it_goes_to_the_lane_and_decoding_goes_on():
+    bench = Bench()
+    bench.decode()
+    bench.add("r", 20, [(4, "a")])
+    assert bench.step().num_scheduled_tokens == {"text": 1}
+    assert bench.at_lane == ["a"]
+    assert bench.step(finish=1).num_scheduled_tokens == {"text": 1}
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 20}
+    assert (bench.in_step, bench.submitted) == ([], ["a"])
+    assert bench.cache == {"a"}
+    assert len(bench.planner.ledger) == 0
+
+
+def test_equal_items_of_several_requests_are_encoded_once():
+    bench = Bench()
+    bench.decode()
+    for i in range(3):
+        bench.add(f"r{i}", 20, [(4, "a")])
+    bench.step(finish=1)
+    bench.step()
+    assert bench.submitted == ["a"]
+    assert len(bench.scheduler.running) == 4
+
+
+def test_prefill_starts_in_front_of_a_missing_item_when_it_is_worth_a_step():
+    bench = Bench(max_num_batched_tokens=256)
+    bench.decode()
+    bench.add("r", 200, [(4, "a"), (100, "b")])
+    bench.step(finish=1)
+    assert bench.at_lane == ["b"]
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 100}
+    assert bench.step(finish=1).num_scheduled_tokens == {"text": 1}
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 100}
+
+
+def test_a_long_list_is_not_looked_at_beyond_the_next_chunk():
+    bench = Bench(encoder_cache_size=1 << 17)
+    bench.decode()
+    bench.add("r", 1000 * EMBEDS, [(i * EMBEDS, f"item-{i}") for i in range(1000)])
+    before = bench.planner.items_visited
+    bench.step()
+    assert bench.planner.items_visited - before <= 64 // EMBEDS
+
+
+def test_an_aborted_request_gives_its_place_back():
+    bench = Bench()
+    bench.decode()
+    bench.add("r", 40, [(4, "a"), (20, "b")])
+    bench.step()
+    assert bench.at_lane == ["a", "b"]
+    bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
+    bench.step()
+    assert bench.lane == []
+    assert len(bench.planner.ledger) == 0
+
+
+def test_an_item_that_cannot_be_encoded_fails_its_own_requests_only():
+    bench = Bench()
+    bench.decode()
+    bench.poisoned = {"bad"}
+    bench.add("r1", 20, [(4, "bad")])
+    bench.add("r2", 40, [(4, "good"), (20, "bad")])
+    bench.add("r3", 20, [(4, "good")])
+    for _ in range(8):
+        bench.step(finish=1)
+    assert bench.left == {"r1": ["error"], "r2": ["error"], "r3": ["length"]}
+    assert list(bench.scheduler.requests) == ["text"]
+
+
+def test_the_last_one_gone_workers_are_still_told_to_forget():
+    bench = Bench()
+    bench.decode()
+    bench.add("r", 20, [(4, "a")])
+    bench.step()
+    bench.scheduler.finish_requests(["r", "text"], RequestStatus.FINISHED_ABORTED)
+    assert bench.scheduler.has_requests()
+    bench.step()
+    assert bench.lane == []
+    assert not bench.scheduler.ec_connector.has_pending_push_work()
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_comes_every_request_leaves_once_and_no_item_is_missing(seed: int, async_scheduling: bool):
+    """Arrivals, aborts, equal items, few blocks, a small encoder cache, a lane of changing speed."""
+    chance = random.Random(seed)
+    bench = Bench(
+        async_scheduling=async_scheduling,
+        encoder_cache_size=chance.choice([EMBEDS, 24, 64]),
+        num_blocks=chance.choice([12, 40, 400]),
+        max_num_batched_tokens=chance.choice([16, 64, 300]),
+        enable_prefix_caching=chance.random() < 0.5,
+        max_num_seqs=chance.choice([2, 16]),
+    )
+    bench.poisoned = {"item-3"} if chance.random() < 0.3 else set()
+    added, aborted = 0, set()
+    for _ in range(3000):
+        if added < 25 and chance.random() < 0.4:
+            gaps = [chance.randrange(0, 40) for _ in range(chance.randrange(0, 5))]
+            items, offset = [], 0
+            for gap in gaps:
+                items.append((offset + gap, f"item-{chance.randrange(12)}"))
+                offset += gap + EMBEDS
+            bench.add(f"r{added}", offset + chance.randrange(1, 20), items, max_tokens=chance.randrange(1, 30))
+            added += 1
+        if chance.random() < 0.03 and bench.scheduler.requests:
+            victim = chance.choice(sorted(bench.scheduler.requests))
+            bench.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+            aborted.add(victim)
+        bench.step(finish=chance.choice([0, 0, 1, 3]))
+        if added == 25 and not bench.scheduler.requests:
+            break
+    assert not bench.scheduler.requests
+    assert set(bench.left) | aborted == {f"r{i}" for i in range(25)}
+    assert all(len(reasons) == 1 for reasons in bench.left.values())
+    assert not set(bench.left) & aborted
+    assert len(bench.planner.ledger) == 0
+    bench.step()
+    assert (bench.lane, bench.made) == ([], set())
+    if not bench.poisoned:
+        assert {reason for reasons in bench.left.values() for reason in reasons} <= {"length", "stop"}
