@@ -32,13 +32,6 @@ class ReleaseMode(str, Enum):
     KEEP = "keep"
 
 
-class LaneKind(str, Enum):
-    """Where encodes run that go ahead of their prefill."""
-
-    PROCESS = "process"
-    THREAD = "thread"
-
-
 class OmniSchedConfig(BaseModel):
     """All options, with their defaults. Unknown keys are errors."""
 
@@ -98,10 +91,6 @@ class OmniSchedConfig(BaseModel):
         False,
         description="Encode the items of waiting requests in a lane beside the LLM, so that tokens of others go on.",
     )
-    encode_lane: LaneKind = Field(
-        LaneKind.PROCESS,
-        description="The lane on a CPU: a forked 'process', or a 'thread' (one interpreter lock with the LLM).",
-    )
     encode_lane_nice: int = Field(
         10, ge=0, le=19, description="Niceness of the encoder process, so that the LLM's threads win the processor."
     )
@@ -146,11 +135,6 @@ class OmniSchedConfig(BaseModel):
     @classmethod
     def _release(cls, value: Any) -> Any:
         return ReleaseMode(value) if isinstance(value, str) and value in {m.value for m in ReleaseMode} else value
-
-    @field_validator("encode_lane", mode="before")
-    @classmethod
-    def _lane(cls, value: Any) -> Any:
-        return LaneKind(value) if isinstance(value, str) and value in {k.value for k in LaneKind} else value
 
     @field_validator("metrics_interval_seconds", "encode_lane_min_share", "itl_target_ms", mode="before")
     @classmethod

@@ -8,10 +8,10 @@ import torch
 from vllm.logger import init_logger
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
-from vllm_omni_sched.config import LaneKind, OmniSchedConfig
+from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
 from vllm_omni_sched.errors import LaneError
-from vllm_omni_sched.lanes import Job, Lane, ProcessLane, ThreadLane
+from vllm_omni_sched.lanes import InlineLane, Job, Lane, ProcessLane
 from vllm_omni_sched.lanes.base import Pause
 
 logger = init_logger("vllm_omni_sched.encode_ahead")
@@ -41,10 +41,7 @@ class AheadWorker:
     def start(self, model: Any, device: torch.device) -> None:
         """Build the lane around this model's encoders."""
         self._encode = encode = Encode(model, device)
-        if self._config.encode_lane is LaneKind.THREAD:
-            self._lane = ThreadLane(encode, _LANE_JOBS)
-        else:
-            self._lane = ProcessLane(encode, _LANE_JOBS, nice=self._config.encode_lane_nice)
+        self._lane = ProcessLane(encode, _LANE_JOBS, nice=self._config.encode_lane_nice)
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """What the scheduler wants of this step."""
@@ -85,13 +82,13 @@ class AheadWorker:
                 self._failed[ticket] = (done.key, str(done.error))
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Of the lane; of a thread instead, once it is beyond repair."""
+        """Of the lane; once it is beyond repair, of one that encodes here and now."""
         try:
             return getattr(self._lane, method)(*args)
         except LaneError as error:
-            logger.error("Encodes go on in a thread, because the encoder process is beyond repair: %s", error)
+            logger.error("Items are encoded in the step from now on: the encoder process is beyond repair (%s)", error)
             self._restarts += getattr(self._lane, "restarts", 0) + 1
-            self._lane = ThreadLane(self._encode, _LANE_JOBS)
+            self._lane = InlineLane(self._encode, _LANE_JOBS)
             self._backlog = {**self._at_lane, **self._backlog}
             self._at_lane = {}
             return getattr(self._lane, method)(*args)

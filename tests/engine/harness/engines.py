@@ -101,7 +101,6 @@ VARIANTS = (
     Variant("encode-ahead", "sync", omni_sched=AHEAD),
     Variant("encode-ahead-async", "async", omni_sched=AHEAD),
     Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD),
-    Variant("encode-ahead-thread", "sync", ("images", "aborts"), omni_sched={**AHEAD, "encode_lane": "thread"}),
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("speech", "speech"),

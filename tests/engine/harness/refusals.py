@@ -50,7 +50,6 @@ REFUSED = {
     "too-large": Case(
         _options(metrics_interval_seconds=1e9), ["'metrics_interval_seconds'", "nearest valid value is 60"]
     ),
-    "lane-of-no-kind": Case(_options(encode_lane="proces"), ["'encode_lane'", "did you mean 'process'?"]),
     "no-share-for-the-lane": Case(_options(encode_lane_min_share=0.0), ["'encode_lane_min_share'", "greater than 0"]),
     "two-errors": Case(_options(release="spil", zzz=1), ["'release'", "'zzz'"]),
     "options-are-a-list": Case({"omni_sched": ["windows"]}, ["omni_sched", "must be a mapping", "list"]),
