@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from vllm_omni_sched import compat
+
 
 def worker_half() -> Any:
     """The worker half of this process's connector; None where there is none, or another."""
@@ -9,12 +11,21 @@ def worker_half() -> Any:
         from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
     except ImportError:
         return None
-    return getattr(get_ec_transfer(), "worker", None) if has_ec_transfer() else None
+    return get_ec_transfer().worker if has_ec_transfer() and _is_ours(get_ec_transfer()) else None
 
 
 def planner_half(scheduler: Any) -> Any:
     """The scheduler half, bound to ``scheduler``; None where there is none, or another."""
-    planner = getattr(getattr(scheduler, "ec_connector", None), "planner", None)
-    if planner is not None:
-        planner.bind(scheduler)
-    return planner
+    connector = getattr(scheduler, "ec_connector", None)
+    if connector is None or not _is_ours(connector):
+        return None
+    connector.planner.bind(scheduler)
+    return connector.planner
+
+
+def _is_ours(connector: Any) -> bool:
+    if not compat.ec_connectors_hold_back():
+        return False
+    from vllm_omni_sched.engine.encode_ahead import EncodeAheadConnector
+
+    return isinstance(connector, EncodeAheadConnector)

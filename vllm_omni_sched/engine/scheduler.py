@@ -61,8 +61,11 @@ class OmniSchedulerMixin(PendingRangeMixin):
     3. Items that a worker has consumed are stripped by a frontier, and their raw data
        leaves memory; preemption and rewinds bring it back.
     4. Workers are told what is new in a session, not the session.
-    5. Nothing here changes which request runs, with how many tokens, or what is evicted.
+    5. Nothing here changes which request runs, with how many tokens, or what is evicted;
+       only with `encode_ahead` a request waits, or gets fewer tokens, for items in the lane.
     """
+
+    _omni_planner: Any = None  # the scheduler's half of encode-ahead
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config: Any = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
