@@ -25,8 +25,7 @@ class AheadWorker:
     The lane is built by `start`, once the model is loaded.
     """
 
-    def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
-        self._vllm_config = vllm_config
+    def __init__(self, config: OmniSchedConfig) -> None:
         self._config = config
         self._lane: Lane | None = None
         self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data

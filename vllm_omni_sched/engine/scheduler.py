@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
-from vllm_omni_sched.engine import block_ids, rebind, tensor_pickle
+from vllm_omni_sched.engine import block_ids, rebind
 from vllm_omni_sched.engine.ahead import planner_half
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.ended import EndedSessions
@@ -28,9 +28,10 @@ from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
 from vllm_omni_sched.engine.order import put_in_order
 from vllm_omni_sched.engine.pending import PendingRangeMixin
+from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.items import FeatureList, SpillFile
+from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
@@ -100,7 +101,9 @@ class OmniSchedulerMixin(PendingRangeMixin):
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
             self._omni_sender = SessionSender(self._omni_strip, self.omni_metrics)
         # Only what went through the frontier may leave memory; it is the deltas that move it.
-        self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
+        self._omni_release: CommittedRelease | None = None
+        if config.release is ReleaseMode.SPILL and self._omni_sender is not None:
+            self._omni_release = CommittedRelease(config, self._omni_strip, self.omni_metrics)
         self._omni_planner = planner_half(self)
         self._omni_publisher: MetricsPublisher | None = None
         if config.metrics and self.log_stats:
@@ -127,8 +130,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
         output = super().schedule(*args, **kwargs)
         if self._omni_sessions and self._omni_sender is not None:
             self._omni_sender.replace(output, self.requests)
-            if self._omni_release:
-                self._omni_release_committed(output)
+            if self._omni_release is not None:
+                self._omni_release.after(output, self.requests)
         if self._omni_planner is not None:
             self._omni_strip_ahead(output)
         if sampled:
@@ -264,28 +267,6 @@ class OmniSchedulerMixin(PendingRangeMixin):
             if self._omni_sender is not None:
                 self._omni_sender.forget(request.request_id)
             self._omni_ended.add(request.request_id)
-
-    def _omni_release_committed(self, output: SchedulerOutput) -> None:
-        config = self.omni_config
-        for new in output.scheduled_new_reqs:
-            request = self.requests[new.req_id]
-            features = request.mm_features
-            if not (request.resumable and isinstance(features, FeatureList)):
-                continue
-            if features.frontier - features.num_released < config.release_batch_items:
-                continue
-            spill = features.spill or SpillFile(config.spill_dir, config.spill_max_bytes, tensor_pickle.dumps)
-            before = spill.size_bytes
-            try:
-                released = features.release_committed(config.release_batch_items, spill, self._omni_strip)
-            except OSError as error:
-                self._omni_release = False
-                logger.warning(
-                    "Committed items stay in memory from now on: the spill file cannot be written (%s)", error
-                )
-                return
-            self.omni_metrics.spilled_items += released
-            self.omni_metrics.spilled_bytes += spill.size_bytes - before
 
     def shutdown(self) -> None:
         if self._omni_publisher is not None:
