@@ -61,6 +61,8 @@ class AheadWorker:
             self._share = orders.share
             self._lane.set_share(orders.share)
         self._feed()
+        if orders.rest_seconds and self._at_lane:
+            self._ask("wait", orders.rest_seconds)
 
     def _feed(self) -> None:
         while self._backlog:

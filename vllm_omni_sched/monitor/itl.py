@@ -21,6 +21,7 @@ class ItlMeter:
         self.rise = rise
         self.fall = fall
         self.seconds: float | None = None
+        self.last_seconds: float | None = None  # of the last interval alone
         self._last: float | None = None
 
     def step(self, now: float, num_decoding: int) -> None:
@@ -29,7 +30,7 @@ class ItlMeter:
             self._last = None
             return
         if self._last is not None:
-            interval = max(0.0, now - self._last)
+            self.last_seconds = interval = max(0.0, now - self._last)
             if self.seconds is None:
                 self.seconds = interval
             else:
