@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched.clock import monotonic_seconds
@@ -12,8 +13,8 @@ from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
-from vllm_omni_sched.monitor.itl import ItlMeter
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pace import DecodePace
 from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where
@@ -41,8 +42,7 @@ class AheadPlanner:
         self._policy = EncodeShare(LaneShare(config.encode_lane_min_share), max_wait_seconds=math.inf, max_stall=0)
         on_cpu = getattr(vllm_config.device_config, "device_type", "") == "cpu"
         self._pace = DecodePace(config.decode_pace if on_cpu else 0.0)
-        self._itl = ItlMeter()
-        self._rest = 0.0
+        self.rest_seconds = 0.0  # of the last step
         self._in_step_seconds = 0.0  # of encodes in the step that is being planned
         self.share = 1.0
         self.ledger = AheadLedger(0)
@@ -54,37 +54,43 @@ class AheadPlanner:
         self._scheduler: Any = None
         self.items_visited = 0
 
-    def bind(self, scheduler: Any, book: SlaBook, metrics: SchedulerMetrics) -> None:
+    def bind(self, scheduler: Any, book: SlaBook, steps: StepMeter, metrics: SchedulerMetrics) -> None:
         """Let this planner see what runs, and what is in the encoder cache."""
         self._scheduler = scheduler
+        self._steps = steps
         self._book = book
         self._metrics = metrics
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
 
     def stepped(self, now: float) -> None:
         """A step's tokens are out: the lane's share follows how long they took."""
-        num_decoding = len(self._scheduler.running)
-        self._itl.step(now, num_decoding)
-        encoding = self.ledger.num_pending > 0
-        if encoding:
-            loads = self._decoding()
-            self.share, reason = self._policy.lane.update(loads, now)
+        if self.ledger.num_pending:
+            self.share, reason = self._policy.lane.update(self._running(), now)
             self._metrics.share_updates[reason.value] += 1
-        target = min((load.itl_target_seconds for load in self._decoding()), default=self._target) if encoding else 1.0
-        busy = max(0.0, (self._itl.last_seconds or 0.0) - self._rest)
-        self._rest, _ = self._pace.rest(
-            self.share, busy, self._itl.seconds, target, encoding=encoding, decoding=num_decoding > 0
-        )
-        self._metrics.decode_rest_seconds += self._rest
 
-    def _decoding(self) -> tuple[DecodeLoad, ...]:
-        """Those who decode, as one class under the tightest of their targets: they all wait for the same steps."""
-        running = [r for r in self._scheduler.running if r.num_computed_tokens >= r.num_prompt_tokens]
+    def _running(self) -> tuple[DecodeLoad, ...]:
+        """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
+        running = self._scheduler.running
         if not running:
             return ()
         target = min(self._target, *(self._book.of(r.request_id).itl_seconds for r in running))
-        itl = self._itl.seconds
+        itl = self._steps.itl.seconds
         return (DecodeLoad("all", len(running), target, None if itl is None else itl + self._in_step_seconds),)
+
+    def _rest_before(self, output: SchedulerOutput) -> float:
+        """Seconds for which this step is held back for the lane."""
+        encoding = self.ledger.num_pending > 0 and output.total_num_scheduled_tokens > 0
+        loads = self._running() if encoding else ()
+        seconds, _ = self._pace.rest(
+            self.share,
+            self._steps.predict(output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)),
+            self._steps.itl.seconds,
+            loads[0].itl_target_seconds if loads else self._target,
+            encoding=encoding,
+            decoding=bool(loads),
+        )
+        self._metrics.decode_rest_seconds += seconds
+        return seconds
 
     def goes_ahead(self, request_id: str) -> bool:
         """Whether items of this request went to the lane."""
@@ -141,7 +147,7 @@ class AheadPlanner:
             now,
             self._book.deadline(request.request_id),
         )
-        others = self._decoding() if self._others_run(request) else ()
+        others = self._running() if self._others_run(request) else ()
         (placed,) = self._policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
         self._metrics.placements[placed.reason.value] += 1
         in_step = placed.where is Where.IN_STEP
@@ -180,7 +186,7 @@ class AheadPlanner:
         """Workers are still to be told something, though no request may be left."""
         return self.ledger.has_orders
 
-    def take_orders(self) -> AheadOrders:
+    def take_orders(self, output: SchedulerOutput) -> AheadOrders:
         """For the workers, with this step."""
         orders = self.ledger.take_orders()
         self._in_step_seconds = 0.0
@@ -192,7 +198,10 @@ class AheadPlanner:
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
         if len(self._wanted) > 2 * len(self.ledger) + 64:
             self._wanted = {h: w for h, w in self._wanted.items() if self.ledger.state(h) is not None}
-        return AheadOrders(orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0, self._rest)
+        self.rest_seconds = self._rest_before(output)
+        return AheadOrders(
+            orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0, self.rest_seconds
+        )
 
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""

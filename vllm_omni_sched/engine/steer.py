@@ -12,7 +12,6 @@ from typing import Any
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.graph.pieces import Pieces, Work
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
@@ -44,10 +43,9 @@ class Steering:
     4. ``encoder_split`` bounds what one modality's items get of the encoder budget, while several wait.
     """
 
-    def __init__(self, scheduler: Any, config: OmniSchedConfig, metrics: SchedulerMetrics, costs: CostModel) -> None:
+    def __init__(self, scheduler: Any, config: OmniSchedConfig, metrics: SchedulerMetrics) -> None:
         self._scheduler = scheduler
         self._metrics = metrics
-        self._costs = costs
         profiled = scheduler.max_num_scheduled_tokens
         # What bounds admission alone, where vLLM (0.32) tells it from the workers' slots.
         self._admission = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
@@ -58,7 +56,6 @@ class Steering:
         embeds = scheduler.max_num_encoder_input_tokens
         self._split = EncoderBudget(embeds) if config.encoder_split and embeds > 0 else None
         self._parts: dict[str, int] = {}  # modality -> embeddings left in this step
-        self._last: float | None = None
 
     @property
     def active(self) -> bool:
@@ -149,25 +146,14 @@ class Steering:
 
     # -- what steps took ---------------------------------------------------
 
-    def stepped(self, output: Any, now: float) -> None:
-        """The outcome of a step is known; its time runs from the outcome of the step before."""
-        last, self._last = self._last, now
-        num_requests = len(output.num_scheduled_tokens)
-        if not num_requests or not self._scheduler.running:
-            self._last = None  # what follows is idle time
-            return
-        if last is None or output.scheduled_encoder_inputs:
-            return  # what an encode took says nothing about tokens
-        seconds, tokens = now - last, output.total_num_scheduled_tokens
-        prefill = tokens - num_requests if tokens > num_requests else 0
-        if prefill > num_requests:
-            self._costs.prefilled(tokens, seconds)
+    def stepped(self, now: float, seconds: float, num_requests: int, prompt_tokens: int) -> None:
+        """What a step took, of so many requests and prompt tokens."""
         metrics = self._metrics
         if self.batch is not None:
             self.batch.observe(seconds, now, num_requests)
             metrics.batch_limit = self.batch.limit
             metrics.batch_updates[self.batch.reason.value] += 1
         if self.prefill is not None:
-            self.prefill.observe(seconds, now, prefill)
+            self.prefill.observe(seconds, now, prompt_tokens)
             metrics.prefill_limit = self.prefill.limit
             metrics.prefill_updates[self.prefill.reason.value] += 1

@@ -20,6 +20,7 @@ from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
+from vllm_omni_sched.monitor.steps import StepMeter
 
 logger = init_logger("vllm_omni_sched.steering")
 
@@ -42,8 +43,9 @@ class SteeredMixin(WaitingOrderMixin):
         costs = CostModel()
         self._omni_step_time = monotonic_seconds()
         self._omni_book = SlaBook(config, costs)
-        self._omni_planner = planner_half(self, self._omni_book, metrics)
-        steering = Steering(self, config, metrics, costs)
+        self._omni_meter = StepMeter()
+        self._omni_planner = planner_half(self, self._omni_book, self._omni_meter, metrics)
+        steering = Steering(self, config, metrics)
         self._omni_steering = steering if steering.active else None
         self._omni_slo = SloMeter(metrics) if config.slo_metrics else None
         by_sla = config.waiting_order is OrderMode.SLA
@@ -81,14 +83,25 @@ class SteeredMixin(WaitingOrderMixin):
     def _omni_observe(self, output: SchedulerOutput, outputs: dict[int, Any]) -> None:
         """What a step took, and whom it gave tokens."""
         now = monotonic_seconds()
-        if self._omni_planner is not None:
-            self._omni_planner.stepped(now)
-        if self._omni_steering is not None:
-            self._omni_steering.stepped(output, now)
+        planner, num_requests = self._omni_planner, len(output.num_scheduled_tokens)
+        prompt_tokens = max(0, output.total_num_scheduled_tokens - num_requests)
+        seconds = self._omni_meter.step(
+            now,
+            len(self.running),  # type: ignore[attr-defined]
+            prompt_tokens,
+            rest_seconds=0.0 if planner is None else planner.rest_seconds,
+            encoded=bool(output.scheduled_encoder_inputs),
+        )
+        if seconds is not None and prompt_tokens:
+            self._omni_book.costs.prefilled(prompt_tokens, self._omni_meter.seconds_per_token * prompt_tokens)
+        if planner is not None:
+            planner.stepped(now)
+        if seconds is not None and self._omni_steering is not None:
+            self._omni_steering.stepped(now, seconds, num_requests, prompt_tokens)
         if self._omni_slo is None:
             return
         metrics = self.omni_metrics
-        metrics.step_requests.observe(len(output.num_scheduled_tokens))
+        metrics.step_requests.observe(num_requests)
         for of_client in outputs.values():
             for one in of_client.outputs:
                 if one.new_token_ids:
