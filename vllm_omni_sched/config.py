@@ -215,14 +215,12 @@ class OmniSchedConfig(BaseModel):
     @model_validator(mode="after")
     def _bounds(self) -> "OmniSchedConfig":
         if self.batch_min > self.batch_max:
-            raise ConfigError(
+            raise ValueError(
                 f"option 'batch_min' must not be above 'batch_max': {self.batch_min} > {self.batch_max}; "
                 "lower the one or raise the other"
             )
         if self.batch_control is ControlMode.ADAPTIVE:
-            raise ConfigError(
-                "option 'batch_control' must be 'off', 'pid' or 'aimd': 'adaptive' is for prefill_control"
-            )
+            raise ValueError("option 'batch_control' must be 'off', 'pid' or 'aimd': 'adaptive' is for prefill_control")
         return self
 
     @field_validator(
@@ -291,6 +289,8 @@ def _read_yaml(path: str) -> Any:
 def _explain(error: Any) -> str:
     """One validation error in one sentence that says what would be right."""
     key = ".".join(map(str, error["loc"]))
+    if not key:  # of several options together, in our own words
+        return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         known = list(OmniSchedConfig.model_fields)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)

@@ -34,6 +34,17 @@ SPEECH = {
 WITHOUT_PREFIX_CACHING = {"enable_prefix_caching": False}
 
 AHEAD = {"encode_ahead": True}
+STEERED = {
+    **AHEAD,
+    "waiting_order": "sla",
+    "batch_control": "pid",
+    "prefill_control": "adaptive",
+    "prefill_min_tokens": 16,
+    "control_interval_ms": 20,
+    "pieces": True,
+    "encoder_split": True,
+    "slo_metrics": True,
+}
 EVERYTHING_OFF = {
     **dict.fromkeys(
         (
@@ -103,6 +114,9 @@ VARIANTS = (
     Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD),
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
+    Variant("steered-encode-ahead", "sync", omni_sched=STEERED),
+    Variant("steered-encode-ahead-async", "async", omni_sched=STEERED),
+    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED),
     Variant("speech", "speech"),
     Variant("speech-async", "speech-async"),
 )
