@@ -100,6 +100,8 @@ class AheadPlanner:
         """Whether the next chunk of ``request`` has what it needs, or a piece of it that is worth a step."""
         features = request.mm_features
         self._limits.pop(request.request_id, None)
+        if request.request_id in self._failed:
+            return False  # it is about to leave
         if self._scheduler is None or request.resumable or not isinstance(features, FeatureList):
             return True
         window = features.spans.overlapping(num_computed_tokens, num_computed_tokens + self._chunk)
