@@ -7,6 +7,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
@@ -53,6 +54,8 @@ class AheadPlanner:
         self._failed: set[str] = set()
         self._scheduler: Any = None
         self.items_visited = 0
+        self._counts_news = compat.ec_connectors_have_stats()
+        self._news: tuple[list[float], int] = ([], 0)
 
     def bind(self, scheduler: Any, book: SlaBook, steps: StepMeter, metrics: SchedulerMetrics) -> None:
         """Let this planner see what runs, and what is in the encoder cache."""
@@ -217,10 +220,23 @@ class AheadPlanner:
                 self._book.costs.encoded(modality, num_embeds, seconds)
                 metrics.ahead_wait_seconds.observe(monotonic_seconds() - since)
         metrics.ahead_failed += len(report.failed)
+        if self._counts_news:
+            took, failed = self._news
+            self._news = [*took, *(s for _, s in report.ready.values())], failed + len(report.failed)
         for ticket, (mm_hash, _) in report.failed.items():
             self._failed.update(self.ledger.failed(mm_hash, ticket))
             self._wanted.pop(mm_hash, None)
         metrics.lane_restarts = max(metrics.lane_restarts, report.restarts)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether encodes have ended since `take_news`."""
+        return bool(self._news[0] or self._news[1])
+
+    def take_news(self) -> tuple[list[float], int]:
+        """Seconds of the encodes that have ended, and how many failed."""
+        news, self._news = self._news, ([], 0)
+        return news
 
     def take_failed(self) -> set[str]:
         """Requests that wait for something that cannot be encoded."""

@@ -61,6 +61,27 @@ class EncodeAheadConnector(ECConnectorBase):
     def has_pending_push_work(self) -> bool:
         return bool(self.planner.has_orders)
 
+    # -- vLLM's own metrics of connectors (0.32 on) ------------------------
+
+    def get_ec_connector_stats(self) -> Any:
+        if self.planner is None or not self.planner.has_news:
+            return None
+        from vllm_omni_sched.engine.ahead_stats import AheadStats
+
+        return AheadStats.of(*self.planner.take_news())
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        from vllm_omni_sched.engine.ahead_stats import AheadStats
+
+        return AheadStats.of([], 0) if data is None else AheadStats(data=data)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> Any:
+        from vllm_omni_sched.engine.ahead_stats import AheadProm
+
+        return AheadProm(vllm_config, metric_types, labelnames, per_engine)
+
     # -- the workers' half -------------------------------------------------
 
     def start_load_caches(self, encoder_cache: dict[str, Any], **kwargs: Any) -> None:
