@@ -18,7 +18,7 @@ class AheadStats(ECConnectorStats):
         return cls(data={_SECONDS: seconds, _FAILED: failed})
 
     def reset(self) -> None:
-        self.data = {_SECONDS: [], _FAILED: 0}
+        self.data: dict[str, Any] = {_SECONDS: [], _FAILED: 0}
 
     def is_empty(self) -> bool:
         return not self.data.get(_SECONDS) and not self.data.get(_FAILED)
