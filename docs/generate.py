@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import get_args
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -42,7 +43,8 @@ def options() -> str:
 
 
 def _values(field: object) -> str:
-    kind = getattr(field, "annotation", None)
+    annotation = getattr(field, "annotation", None)
+    kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
     words = {bool: "true, false", int: "whole number", float: "number"}

@@ -38,6 +38,7 @@ RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 ENCODER_RUNNER_V2 = "vllm.v1.worker.gpu.mm.encoder_runner"
 ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
 EC_CONNECTOR = "vllm.distributed.ec_transfer.ec_connector.base"
+EC_CONNECTOR_V2 = "vllm.v1.worker.gpu.ec_connector"
 ARG_UTILS = "vllm.engine.arg_utils"
 
 
@@ -132,6 +133,13 @@ def ec_connectors_hold_back() -> bool:
     """Whether EC connectors may keep requests waiting, and hear of what workers have done."""
     names = ("ensure_cache_available", "build_connector_worker_meta", "take_unavailable_requests")
     return all(has(EC_CONNECTOR, f"ECConnectorBase.{name}") for name in names)
+
+
+def runner_v2_runs_ec_connectors() -> bool:
+    """Whether model runner V2 runs the life cycle of EC connectors in every step, and sends what they report."""
+    return has(EC_CONNECTOR_V2, "ActiveECConnector.no_forward") and has(
+        "vllm.v1.outputs", "ModelRunnerOutput.with_ec_conn_output"
+    )
 
 
 def strip_feature() -> Callable[[Any, bool], Any]:

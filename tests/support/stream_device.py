@@ -26,7 +26,7 @@ class Point:
 
     def synchronize(self) -> None:
         self.device.note("synchronize", self.device.marks.index(self))
-        assert self.reached.wait(60.0), "nobody let the device go on"
+        assert self.reached.wait(20.0), "nobody let the device go on"
 
 
 class HostDevice:
