@@ -31,28 +31,17 @@ class CudaDevice:
         if device.type != "cuda" or not torch.cuda.is_available():
             raise LaneError(f"a stream lane needs a CUDA device, got {str(device)!r}")
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        self._partition = None if num_sms is None else green_context(num_sms, self._device)
-        self._stream: Any = self._side_stream()
-        with self.lane_stream():  # what fails there must fail here, not in the lane's thread
-            pass
-
-    def _side_stream(self) -> Any:
-        if self._partition is None:
+        if num_sms is None:
             lowest, _ = torch.cuda.Stream.priority_range()
-            return torch.cuda.Stream(self._device, priority=lowest)
-        # torch 2.9 knows one stream of a green context only, the one that is current in it.
-        return self._partition.Stream() if hasattr(self._partition, "Stream") else None
+            self._stream: Any = torch.cuda.Stream(self._device, priority=lowest)
+        else:
+            self._partition = green_context(num_sms, self._device)  # must outlive its stream
+            self._stream = self._partition.Stream()
 
     @contextlib.contextmanager
     def lane_stream(self) -> Iterator[None]:
-        """Makes the lane's stream, and its part of the device, those of this thread."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.cuda.device(self._device))
-            if self._partition is not None:
-                self._partition.set_context()
-                stack.callback(self._partition.pop_context)
-            if self._stream is not None:
-                stack.enter_context(torch.cuda.stream(self._stream))
+        """Makes the lane's stream, and with it its part of the device, that of this thread."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def mark(self) -> Mark:
@@ -76,16 +65,17 @@ class CudaDevice:
 
 
 def green_context(num_sms: int, device: torch.device) -> Any:
-    """Part of a device.
+    """Part of a device, to be used through the streams it makes.
 
     Raises:
         LaneError: this torch, driver or device has no green contexts, or not of this size.
     """
-    why = f"torch {torch.__version__} has no green contexts"
+    why = f"torch {torch.__version__} has no green contexts with streams of their own"
     try:
         from torch.cuda.green_contexts import SUPPORTED, GreenContext
 
-        if SUPPORTED:
+        # Without such streams work would go to the default one, whose memory the owner's work reuses.
+        if SUPPORTED and hasattr(GreenContext, "Stream"):
             return GreenContext.create(num_sms=num_sms, device_id=device.index)
     except ImportError:
         pass
