@@ -117,6 +117,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
+    "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }
 
 
