@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.request import RequestStatus
 
@@ -92,6 +93,12 @@ def test_a_step_without_tokens_waits_for_an_encode_and_reports_it(async_scheduli
         assert EMPTY_MODEL_RUNNER_OUTPUT.ec_connector_output is None
         engine.step_until_left("r")
         assert engine.in_step == []
+
+
+def test_a_step_that_no_scheduler_made_goes_by():
+    """As at the end of vLLM's warm-up."""
+    with Engine() as engine:
+        assert engine.runner.execute_model(SchedulerOutput.make_empty()) is EMPTY_MODEL_RUNNER_OUTPUT
 
 
 def test_a_step_without_tokens_and_without_encodes_waits_for_nothing():

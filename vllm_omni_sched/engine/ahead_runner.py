@@ -19,5 +19,6 @@ def start_lane(runner: Any) -> Any:
 
 def wait_when_idle(ahead: Any, scheduler_output: SchedulerOutput) -> None:
     """A step without tokens, while encodes are under way, waits a moment for one: the next would come at once."""
-    if not scheduler_output.total_num_scheduled_tokens and scheduler_output.ec_connector_metadata.pending:
+    orders = scheduler_output.ec_connector_metadata  # None in the steps of a warm-up
+    if orders is not None and orders.pending and not scheduler_output.total_num_scheduled_tokens:
         ahead.wait(_IDLE_WAIT_SECONDS)
