@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,13 @@ from unittest import mock
 
 import pytest
 import torch
+from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.request import RequestStatus
 
+from tests.engine.harness import ahead_v2
 from tests.engine.harness.ahead_v2 import CPU, HUGE, POISON, Engine, Model
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
@@ -138,6 +141,25 @@ def test_an_encoder_whose_attention_has_one_buffer_for_all_streams_is_refused():
     cuda = torch.device("cuda")
     with pytest.raises(ConfigError, match="FlashInfer"):
         ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, OmniSchedConfig(), 4)
+
+
+def test_a_model_that_sets_the_forward_context_of_all_threads_is_refused(monkeypatch):
+    monkeypatch.setattr(ahead_v2, "set_forward_context", set_forward_context, raising=False)  # as its module would
+    model, cuda = Model(), torch.device("cuda")
+    with pytest.raises(ConfigError, match="Model sets vLLM's forward context"):
+        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, OmniSchedConfig(), 4)
+
+
+def test_models_of_vllm_are_told_apart():
+    """Should the first one change, its refusal can go."""
+    found = {}
+    for name in ("qwen2_5_omni_thinker", "llava"):
+        module = import_module(f"vllm.model_executor.models.{name}")
+        cls = {"llava": "LlavaForConditionalGeneration"}.get(name, "Qwen2_5OmniThinkerForConditionalGeneration")
+        model = object.__new__(getattr(module, cls))
+        torch.nn.Module.__init__(model)
+        found[name] = ahead_encode.why_no_thread(model) is not None
+    assert found == {"qwen2_5_omni_thinker": True, "llava": False}
 
 
 def v2_config(**sections: Any) -> SimpleNamespace:

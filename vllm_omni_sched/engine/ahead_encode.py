@@ -1,6 +1,7 @@
 """What a lane of encode-ahead does, and which lane that is on a device."""
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -64,22 +65,36 @@ def build_lane(encode: Encode, model: Any, device: torch.device, config: OmniSch
     """A side stream on CUDA; on a CPU a process.
 
     Raises:
-        ConfigError: kernels of this model's encoder share device memory between streams, or an option is for CUDA
-            and this is none.
+        ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option is for CUDA and this is
+            none.
         LaneError: the device, or this operating system, cannot have such a lane.
     """
     if device.type != "cuda":
         if config.encode_lane_sms is not None:
             raise ConfigError(f"option 'encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
         return ProcessLane(encode, capacity, nice=config.encode_lane_nice)
-    if any(getattr(getattr(m, "attn_backend", None), "name", None) == "FLASHINFER" for m in model.modules()):
-        raise ConfigError(
-            "option 'encode_ahead' cannot be on here, because all FlashInfer attention of the encoder works in one "
-            "buffer: choose another with --mm-encoder-attn-backend, or set it to false"
-        )
+    reason = why_no_thread(model)
+    if reason is not None:
+        raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}; or set it to false")
     lane = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
     encode.give_way()
     return lane
+
+
+def why_no_thread(model: Any) -> str | None:
+    """What the encoder and the LLM would have in common, if they ran in two threads; None: nothing known."""
+    for module in model.modules():
+        if getattr(getattr(module, "attn_backend", None), "name", None) == "FLASHINFER":
+            return (
+                "all FlashInfer attention of the encoder works in one buffer: choose another --mm-encoder-attn-backend"
+            )
+        for cls in type(module).__mro__:
+            if hasattr(sys.modules[cls.__module__], "set_forward_context"):
+                return (
+                    f"{cls.__qualname__} sets vLLM's forward context while it encodes, and there is one for all "
+                    "threads: take another model"
+                )
+    return None
 
 
 def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
