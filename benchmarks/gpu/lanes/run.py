@@ -52,15 +52,16 @@ class DecodeStep:
         # Nodes keep the priority of the stream they are captured on.
         capture = torch.cuda.Stream(priority=greatest if prior else least)
         self._stream = capture if prior else torch.cuda.default_stream()
-        hidden = torch.randn(load.batch, HIDDEN, dtype=torch.bfloat16, device="cuda")
+        self._hidden = torch.randn(load.batch, HIDDEN, dtype=torch.bfloat16, device="cuda")  # the graph reads it
         self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
         with torch.inference_mode():
             with torch.cuda.stream(capture):
                 for _ in range(3):
-                    load.decoder(hidden)
+                    load.decoder(self._hidden)
             torch.cuda.synchronize()
             with torch.cuda.graph(self._graph, stream=capture):
-                self._tokens = load.decoder(hidden)
+                self._tokens = load.decoder(self._hidden)
         self._on_host = torch.empty(load.batch, dtype=self._tokens.dtype, pin_memory=True)
         self._done = torch.cuda.Event()
 
