@@ -12,10 +12,10 @@ import benchmarks
 def entries() -> list[tuple[str, str]]:
     """(name, first line of its docstring) of every benchmark: a package here that can be run with -m."""
     found = []
-    for module in pkgutil.iter_modules(benchmarks.__path__):
-        if module.ispkg and importlib.util.find_spec(f"benchmarks.{module.name}.__main__"):
-            question = (importlib.import_module(f"benchmarks.{module.name}").__doc__ or "").strip().splitlines()[0]
-            found.append((module.name, question))
+    for module in pkgutil.walk_packages(benchmarks.__path__, "benchmarks."):
+        if module.ispkg and importlib.util.find_spec(f"{module.name}.__main__"):
+            question = (importlib.import_module(module.name).__doc__ or "").strip().splitlines()[0]
+            found.append((module.name.removeprefix("benchmarks."), question))
     return found
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import get_args
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,7 +44,8 @@ def options() -> str:
 
 
 def _values(field: object) -> str:
-    kind = getattr(field, "annotation", None)
+    annotation = getattr(field, "annotation", None)
+    kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
     words = {bool: "true, false", int: "whole number", float: "number"}
@@ -117,6 +119,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
+    "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }
 
 

@@ -123,3 +123,25 @@ def overhead(results: Sequence[Result]) -> str:
         rows = [(variant, *(line.get(metric, "") for metric in metrics)) for variant, line in lines.items()]
         parts.append("\n" + table(("", *metrics), rows) + source(result))
     return "".join(parts) or NOTHING
+
+
+def gpu_lanes(results: Sequence[Result]) -> str:
+    """An encoder beside decode on a GPU: milliseconds and images per second, with the ratio to running alone."""
+    parts = []
+    for result in results:
+        rows = []
+        for record in result["results"]:
+            cells = (
+                _beside(record, "itl_p50", "seconds", 1e3),
+                _beside(record, "itl_p99", "seconds", 1e3),
+                _beside(record, "images", "per_second", 1.0),
+            )
+            rows.append((record["variant"], *(cells if "refused" not in record else (record["refused"], "", ""))))
+        gpu = result["provenance"]["gpu"]
+        parts.append("\n" + table((gpu["name"], "ITL P50 ms", "ITL P99 ms", "images / s"), rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> str:
+    summary = record.get(f"{key}_{unit}")
+    return f"{summary['median'] * factor:.4g} ({record[f'{key}_of_alone']:.2f})" if summary else ""

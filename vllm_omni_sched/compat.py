@@ -38,6 +38,7 @@ RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 ENCODER_RUNNER_V2 = "vllm.v1.worker.gpu.mm.encoder_runner"
 ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
 EC_CONNECTOR = "vllm.distributed.ec_transfer.ec_connector.base"
+EC_CONNECTOR_V2 = "vllm.v1.worker.gpu.ec_connector"
 ARG_UTILS = "vllm.engine.arg_utils"
 
 
@@ -137,6 +138,13 @@ def ec_connectors_hold_back() -> bool:
 def ec_connectors_have_stats() -> bool:
     """Whether vLLM collects statistics of EC connectors (0.32)."""
     return has(EC_CONNECTOR, "ECConnectorBase.get_ec_connector_stats")
+
+
+def runner_v2_runs_ec_connectors() -> bool:
+    """Whether model runner V2 runs the life cycle of EC connectors in every step, and sends what they report."""
+    return has(EC_CONNECTOR_V2, "ActiveECConnector.no_forward") and has(
+        "vllm.v1.outputs", "ModelRunnerOutput.with_ec_conn_output"
+    )
 
 
 def strip_feature() -> Callable[[Any, bool], Any]:

@@ -108,7 +108,12 @@ class OmniSchedConfig(BaseModel):
         description="Encode the items of waiting requests in a lane beside the LLM, so that tokens of others go on.",
     )
     encode_lane_nice: int = Field(
-        10, ge=0, le=19, description="Niceness of the encoder process, so that the LLM's threads win the processor."
+        10, ge=0, le=19, description="CPUs only: niceness of the encoder process, so that the LLM's threads win."
+    )
+    encode_lane_sms: int | None = Field(
+        None,
+        ge=1,
+        description="CUDA only: streaming multiprocessors that the lane may use, as a green context; default is all.",
     )
     encode_lane_min_share: float = Field(
         0.1, gt=0.0, le=1.0, description="Part of the time that the lane may take however slow tokens come, in (0, 1]."

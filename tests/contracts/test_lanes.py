@@ -1,4 +1,4 @@
-"""One suite over all lanes that run on a CPU."""
+"""One suite over all lanes. That of streams runs on a CPU too, with a device that is none, and on CUDA where it is."""
 
 import os
 import signal
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.stream_device import HostDevice
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneWorkError
-from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane, ProcessLane, ThreadLane
+from vllm_omni_sched.lanes import CudaDevice, Done, InlineLane, Job, Lane, ProcessLane, StreamLane, ThreadLane
 
+Work = Callable[[Any, Callable[[], None]], Any]
 LONG = 20.0  # seconds nobody should ever wait
 
 
@@ -43,7 +45,26 @@ def work(payload: Any, pause: Callable[[], None]) -> Any:
 IN_PLACE = {"test_cancelled_jobs", "test_wait_ends", "test_a_smaller_share", "test_closed_while", "test_closing_does"}
 
 
-@pytest.fixture(params=[ThreadLane, ProcessLane, InlineLane])
+def on_host(work: Work, capacity: int) -> StreamLane:
+    return StreamLane(work, capacity, device=HostDevice())
+
+
+def on_cuda(work: Work, capacity: int) -> StreamLane:
+    """Tensors go to the device and back, so that kernels run on the lane's stream."""
+
+    def on_device(payload: Any, pause: Callable[[], None]) -> Any:
+        verb, argument = payload
+        moved = argument.to("cuda", non_blocking=True) if isinstance(argument, torch.Tensor) else argument
+        result = work((verb, moved), pause)
+        return result.cpu() if isinstance(result, torch.Tensor) else result
+
+    return StreamLane(on_device, capacity, device=CudaDevice(torch.device("cuda")))
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+
+
+@pytest.fixture(params=[ThreadLane, ProcessLane, InlineLane, on_host, pytest.param(on_cuda, marks=needs_cuda)])
 def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
     if request.param is InlineLane and any(request.node.name.startswith(name) for name in IN_PLACE | {"test_a_key"}):
         pytest.skip("nothing ever waits or runs in it")

@@ -79,7 +79,26 @@ def test_overhead_shows_the_ratio_to_stock():
     assert "| ours | 1200 (0.972) |" in text
 
 
-@pytest.mark.parametrize("make", [result_tables.step_cost, result_tables.realtime, result_tables.overhead])
+def test_lanes_on_a_gpu_are_shown_with_the_ratio_to_running_alone_and_refusals_with_their_reason():
+    lane = {
+        "variant": "lane, share 0.5",
+        "itl_p50_seconds": {"median": 0.011},
+        "itl_p50_of_alone": 1.1,
+        "itl_p99_seconds": {"median": 0.0125},
+        "itl_p99_of_alone": 1.136,
+        "images_per_second": {"median": 61.0},
+        "images_of_alone": 0.6,
+    }
+    found = result(lane, {"variant": "lane, 16 SMs", "refused": "no green contexts"}, benchmark="gpu.lanes")
+    text = result_tables.gpu_lanes([{**found, "provenance": {**PROVENANCE, "gpu": {"name": "Some GPU"}}}])
+    assert "| Some GPU | ITL P50 ms |" in text
+    assert "| lane, share 0.5 | 11 (1.10) | 12.5 (1.14) | 61 (0.60) |" in text
+    assert "| lane, 16 SMs | no green contexts |  |  |" in text
+
+
+@pytest.mark.parametrize(
+    "make", [result_tables.step_cost, result_tables.realtime, result_tables.overhead, result_tables.gpu_lanes]
+)
 def test_without_results_the_page_says_so(make):
     assert make([]) == result_tables.NOTHING
 

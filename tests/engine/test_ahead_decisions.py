@@ -189,6 +189,22 @@ def test_an_item_that_cannot_be_encoded_fails_its_own_requests_only():
     assert list(bench.scheduler.requests) == ["text"]
 
 
+def test_an_item_that_was_cached_and_is_evicted_before_its_request_runs_is_encoded_after_all():
+    bench = Bench(encoder_cache_size=24)
+    bench.decode()
+    for i, mm_hash in enumerate(("x", "x2", "x3")):
+        bench.add(f"before-{i}", 20, [(4, mm_hash)], max_tokens=1)
+        for _ in range(4):
+            bench.step(finish=1)
+    bench.add("evicts", 20, [(4, "y")])
+    bench.add("r1", 60, [(10, "b"), (30, "x"), (45, "c")])
+    bench.add("r2", 60, [(10, "d"), (30, "e")])
+    bench.step()
+    for _ in range(30):
+        bench.step(finish=3)
+    assert [bench.left[id_] for id_ in ("evicts", "r1", "r2")] == [["length"]] * 3
+
+
 def test_the_last_one_gone_workers_are_still_told_to_forget():
     bench = Bench()
     bench.decode()

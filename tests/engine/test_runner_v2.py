@@ -14,31 +14,24 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.states import RequestState
 
 from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
+from tests.engine.harness.runner_v2 import BLOCK_SIZE, CPU, MAX_TOKENS, make_runner, take, without_gpu
 from vllm_omni_sched import OmniScheduler
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.engine.promote import mix_in, promote_encoder_runner
-from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin, RunnerV2Mixin
+from vllm_omni_sched.engine.promote import mix_in
+from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin
 from vllm_omni_sched.engine.session import SessionDelta
 from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step
-
-CPU = torch.device("cpu")
-BLOCK_SIZE = 16
-MAX_TOKENS = 4096
 
 
 def make_encoder_runner(items_by_request, *, ours: bool = True) -> EncoderRunner:
@@ -108,70 +101,6 @@ def test_the_encoder_runner_keeps_its_lists_when_a_gather_fails():
     assert runner.encoder_cache.mm_features["a"] is items
 
 
-class States:
-    """What V2's `ModelState` is told, and the encoder runner that it owns."""
-
-    def __init__(self, encoder_runner: EncoderRunner) -> None:
-        self.encoder_runner = encoder_runner
-        self.tokens: dict[int, list[int]] = {}
-
-    def add_request(self, index: int, new: Any) -> None:
-        self.tokens[index] = list(new.prefill_token_ids)
-
-    def remove_request(self, request_id: str) -> None:
-        pass
-
-    def apply_staged_writes(self) -> None:
-        pass
-
-
-def make_runner(*, ours: bool) -> GPUModelRunner:
-    runner = object.__new__(GPUModelRunner)
-    runner.vllm_config = SimpleNamespace(model_config=SimpleNamespace(uses_mrope=False))
-    runner.req_states = RequestState(
-        max_num_reqs=8,
-        max_model_len=MAX_TOKENS,
-        max_num_batched_tokens=512,
-        num_speculative_steps=0,
-        vocab_size=32_000,
-        device=CPU,
-    )
-    blocks = MAX_TOKENS // BLOCK_SIZE
-    runner.block_tables = BlockTables([BLOCK_SIZE], 8, 512, [blocks], CPU, [BLOCK_SIZE])
-    runner.encoder_cache = EncoderCache()
-    runner.model_state = States(EncoderRunner(torch.nn.Module(), 1, 1, runner.encoder_cache, torch.float32, CPU))
-    runner.lora_state = mock.Mock()
-    for name in ("adaptive_verification", "pooling_runner", "pp_handler", "sampler", "prompt_logprobs_worker"):
-        setattr(runner, name, None)
-    runner.is_last_pp_rank = False  # the last one has a sampler
-    if ours:
-        mix_in(runner, RunnerV2Mixin, OmniSchedConfig())
-        promote_encoder_runner(runner, OmniSchedConfig())
-    return runner
-
-
-def apply_write(tensor: StagedWriteTensor) -> None:
-    """What `_apply_write_kernel` does."""
-    first = 0
-    rows = tensor.gpu if tensor.gpu.ndim == 2 else tensor.gpu.unsqueeze(1)
-    for row, start, end in zip(
-        tensor._staged_write_indices, tensor._staged_write_starts, tensor._staged_write_cu_lens, strict=True
-    ):
-        contents = torch.tensor(tensor._staged_write_contents[first:end], dtype=tensor.dtype)
-        rows[row, start : start + len(contents)] = contents
-        first = end
-    tensor.clear_staged_writes()
-
-
-def take(runner: GPUModelRunner, scheduled: Any) -> None:
-    """What the runner does with a step before it runs the model, in its order."""
-    runner.finish_requests(scheduled)
-    runner.free_states(scheduled)
-    runner.add_requests(scheduled)
-    runner.update_requests(scheduled)
-    runner.block_tables.apply_staged_writes()
-
-
 def known_of(runner: GPUModelRunner) -> dict[str, Any]:
     """Everything that the runner knows of each of its requests."""
     states, known = runner.req_states, {}
@@ -194,11 +123,8 @@ def known_of(runner: GPUModelRunner) -> dict[str, Any]:
 
 
 @pytest.fixture
-def without_gpu():
-    with (
-        mock.patch.object(StagedWriteTensor, "apply_write", apply_write),
-        mock.patch("vllm.v1.worker.gpu.buffer_utils.is_uva_available", return_value=False),  # no pinned memory here
-    ):
+def no_gpu():
+    with without_gpu():
         yield
 
 
@@ -268,7 +194,7 @@ def arrivals(step: int, rng: Random) -> list[Any]:
     return arriving
 
 
-@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("num_blocks", [1000, 32], ids=["ample", "scarce"])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_runner_knows_what_it_would_know(seed, num_blocks):
@@ -281,7 +207,7 @@ def test_the_runner_knows_what_it_would_know(seed, num_blocks):
     assert any(len(requests) >= 3 for requests in known)
 
 
-@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.usefixtures("no_gpu")
 def test_ended_requests_leave_nothing_behind():
     scheduler = make_scheduler(
         OmniScheduler, use_v2_model_runner=True, block_size=BLOCK_SIZE, options={"metrics": False}

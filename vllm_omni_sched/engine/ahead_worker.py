@@ -1,18 +1,15 @@
 """Worker half of encode-ahead: the lane, and what it has made."""
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.engine.ahead_encode import Encode, build_lane
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
 from vllm_omni_sched.errors import LaneError
-from vllm_omni_sched.lanes import InlineLane, Job, Lane, ProcessLane
-from vllm_omni_sched.lanes.base import Pause
+from vllm_omni_sched.lanes import InlineLane, Job, Lane
 
 logger = init_logger("vllm_omni_sched.encode_ahead")
 
@@ -38,9 +35,9 @@ class AheadWorker:
         self._restarts = 0  # of lanes before this one
 
     def start(self, model: Any, device: torch.device) -> None:
-        """Build the lane around this model's encoders."""
-        self._encode = encode = Encode(model, device)
-        self._lane = ProcessLane(encode, _LANE_JOBS, nice=self._config.encode_lane_nice)
+        """Build the lane around this model's encoders; raises as `build_lane` does."""
+        self._encode = Encode(model, device)
+        self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS)
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """What the scheduler wants of this step."""
@@ -87,7 +84,7 @@ class AheadWorker:
         try:
             return getattr(self._lane, method)(*args)
         except LaneError as error:
-            logger.error("Items are encoded in the step from now on: the encoder process is beyond repair (%s)", error)
+            logger.error("Items are encoded in the step from now on: the lane is beyond repair (%s)", error)
             self._restarts += getattr(self._lane, "restarts", 0) + 1
             self._lane = InlineLane(self._encode, _LANE_JOBS)
             self._backlog = {**self._at_lane, **self._backlog}
@@ -115,57 +112,3 @@ class AheadWorker:
         """End the lane."""
         if self._lane is not None:
             self._lane.close(1.0)
-
-
-class Encode:
-    """The work of a lane: one item through the model's encoder, layer by layer."""
-
-    def __init__(self, model: Any, device: torch.device) -> None:
-        self._model = model
-        self._device = device
-        self._threads = torch.get_num_threads()
-        self._cpus = os.sched_getaffinity(os.getpid())
-        self._pid = os.getpid()
-        self._pause: Pause | None = None
-
-    def __call__(self, payload: tuple[str, Any], pause: Pause) -> torch.Tensor:
-        """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size)."""
-        if os.getpid() != self._pid:
-            self._settle()
-        modality, data = payload
-        ((_, _, kwargs),) = group_and_batch_mm_kwargs([(modality, data)], device=self._device)
-        self._pause = pause
-        try:
-            with torch.inference_mode():
-                (output,) = self._model.embed_multimodal(**kwargs)
-        finally:
-            self._pause = None
-        return output
-
-    def _settle(self) -> None:
-        """First call in a process of its own: OpenMP starts anew there, and layers give way between them."""
-        self._pid = os.getpid()
-        os.sched_setaffinity(0, self._cpus)
-        torch.set_num_threads(self._threads)
-        for layer in encoder_layers(self._model):
-            layer.register_forward_pre_hook(self._between_layers)
-
-    def _between_layers(self, *_: Any) -> None:
-        if self._pause is not None:
-            self._pause()
-
-
-def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
-    """The layers of all encoders of a multimodal model: members of module lists outside of its language model."""
-    language_model = model.get_language_model() if hasattr(model, "get_language_model") else None
-
-    def walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        for child in module.children():
-            if child is language_model:
-                continue
-            if isinstance(child, torch.nn.ModuleList):
-                yield from child
-            else:
-                yield from walk(child)
-
-    return walk(model)

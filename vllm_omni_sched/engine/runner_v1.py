@@ -8,12 +8,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
-from vllm_omni_sched.engine.ahead import worker_half
+from vllm_omni_sched.engine.ahead_runner import start_lane, wait_when_idle
 from vllm_omni_sched.engine.mrope import MropeAppendMixin
 from vllm_omni_sched.engine.session import ResumedRequestData, SessionReceiver
 from vllm_omni_sched.items import FeatureWindows
-
-_IDLE_WAIT_SECONDS = 0.01  # new requests wait behind such a step
 
 
 class RunnerV1Mixin(MropeAppendMixin):
@@ -35,9 +33,7 @@ class RunnerV1Mixin(MropeAppendMixin):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        self._omni_ahead = worker_half()
-        if self._omni_ahead is not None:
-            self._omni_ahead.start(self.get_model(), self.device)
+        self._omni_ahead = start_lane(self)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         output = super().execute_model(scheduler_output, *args, **kwargs)
@@ -45,8 +41,7 @@ class RunnerV1Mixin(MropeAppendMixin):
             return output
         # vLLM leaves a connector of this role alone in a step without tokens.
         with self.maybe_get_ec_connector_output(scheduler_output, encoder_cache=self.encoder_cache) as report:
-            if scheduler_output.ec_connector_metadata.pending:
-                self._omni_ahead.wait(_IDLE_WAIT_SECONDS)
+            wait_when_idle(self._omni_ahead, scheduler_output)
         output = copy(output)  # it may be the one empty output that all steps share
         output.ec_connector_output = report
         return output

@@ -1,6 +1,8 @@
 """What workers with model runner V2 add: the same as for V1, on V2's own classes."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.engine.ahead_runner import start_lane, wait_when_idle
 from vllm_omni_sched.engine.session import SessionReceiver
 from vllm_omni_sched.items import FeatureWindows
 
@@ -45,6 +48,20 @@ class EncoderRunnerMixin:
             features_of.update(narrowed)
 
 
+class ECConnectorMixin:
+    """Mixed into the class of a live V2 ``ActiveECConnector``, which runs the connector's life cycle in every step."""
+
+    def omni_prepare(self, config: OmniSchedConfig) -> None:
+        """It has no state of ours."""
+
+    @contextmanager
+    def maybe_get_output(self, scheduler_output: SchedulerOutput) -> Iterator[Any]:
+        """vLLM's; between its start and its report, a step without tokens waits for an encode."""
+        with super().maybe_get_output(scheduler_output) as output:
+            yield output
+            wait_when_idle(self.ec_connector.worker, scheduler_output)
+
+
 class RunnerV2Mixin:
     """Mixed into the class of a live V2 ``GPUModelRunner``."""
 
@@ -56,10 +73,12 @@ class RunnerV2Mixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         result = super().load_model(*args, **kwargs)
-        from vllm_omni_sched.engine.promote import promote_encoder_runner, promote_rope_state
+        from vllm_omni_sched.engine.promote import mix_in, promote_encoder_runner, promote_rope_state
 
         promote_encoder_runner(self, self._omni_config)
         promote_rope_state(self, self._omni_config)
+        if start_lane(self) is not None:
+            mix_in(self.ec_connector, ECConnectorMixin, self._omni_config)
         return result
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> Any:

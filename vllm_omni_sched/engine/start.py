@@ -43,9 +43,16 @@ def attach_encode_ahead(vllm_config: Any) -> None:
     if not vllm_config.model_config.is_multimodal_model:
         return
     parallel = vllm_config.parallel_config
+    device = vllm_config.device_config.device_type
     why_not = {
         f"connectors of vLLM {compat.vllm_version()} cannot hold requests back": not compat.ec_connectors_hold_back(),
-        "it is not yet made for model runner V2": bool(getattr(vllm_config, "use_v2_model_runner", False)),
+        f"model runner V2 of vLLM {compat.vllm_version()} does not run connectors in every step": bool(
+            getattr(vllm_config, "use_v2_model_runner", False) and not compat.runner_v2_runs_ec_connectors()
+        ),
+        f"it knows no lane for the device {device!r}": device not in ("cpu", "cuda"),
+        "encoders that are compiled whole give way to nobody (compile_mm_encoder)": bool(
+            getattr(vllm_config.compilation_config, "compile_mm_encoder", False)
+        ),
         "--ec-transfer-config names another connector": vllm_config.ec_transfer_config is not None,
         "several workers would have to encode together": parallel.world_size > 1,
         "it does not know how to look ahead of speculative tokens": vllm_config.speculative_config is not None,

@@ -44,7 +44,8 @@ class AheadLedger:
 
     1. A content is encoded once for all requests that want it at the same time.
     2. At most ``max_embeds`` embeddings are being encoded or held ready, and at most ``max_encoding``
-       contents are being encoded; others queue. One alone may be larger.
+       contents are being encoded; others queue. While none is being encoded, one is whatever its size:
+       all that is ready may be waiting for it.
        First come those that were wanted since the last orders, in that order; then those wanted longest ago.
     3. A request that ends gives its place back: what only it wanted is forgotten.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
@@ -150,9 +151,8 @@ class AheadLedger:
         submit = []
         for mm_hash in self._next() if self._num_encoding < self.max_encoding else ():
             encode = self._encodes[mm_hash]
-            if self._num_encoding >= self.max_encoding or (
-                self.num_embeds and self.num_embeds + encode.num_embeds > self.max_embeds
-            ):
+            full = self.num_embeds + encode.num_embeds > self.max_embeds
+            if self._num_encoding and (full or self._num_encoding >= self.max_encoding):
                 break
             del self._queue[mm_hash]
             self._num_encoding += 1

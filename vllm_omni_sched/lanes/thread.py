@@ -1,11 +1,13 @@
 """A lane that is a thread of this process."""
 
+import contextlib
 import threading
 from collections import deque
+from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
-from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
+from vllm_omni_sched.lanes.base import Done, Job, Lane, Pause, Work, checked_share
 from vllm_omni_sched.lanes.pacer import Pacer
 
 
@@ -86,7 +88,19 @@ class ThreadLane(Lane):
             self._waiting.clear()
             self._running = None
 
+    def _surroundings(self) -> contextlib.AbstractContextManager[None]:
+        """What the thread does its work in, all its life."""
+        return contextlib.nullcontext()
+
+    def _do(self, payload: Any, pause: Pause) -> Any:
+        """One job, on the thread."""
+        return self._work(payload, pause)
+
     def _run(self) -> None:
+        with self._surroundings():
+            self._do_jobs()
+
+    def _do_jobs(self) -> None:
         pacer = Pacer(lambda: self._share, monotonic_seconds, self._rest.wait)
         while True:
             with self._lock:
@@ -98,7 +112,7 @@ class ThreadLane(Lane):
             started = monotonic_seconds()
             pacer.begin()
             try:
-                done = Done(job.key, self._work(job.payload, pacer.pause))
+                done = Done(job.key, self._do(job.payload, pacer.pause))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the job's
                 done = Done(job.key, error=LaneWorkError(f"{type(error).__name__}: {error}"))
             done = Done(job.key, done.result, done.error, monotonic_seconds() - started)

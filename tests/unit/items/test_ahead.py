@@ -32,6 +32,18 @@ def test_the_bound_holds_and_the_queue_goes_on_when_there_is_room():
     assert ledger.take_orders() == Orders(submit=(("c", 3),), load=("a",))
 
 
+def test_what_is_ready_and_not_used_never_keeps_the_lane_idle():
+    """Its requests may be waiting for what is queued: an item they had in the cache once, and lost."""
+    ledger = AheadLedger(20)
+    for mm_hash in "abc":
+        ledger.want("r", mm_hash, 10)
+    assert submitted(ledger) == ["a", "b"]
+    ledger.ready("a", 1)
+    assert submitted(ledger) == []
+    ledger.ready("b", 2)
+    assert submitted(ledger) == ["c"]
+
+
 def test_workers_have_few_at_a_time_so_that_what_is_wanted_now_can_overtake():
     ledger = AheadLedger(1000, max_encoding=2)
     for mm_hash in "abcd":
@@ -153,7 +165,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not {content for content, _ in orders.submit} & set(self.at_worker)
         self.at_worker.update(orders.submit)
         held = sum(int(content[1]) for content in self.at_worker)
-        assert held <= 6 or len(self.at_worker) == 1
+        states = [self.ledger.state(content) for content in self.at_worker]
+        encoding = states.count(EncodeState.ENCODING)
+        assert encoding <= 1 or held <= 6
+        assert encoding <= self.ledger.max_encoding
+        assert encoding or not self.ledger.num_pending, "what is queued waits for nothing"
 
     @rule(content=contents, ok=st.booleans())
     def answer(self, content, ok):

@@ -1,0 +1,1 @@
+"""Questions that need a GPU, and no vLLM: torch is enough."""

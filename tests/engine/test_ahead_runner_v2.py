@@ -1,0 +1,225 @@
+"""Encode-ahead with model runner V2 and a stream lane; the harness says what is vLLM's own here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+from vllm.v1.request import RequestStatus
+
+from tests.engine.harness import ahead_v2
+from tests.engine.harness.ahead_v2 import CPU, HUGE, POISON, Engine, Model
+from vllm_omni_sched import compat
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.engine import ahead_encode
+from vllm_omni_sched.engine.start import attach_encode_ahead
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.lanes import StreamLane
+
+LONG = 20.0
+
+
+def lane_of(engine: Engine) -> StreamLane:
+    lane = engine.worker._lane
+    assert isinstance(lane, StreamLane)
+    return lane
+
+
+def test_beside_somebody_who_decodes_items_are_encoded_on_the_lane_s_stream():
+    with Engine() as engine:
+        engine.add("text", 4, max_tokens=10_000)
+        engine.step()
+        engine.add("r", 20, [(4, 7)])
+        engine.step()
+        assert lane_of(engine).drain(LONG)
+        assert all("text" in output.req_ids for output in engine.step_until_left("r"))
+        assert engine.in_step == []
+        # The three layers, and the end; then the model's stream follows that end.
+        assert len(engine.device.asked("lane", "mark")) == 4
+        ((_, (point, _)),) = engine.device.asked("owner", "follow")
+        assert point == engine.device.asked("lane", "mark")[-1][1]
+
+
+def test_alone_an_item_is_encoded_in_the_step():
+    with Engine() as engine:
+        engine.add("alone", 20, [(4, 7)])
+        engine.step()
+        assert engine.in_step == ["item-7"]
+        assert engine.device.log == []
+
+
+def test_encodes_in_the_step_go_through_the_same_layers_and_pause_for_nobody():
+    with Engine() as engine:
+        engine.device.held_up = True
+        engine.add("text", 4, max_tokens=10_000)
+        engine.step()
+        engine.add("r", 20, [(4, 7)])
+        engine.step()
+        until = monotonic_seconds() + LONG
+        while not engine.device.asked("lane", "synchronize"):  # it waits between two layers
+            assert monotonic_seconds() < until
+        asked = len(engine.device.asked("owner", "mark"))
+        engine.runner.model.embed_multimodal(torch.tensor([[8]]), torch.tensor([[8]]))
+        assert len(engine.device.asked("owner", "mark")) == asked
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_step_without_tokens_waits_for_an_encode_and_reports_it(async_scheduling):
+    with Engine(async_scheduling=async_scheduling) as engine:
+        engine.device.held_up = True
+        engine.add("text", 4, max_tokens=10_000)
+        engine.step()
+        engine.add("r", 20, [(4, 7)])
+        engine.step()
+        engine.scheduler.finish_requests("text", RequestStatus.FINISHED_ABORTED)
+        with mock.patch.object(engine.worker, "wait", wraps=engine.worker.wait) as wait:
+            output = engine.step()
+            assert (engine.tokens[-1], wait.call_count) == (0, 1)
+            assert output.ec_connector_output is None
+            engine.device.go_on()
+            assert lane_of(engine).drain(LONG)
+            output = engine.step()
+            assert (engine.tokens[-1], wait.call_count) == (0, 2)
+        assert [mm_hash for mm_hash, _ in output.ec_connector_output.ec_connector_worker_meta.ready.values()] == [
+            "item-7"
+        ]
+        assert EMPTY_MODEL_RUNNER_OUTPUT.ec_connector_output is None
+        engine.step_until_left("r")
+        assert engine.in_step == []
+
+
+def test_a_step_that_no_scheduler_made_goes_by():
+    """As at the end of vLLM's warm-up."""
+    with Engine() as engine:
+        assert engine.runner.execute_model(SchedulerOutput.make_empty()) is EMPTY_MODEL_RUNNER_OUTPUT
+
+
+def test_a_step_without_tokens_and_without_encodes_waits_for_nothing():
+    with Engine() as engine:
+        engine.add("text", 4, max_tokens=10_000)
+        engine.step()
+        engine.add("r", 20, [(4, 7)])
+        engine.step()
+        engine.scheduler.finish_requests(["r", "text"], RequestStatus.FINISHED_ABORTED)
+        with mock.patch.object(engine.worker, "wait") as wait:
+            engine.step()
+        assert engine.tokens[-1] == 0
+        wait.assert_not_called()
+
+
+@pytest.mark.parametrize("bad", [POISON, HUGE])
+def test_an_item_that_fails_takes_its_own_requests_with_it_and_the_lane_lives_on(bad):
+    with Engine() as engine:
+        engine.add("text", 4, max_tokens=10_000)
+        engine.step()
+        engine.add("bad", 20, [(4, bad)])
+        engine.add("good", 20, [(4, 7)])
+        engine.step_until_left("bad", "good")
+        assert engine.left == {"bad": ["error"], "good": ["length"]}
+        assert bool(engine.device.asked("lane", "empty_cache")) == (bad == HUGE)
+
+
+def test_multiprocessors_are_for_cuda():
+    encode = ahead_encode.Encode(Model(), CPU)
+    with pytest.raises(ConfigError, match="'encode_lane_sms' needs a CUDA device, not 'cpu'"):
+        ahead_encode.build_lane(encode, Model(), CPU, OmniSchedConfig(encode_lane_sms=16), 4)
+
+
+def test_an_encoder_whose_attention_has_one_buffer_for_all_streams_is_refused():
+    model = Model()
+    model.layers[1].attn_backend = AttentionBackendEnum.FLASHINFER
+    cuda = torch.device("cuda")
+    with pytest.raises(ConfigError, match="FlashInfer"):
+        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, OmniSchedConfig(), 4)
+
+
+def test_a_model_that_sets_the_forward_context_of_all_threads_is_refused(monkeypatch):
+    monkeypatch.setattr(ahead_v2, "set_forward_context", set_forward_context, raising=False)  # as its module would
+    model, cuda = Model(), torch.device("cuda")
+    with pytest.raises(ConfigError, match="Model sets vLLM's forward context"):
+        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, OmniSchedConfig(), 4)
+
+
+def test_models_of_vllm_are_told_apart():
+    """Should the first one change, its refusal can go."""
+    found = {}
+    for name in ("qwen2_5_omni_thinker", "llava"):
+        module = import_module(f"vllm.model_executor.models.{name}")
+        cls = {"llava": "LlavaForConditionalGeneration"}.get(name, "Qwen2_5OmniThinkerForConditionalGeneration")
+        model = object.__new__(getattr(module, cls))
+        torch.nn.Module.__init__(model)
+        found[name] = ahead_encode.why_no_thread(model) is not None
+    assert found == {"qwen2_5_omni_thinker": True, "llava": False}
+
+
+def v2_config(**sections: Any) -> SimpleNamespace:
+    """What `attach_encode_ahead` looks at, of an engine with model runner V2 that has nothing against it."""
+    return SimpleNamespace(
+        **{
+            "use_v2_model_runner": True,
+            "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False),
+            "parallel_config": SimpleNamespace(world_size=1),
+            "device_config": SimpleNamespace(device_type="cuda"),
+            "compilation_config": SimpleNamespace(compile_mm_encoder=False),
+            "ec_transfer_config": None,
+            "speculative_config": None,
+            "lora_config": None,
+            "weight_transfer_config": None,
+            **sections,
+        }
+    )
+
+
+def test_v2_gets_the_connector():
+    config = v2_config()
+    attach_encode_ahead(config)
+    assert config.ec_transfer_config.ec_connector == "EncodeAheadConnector"
+
+
+@pytest.mark.parametrize(
+    ("reason", "section"),
+    [
+        ("no lane for the device 'xpu'", {"device_config": SimpleNamespace(device_type="xpu")}),
+        ("compile_mm_encoder", {"compilation_config": SimpleNamespace(compile_mm_encoder=True)}),
+    ],
+)
+def test_what_cannot_have_a_lane_is_refused(reason, section):
+    with pytest.raises(ConfigError, match=reason):
+        attach_encode_ahead(v2_config(**section))
+
+
+def test_a_v2_that_runs_no_connectors_is_refused():
+    with (
+        mock.patch.object(compat, "EC_CONNECTOR_V2", "vllm.v1.worker.gpu.no_such_module"),
+        pytest.raises(ConfigError, match=r"model runner V2 of vLLM .* does not run connectors in every step"),
+    ):
+        attach_encode_ahead(v2_config())
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_comes_every_request_leaves_once_with_the_right_embeddings(seed, async_scheduling):
+    rng = Random(seed)
+    with Engine(
+        async_scheduling=async_scheduling,
+        encoder_cache_size=96,  # room for all ten contents
+        num_blocks=rng.choice([40, 400]),
+        enable_prefix_caching=rng.random() < 0.5,
+    ) as engine:
+        engine.run(rng, 15, values=range(10))
+        assert {request_id: len(reasons) for request_id, reasons in engine.left.items()} == {
+            f"r{i}": 1 for i in range(15)
+        }
+        assert len(engine.scheduler._omni_planner.ledger) == 0
+        assert engine.worker._made == {}
+        assert engine.device.asked("lane", "mark")

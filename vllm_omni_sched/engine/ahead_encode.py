@@ -1,0 +1,113 @@
+"""What a lane of encode-ahead does, and which lane that is on a device."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
+from vllm.utils.platform_utils import is_pin_memory_available
+
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.lanes import CudaDevice, Lane, ProcessLane, StreamLane
+from vllm_omni_sched.lanes.base import Pause
+
+
+class Encode:
+    """The work of a lane: one item through the model's encoder, layer by layer."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._threads = torch.get_num_threads()
+        self._cpus = os.sched_getaffinity(os.getpid())
+        self._pid = os.getpid()
+        self._here = threading.local()  # its pause; the step's own encodes go through the same layers
+
+    def __call__(self, payload: tuple[str, Any], pause: Pause) -> torch.Tensor:
+        """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size)."""
+        if os.getpid() != self._pid:
+            self._settle()
+        modality, data = payload
+        ((_, _, kwargs),) = group_and_batch_mm_kwargs(
+            [(modality, data)], device=self._device, pin_memory=is_pin_memory_available()
+        )
+        self._here.pause = pause
+        try:
+            with torch.inference_mode():
+                (output,) = self._model.embed_multimodal(**kwargs)
+        finally:
+            self._here.pause = None
+        return output
+
+    def _settle(self) -> None:
+        """First call in a process of its own: OpenMP starts anew there."""
+        self._pid = os.getpid()
+        os.sched_setaffinity(0, self._cpus)
+        torch.set_num_threads(self._threads)
+        self.give_way()
+
+    def give_way(self) -> None:
+        """From now on encodes of a lane pause between layers."""
+        for layer in encoder_layers(self._model):
+            layer.register_forward_pre_hook(self._between_layers)
+
+    def _between_layers(self, *_: Any) -> None:
+        pause = getattr(self._here, "pause", None)
+        if pause is not None:
+            pause()
+
+
+def build_lane(encode: Encode, model: Any, device: torch.device, config: OmniSchedConfig, capacity: int) -> Lane:
+    """A side stream on CUDA; on a CPU a process.
+
+    Raises:
+        ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option is for CUDA and this is
+            none.
+        LaneError: the device, or this operating system, cannot have such a lane.
+    """
+    if device.type != "cuda":
+        if config.encode_lane_sms is not None:
+            raise ConfigError(f"option 'encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
+        return ProcessLane(encode, capacity, nice=config.encode_lane_nice)
+    reason = why_no_thread(model)
+    if reason is not None:
+        raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}; or set it to false")
+    lane = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
+    encode.give_way()
+    return lane
+
+
+def why_no_thread(model: Any) -> str | None:
+    """What the encoder and the LLM would have in common, if they ran in two threads; None: nothing known."""
+    for module in model.modules():
+        if getattr(getattr(module, "attn_backend", None), "name", None) == "FLASHINFER":
+            return (
+                "all FlashInfer attention of the encoder works in one buffer: choose another --mm-encoder-attn-backend"
+            )
+        for cls in type(module).__mro__:
+            if hasattr(sys.modules[cls.__module__], "set_forward_context"):
+                return (
+                    f"{cls.__qualname__} sets vLLM's forward context while it encodes, and there is one for all "
+                    "threads: take another model"
+                )
+    return None
+
+
+def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
+    """The layers of all encoders of a multimodal model: members of module lists outside of its language model."""
+    language_model = model.get_language_model() if hasattr(model, "get_language_model") else None
+
+    def walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        for child in module.children():
+            if child is language_model:
+                continue
+            if isinstance(child, torch.nn.ModuleList):
+                yield from child
+            else:
+                yield from walk(child)
+
+    return walk(model)

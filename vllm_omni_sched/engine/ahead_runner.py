@@ -1,0 +1,24 @@
+"""What encode-ahead asks of a model runner, of either kind."""
+
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from vllm_omni_sched.engine.ahead import worker_half
+
+_IDLE_WAIT_SECONDS = 0.01  # new requests wait behind such a step
+
+
+def start_lane(runner: Any) -> Any:
+    """Once the model is loaded: the worker half of encode-ahead, with its lane; None where it is not in use."""
+    ahead = worker_half()
+    if ahead is not None:
+        ahead.start(runner.get_model(), runner.device)
+    return ahead
+
+
+def wait_when_idle(ahead: Any, scheduler_output: SchedulerOutput) -> None:
+    """A step without tokens, while encodes are under way, waits a moment for one: the next would come at once."""
+    orders = scheduler_output.ec_connector_metadata  # None in the steps of a warm-up
+    if orders is not None and orders.pending and not scheduler_output.total_num_scheduled_tokens:
+        ahead.wait(_IDLE_WAIT_SECONDS)

@@ -1,0 +1,95 @@
+"""CUDA as `StreamLane` sees it: a stream, its events, and where torch has them, part of the multiprocessors."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.lanes.stream import Mark
+
+
+class CudaDevice:
+    """A side stream of the lowest priority on a CUDA device.
+
+    The default stream has that priority too: who wants the lane to give way launch by launch runs on a stream of a
+    higher one, and captures its graphs there, because torch lets their nodes keep the priority of the capture.
+
+    Args:
+        device: a CUDA device.
+        num_sms: streaming multiprocessors that the lane may use, as a green context; the driver rounds up to what it
+            can split. None is all of them.
+
+    Raises:
+        LaneError: this is no CUDA device, or ``num_sms`` is given and cannot be had.
+    """
+
+    out_of_memory: type[BaseException] = torch.OutOfMemoryError
+
+    def __init__(self, device: torch.device, num_sms: int | None = None) -> None:
+        if device.type != "cuda" or not torch.cuda.is_available():
+            raise LaneError(f"a stream lane needs a CUDA device, got {str(device)!r}")
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        if num_sms is None:
+            lowest, _ = torch.cuda.Stream.priority_range()
+            self._stream: Any = torch.cuda.Stream(self._device, priority=lowest)
+        else:
+            self._partition = green_context(num_sms, self._device)  # must outlive its stream
+            self._stream = self._partition.Stream()
+
+    @contextlib.contextmanager
+    def lane_stream(self) -> Iterator[None]:
+        """Makes the lane's stream, and with it its part of the device, that of this thread."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Mark:
+        """An event on the current stream; waiting for it lets the processor sleep."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        mark: Mark = event
+        return mark
+
+    def follow(self, mark: Any, tensors: Any) -> None:
+        """The current stream waits for ``mark``, and is noted as a user of all CUDA tensors in ``tensors``."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(mark)
+        for tensor in _tensors_in(tensors):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
+    def empty_cache(self) -> None:
+        """Gives back what torch's allocator holds unused, of all streams."""
+        torch.cuda.empty_cache()
+
+
+def green_context(num_sms: int, device: torch.device) -> Any:
+    """Part of a device, to be used through the streams it makes.
+
+    Raises:
+        LaneError: this torch, driver or device has no green contexts, or not of this size.
+    """
+    why = f"torch {torch.__version__} has no green contexts with streams of their own"
+    try:
+        from torch.cuda.green_contexts import SUPPORTED, GreenContext
+
+        # Without such streams work would go to the default one, whose memory the owner's work reuses.
+        if SUPPORTED and hasattr(GreenContext, "Stream"):
+            return GreenContext.create(num_sms=num_sms, device_id=device.index)
+    except ImportError:
+        pass
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+    raise LaneError(f"the lane cannot have {num_sms} multiprocessors of its own: {why}")
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for member in value.values():
+            yield from _tensors_in(member)
+    elif isinstance(value, tuple | list):
+        for member in value:
+            yield from _tensors_in(member)
