@@ -31,6 +31,10 @@ def rounds(llava: Path) -> dict[str, Any]:
     return found
 
 
+def test_the_lane_is_warmed_up_while_the_engine_starts(rounds):
+    assert rounds["warm-up"] == [None]
+
+
 def test_without_a_fault_all_are_served_from_the_lane(rounds):
     calm = rounds["none"]
     assert set(calm["reasons"].values()) == {"length"}

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,26 +17,40 @@ from vllm_omni_sched.lanes.base import Pause
 
 
 class Encode:
-    """The work of a lane: one item through the model's encoder, layer by layer."""
+    """The work of a lane: one item through the model's encoder, layer by layer.
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    Args:
+        dummies: batches to warm the encoder up with, made where that is done.
+    """
+
+    def __init__(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
         self._model = model
+        self._dummies = dummies
         self._device = device
         self._threads = torch.get_num_threads()
         self._cpus = os.sched_getaffinity(os.getpid())
         self._pid = os.getpid()
         self._here = threading.local()  # its pause; the step's own encodes go through the same layers
 
-    def __call__(self, payload: tuple[str, Any], pause: Pause) -> torch.Tensor:
-        """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size)."""
+    def __call__(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
+        """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size).
+
+        None as payload is to warm up, and returns None.
+        """
         if os.getpid() != self._pid:
             self._settle()
+        if payload is None:
+            with torch.inference_mode():
+                for batch in self._dummies():
+                    self._model.embed_multimodal(**batch)
+            return None
         modality, data = payload
         ((_, _, kwargs),) = group_and_batch_mm_kwargs(
             [(modality, data)], device=self._device, pin_memory=is_pin_memory_available()
         )
         self._here.pause = pause
         try:
+            output: torch.Tensor
             with torch.inference_mode():
                 (output,) = self._model.embed_multimodal(**kwargs)
         finally:

@@ -1,10 +1,12 @@
 """What encode-ahead asks of a model runner, of either kind."""
 
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched.engine.ahead import worker_half
+from vllm_omni_sched.engine.warm_up import dummy_batches
 
 _IDLE_WAIT_SECONDS = 0.01  # new requests wait behind such a step
 
@@ -13,7 +15,7 @@ def start_lane(runner: Any) -> Any:
     """Once the model is loaded: the worker half of encode-ahead, with its lane; None where it is not in use."""
     ahead = worker_half()
     if ahead is not None:
-        ahead.start(runner.get_model(), runner.device)
+        ahead.start(runner.get_model(), runner.device, partial(dummy_batches, runner))
     return ahead
 
 

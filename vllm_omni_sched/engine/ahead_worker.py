@@ -1,5 +1,6 @@
 """Worker half of encode-ahead: the lane, and what it has made."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from vllm.logger import init_logger
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_encode import Encode, build_lane
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.warm_up import WARM_UP
 from vllm_omni_sched.errors import LaneError
-from vllm_omni_sched.lanes import InlineLane, Job, Lane
+from vllm_omni_sched.lanes import InlineLane, Job, Lane, ProcessLane
 
 logger = init_logger("vllm_omni_sched.encode_ahead")
 
@@ -34,10 +36,12 @@ class AheadWorker:
         self._share = 1.0
         self._restarts = 0  # of lanes before this one
 
-    def start(self, model: Any, device: torch.device) -> None:
-        """Build the lane around this model's encoders; raises as `build_lane` does."""
-        self._encode = Encode(model, device)
+    def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
+        """Build the lane around this model's encoders, and warm it up; raises as `build_lane` does."""
+        self._encode = Encode(model, device, dummies)
         self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS)
+        if isinstance(self._lane, ProcessLane):  # in this process it would disturb vLLM's own profiling
+            self._lane.submit(WARM_UP)
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """What the scheduler wants of this step."""
@@ -70,6 +74,10 @@ class AheadWorker:
 
     def _collect(self) -> None:
         for done in self._ask("poll"):
+            if done.key == WARM_UP.key:
+                if done.error is not None:
+                    logger.warning("The lane could not be warmed up: %s", done.error)
+                continue
             self._at_lane.pop(done.key, None)
             ticket = self._tickets.pop(done.key)
             if done.error is None:

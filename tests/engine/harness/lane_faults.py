@@ -46,8 +46,10 @@ def inject() -> torch.Tensor:
     fault = torch.zeros(1, dtype=torch.int64).share_memory_()  # the forked process sees it change
 
     def call(self: Any, payload: Any, pause: Any) -> Any:
-        pixels = payload[1]["pixel_values"].data
-        plain = float((pixels.amax((-1, -2)) - pixels.amin((-1, -2))).max()) < 1e-3
+        plain = False
+        if payload is not None:
+            pixels = payload[1]["pixel_values"].data
+            plain = float((pixels.amax((-1, -2)) - pixels.amin((-1, -2))).max()) < 1e-3
         if plain and os.getpid() != owner:
             list(FAULTS.values())[int(fault[0])]()
         return stock(self, payload, pause)
@@ -68,12 +70,19 @@ def main() -> None:
         omni_sched={"encode_ahead": True, "itl_target_ms": 0.01},
     )
     here = InProcessEngine(spec)
-    found = {}
+    found: dict[str, Any] = {"warm-up": warm_up(here)}
     for number, name in enumerate(FAULTS):
         fault[0] = number
         here.engine.reset_encoder_cache()
         found[name] = round_of(here)
     print(json.dumps(found))
+
+
+def warm_up(here: InProcessEngine) -> list[Any]:
+    """What came of the first job of the lane, which nobody waits for: its error, if any."""
+    lane = here.core.model_executor.driver_worker.worker.model_runner._omni_ahead._lane
+    lane.wait(60.0)
+    return [done.error and str(done.error) for done in lane.poll()]
 
 
 def round_of(here: InProcessEngine) -> dict[str, Any]:
