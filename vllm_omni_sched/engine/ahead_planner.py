@@ -7,6 +7,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
 from vllm_omni_sched.monitor.itl import ItlMeter
@@ -26,6 +27,7 @@ class AheadPlanner:
        workers are not sent the data a second time.
     4. Streaming sessions, and items whose data is not here, are vLLM's as before.
     5. Only the items of the next chunk are looked at, however long the list.
+    6. What workers hold in host memory is ready: it is restored, not encoded.
     """
 
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
@@ -45,11 +47,15 @@ class AheadPlanner:
         self.failed = 0
         self.encode_seconds = 0.0
         self.lane_restarts = 0
+        self.host = HostPlanner(config.encoder_cache_host_bytes)
+        self.taken_from_lane = 0
+        self.encoded_in_step = 0
 
     def bind(self, scheduler: Any) -> None:
         """Let this planner see what runs, and what is in the encoder cache."""
         self._scheduler = scheduler
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
+        self.host.bind(scheduler.encoder_cache_manager)
 
     def stepped(self, now: float) -> None:
         """A step's tokens are out: the lane's share follows how long they took."""
@@ -94,7 +100,7 @@ class AheadPlanner:
             i
             for i in window
             if features[i].identifier not in cached
-            and self.ledger.state(features[i].identifier) is not EncodeState.READY
+            and not self.is_ready(features[i].identifier)
             and features[i].data is not None
             and "address" not in features[i].data
             and features[i].modality != "prompt_embeds"
@@ -116,11 +122,15 @@ class AheadPlanner:
         return num_new_tokens if limit is None else max(0, min(num_new_tokens, limit - num_computed_tokens))
 
     def is_ready(self, mm_hash: str) -> bool:
-        return self.ledger.state(mm_hash) is EncodeState.READY
+        return self.ledger.state(mm_hash) is EncodeState.READY or self.host.has(mm_hash)
 
     def allocated(self, request: Request, item: int) -> None:
         """The encoder cache has made room for this item."""
-        self.ledger.load(request.mm_features[item].identifier)
+        mm_hash = request.mm_features[item].identifier
+        if self.ledger.load(mm_hash):
+            self.taken_from_lane += 1
+        elif not self.host.restore(mm_hash):
+            self.encoded_in_step += 1
 
     def release(self, request_id: str) -> None:
         """The request is over."""
@@ -132,10 +142,10 @@ class AheadPlanner:
     @property
     def has_orders(self) -> bool:
         """Workers are still to be told something, though no request may be left."""
-        return self.ledger.has_orders
+        return self.ledger.has_orders or self.host.has_orders
 
-    def take_orders(self) -> AheadOrders:
-        """For the workers, with this step."""
+    def take_orders(self, freed: Sequence[str] = ()) -> AheadOrders:
+        """For the workers, with this step, which frees these encodings (mm_hash)."""
         orders = self.ledger.take_orders()
         submit = []
         for mm_hash, ticket in orders.submit:
@@ -143,7 +153,8 @@ class AheadPlanner:
             submit.append((mm_hash, ticket, feature.modality, feature.data))
         if len(self._features) > len(self.ledger):
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
-        return AheadOrders(orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0)
+        host = self.host.take_orders(freed)
+        return AheadOrders(orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0, host)
 
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""
@@ -155,6 +166,8 @@ class AheadPlanner:
         for ticket, (mm_hash, _) in report.failed.items():
             self._failed.update(self.ledger.failed(mm_hash, ticket))
         self.lane_restarts = max(self.lane_restarts, report.restarts)
+        self.host.take_encode_times(report.times)
+        self.host.take_report(report.host)
 
     def take_failed(self) -> set[str]:
         """Requests that wait for something that cannot be encoded."""
@@ -169,3 +182,6 @@ class AheadPlanner:
         metrics.ahead_seconds = self.encode_seconds
         metrics.lane_restarts = self.lane_restarts
         metrics.lane_share = self.share
+        metrics.encoder_tier_lane = self.taken_from_lane
+        metrics.encoder_tier_miss = self.encoded_in_step
+        self.host.count_into(metrics)

@@ -42,7 +42,7 @@ class EncodeAheadConnector(ECConnectorBase):
         self.planner.allocated(request, index)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> AheadOrders:
-        orders: AheadOrders = self.planner.take_orders()
+        orders: AheadOrders = self.planner.take_orders(scheduler_output.free_encoder_mm_hashes)
         return orders
 
     def update_connector_output(self, connector_output: ECConnectorOutput) -> None:

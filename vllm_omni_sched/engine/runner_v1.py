@@ -52,6 +52,9 @@ class RunnerV1Mixin(MropeAppendMixin):
         return output
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        if self._omni_ahead is not None:
+            # vLLM is about to free the tensors that go to host memory
+            self._omni_ahead.host.before_frees(scheduler_output.ec_connector_metadata.host, self.encoder_cache)
         self._omni_receiver.expand(scheduler_output)
         self._omni_windows.forget(scheduler_output.finished_req_ids)
         running = scheduler_output.scheduled_cached_reqs

@@ -23,6 +23,7 @@ from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
 from vllm_omni_sched.engine import block_ids, rebind, tensor_pickle
 from vllm_omni_sched.engine.ahead import planner_half
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.encoder_worth import manager_for
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
@@ -44,9 +45,7 @@ def _refresh(
 ) -> None:
     """Take over what others count, when it is published: a step pays nothing for it."""
     if isinstance(manager, OmniEncoderCacheManager):
-        metrics.encoder_cache_hits = manager.hits
-        metrics.encoder_cache_misses = manager.misses
-        metrics.encoder_cache_evictions = manager.evictions
+        manager.count_into(metrics)
     if sender is not None:
         metrics.sessions = len(sender)
     if planner is not None:
@@ -61,8 +60,9 @@ class OmniSchedulerMixin(PendingRangeMixin):
     3. Items that a worker has consumed are stripped by a frontier, and their raw data
        leaves memory; preemption and rewinds bring it back.
     4. Workers are told what is new in a session, not the session.
-    5. Nothing here changes which request runs, with how many tokens, or what is evicted;
-       only with `encode_ahead` a request waits, or gets fewer tokens, for items in the lane.
+    5. Nothing here changes which request runs, with how many tokens, or what is evicted; only
+       with `encode_ahead` a request waits, or gets fewer tokens, for items in the lane, and
+       only with `encoder_cache_order` "worth" another encoding is evicted.
     """
 
     _omni_planner: Any = None  # the scheduler's half of encode-ahead
@@ -93,8 +93,9 @@ class OmniSchedulerMixin(PendingRangeMixin):
             rebind.bind_strip_frontier()
         if "kv_event_window" in active:
             rebind.bind_kv_event_window()
-        if "encoder_cache" in active and type(self.encoder_cache_manager) is EncoderCacheManager:
-            self.encoder_cache_manager = OmniEncoderCacheManager.adopt(self.encoder_cache_manager)
+        if "encoder_cache" in active:
+            model_config = self.vllm_config.model_config
+            self.encoder_cache_manager = manager_for(self.encoder_cache_manager, config, model_config)
         self._omni_strip: Strip = lambda feature: strip_one(feature, uses_mrope)
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
