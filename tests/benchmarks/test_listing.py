@@ -11,7 +11,7 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
 def test_every_benchmark_is_listed_and_explained():
-    assert [name for name, _ in entries()] == ["mixed", "overhead", "realtime", "step_cost"]
+    assert [name for name, _ in entries()] == ["encoder_cache", "mixed", "overhead", "realtime", "step_cost"]
     readme = (ROOT / "benchmarks" / "README.md").read_text()
     for name, question in entries():
         assert question

@@ -19,7 +19,7 @@ from vllm_omni_sched.testing import make_item, make_request
 
 SIZES = (1, 2, 3, 5)
 NUM_REQUESTS, NUM_ITEMS = 4, 5
-HALF_LIFE_SECONDS = 300.0
+HALF_LIFE_SECONDS = 30.0
 contents = st.lists(st.integers(0, len(SIZES) - 1), min_size=NUM_ITEMS, max_size=NUM_ITEMS)
 
 
@@ -41,7 +41,7 @@ class ByWorth(RuleBasedStateMachine):
     )
     def start(self, cache_size: int, kinds: list[list[int]]) -> None:
         self.now = 0.0
-        self.manager = WorthEncoderCacheManager(cache_size, clock=lambda: self.now)
+        self.manager = WorthEncoderCacheManager(cache_size, clock=lambda: self.now, half_life_seconds=HALF_LIFE_SECONDS)
         self.model = Model()
         self.requests = []
         for number, of_one in enumerate(kinds):

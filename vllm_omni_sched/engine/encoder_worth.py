@@ -50,6 +50,8 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         order: which freeable encoding goes first; with ``AGE`` every decision is vLLM's.
         embed_bytes: size of one embedding, in bytes.
         clock: seconds.
+        half_life_seconds: after so long a use counts half. Much more than the time between the turns of a
+            conversation keeps the items of those that are over (`benchmarks.encoder_cache`).
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         order: EvictionOrder = EvictionOrder.WORTH,
         embed_bytes: int = 1,
         clock: Clock = monotonic_seconds,
+        half_life_seconds: float = 30.0,
     ) -> None:
         super().__init__(cache_size)
         self.order = order
@@ -67,12 +70,13 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         self.num_resets = 0
         self._clock = clock
         self._evicted: dict[str, Encoding] = {}
-        self.index = WorthIndex(order)
+        self._half_life = half_life_seconds
+        self.index = WorthIndex(order, half_life_seconds)
         self.freeable = Freeable(self)
 
     def reset(self) -> None:
         super().reset()
-        self.index = WorthIndex(self.order)
+        self.index = WorthIndex(self.order, self._half_life)
         self._evicted = {}
         self.num_resets += 1
 
