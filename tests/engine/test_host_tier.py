@@ -8,7 +8,11 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
+from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.host_messages import HostReport
+from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.testing import make_item, make_request
 
 
 def bench_with(items: int, **config) -> Bench:
@@ -127,6 +131,31 @@ def test_an_aborted_request_leaves_the_tier_as_it_is():
     assert bench.restored.count("a") == 2
 
 
+def test_what_is_restored_and_evicted_in_one_step_is_not_put_back():
+    """Its request was preempted in between: the worker would hold a tensor that nobody ever frees."""
+    manager = WorthEncoderCacheManager(1)
+    planner = HostPlanner(100)
+    planner.bind(manager)
+
+    def take(name: str) -> None:
+        request = make_request(name, 1, [make_item(0, 1, name, data=None)])
+        assert manager.can_allocate(request, 0, 1, 0)
+        manager.allocate(request, 0)
+        planner.restore(name)
+        manager.free(request)
+
+    take("a")
+    take("b")
+    [(name, ticket)] = planner.take_orders(manager.get_freed_mm_hashes()).keep
+    planner.take_report(HostReport({ticket: (name, 4)}))
+    assert planner.has("a")
+    take("a")
+    take("c")
+    orders = planner.take_orders(manager.get_freed_mm_hashes())
+    assert (planner.restored, orders.restore) == (1, ())
+    planner.tier.drop("a")  # not held any more
+
+
 def test_off_means_that_workers_are_told_nothing():
     bench = Bench(encoder_cache_size=2 * EMBEDS, order="worth")
     ask(bench, "a", "b", "c", "a")
@@ -198,6 +227,7 @@ def test_whatever_comes_nothing_is_restored_from_nothing(seed: int, async_schedu
     assert all(len(reasons) == 1 for reasons in bench.left.values())
     bench.step()
     assert set(bench.planner.host.tier._kept) == bench.host
+    assert set(bench.scheduler.encoder_cache_manager.cached) == bench.cache
     found = counts(bench)
     assert found.host_tier_bytes == len(bench.host) * ITEM_BYTES
     assert found.encoder_tier_host == len(bench.restored)

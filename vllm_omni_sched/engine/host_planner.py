@@ -84,9 +84,11 @@ class HostPlanner:
             if decision.reason is HostReason.RESTORE_IS_QUICKER:
                 self._last_ticket += 1
                 keep[mm_hash] = self._tickets[mm_hash] = self._last_ticket
-        restore, self._restore = tuple(self._restore), []
-        for mm_hash in restore:  # workers take steps in order: a later drop comes after this restore
+        for mm_hash in self._restore:  # workers take steps in order: a later drop comes after this restore
             self.tier.release(mm_hash)
+        # who wanted it may have been preempted, and it evicted, later in the step
+        restore = tuple(mm_hash for mm_hash in self._restore if mm_hash in self._manager.cached)
+        self._restore = []
         return HostOrders(tuple(drop), tuple(keep.items()), restore)
 
     def _forget_all(self) -> Iterable[str]:
