@@ -20,7 +20,8 @@ import result_tables  # noqa: E402 - the root has to be importable first
 from patches.series import Series  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
-from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
+from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
+from vllm_omni_sched.monitor.metrics import METRICS, SchedulerMetrics  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -58,7 +59,8 @@ def _values(field: object) -> str:
 def metrics() -> str:
     rows = []
     for metric in METRICS:
-        labels = ", ".join(f'`{metric.label}="{value}"`' for value in metric.fields) if metric.label else ""
+        values = [value for value, _ in values_of(metric, SchedulerMetrics())]
+        labels = ", ".join(f'`{metric.label}="{value}"`' for value in values) if metric.label else ""
         rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
     return table(("name", "kind", "labels", "meaning"), rows)
 

@@ -134,6 +134,11 @@ def ec_connectors_hold_back() -> bool:
     return all(has(EC_CONNECTOR, f"ECConnectorBase.{name}") for name in names)
 
 
+def ec_connectors_have_stats() -> bool:
+    """Whether vLLM collects statistics of EC connectors (0.32)."""
+    return has(EC_CONNECTOR, "ECConnectorBase.get_ec_connector_stats")
+
+
 def strip_feature() -> Callable[[Any, bool], Any]:
     """``(feature, uses_mrope) -> feature`` without the data that no worker needs any more.
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vllm_omni_sched.errors import ConfigError
 
@@ -37,6 +37,22 @@ class EvictionOrder(str, Enum):
 
     AGE = "age"  # the one that has been freeable for longest, as in vLLM
     WORTH = "worth"  # the one worth least
+
+
+class OrderMode(str, Enum):
+    """In which order waiting requests run."""
+
+    ARRIVAL = "arrival"
+    SLA = "sla"
+
+
+class ControlMode(str, Enum):
+    """What steers a limit."""
+
+    OFF = "off"
+    PID = "pid"
+    AIMD = "aimd"
+    ADAPTIVE = "adaptive"
 
 
 class OmniSchedConfig(BaseModel):
@@ -121,6 +137,54 @@ class OmniSchedConfig(BaseModel):
         le=60_000.0,
         description="Inter-token latency to keep, in milliseconds; above it the lane's share falls.",
     )
+    decode_pace: float = Field(
+        0.8,
+        ge=0.0,
+        le=1.0,
+        description="While an encode runs on a CPU, steps come no faster than this part of the inter-token-latency "
+        "target, so that the encoder gets its share of the processors; 0 for as fast as they can.",
+    )
+    waiting_order: OrderMode = Field(
+        OrderMode.ARRIVAL,
+        description="Waiting requests run in the order of 'arrival' (vLLM's own queue), or of 'sla': class, deadline "
+        "slack, priority, cost, what they share, and age.",
+    )
+    max_wait_seconds: float = Field(
+        30.0,
+        gt=0.0,
+        le=3600.0,
+        description="A request that waited as long as this runs before all others; with `waiting_order: sla`.",
+    )
+    realtime_ttft_ms: float = Field(300.0, gt=0.0, description="TTFT promised to streaming sessions.")
+    realtime_itl_ms: float = Field(50.0, gt=0.0, description="Inter-token latency promised to streaming sessions.")
+    interactive_ttft_ms: float = Field(2000.0, gt=0.0, description="TTFT promised to all other requests.")
+    interactive_itl_ms: float = Field(100.0, gt=0.0, description="Inter-token latency promised to them.")
+    slo_metrics: bool = Field(
+        False, description="Measure TTFT, inter-token latency and goodput by class; some microseconds a step."
+    )
+    batch_control: ControlMode = Field(
+        ControlMode.OFF, description="What steers how many requests run at once, on the latency of steps."
+    )
+    batch_min: int = Field(1, ge=1, description="Least requests that may run at once, under `batch_control`.")
+    batch_max: int = Field(32, ge=1, description="Most requests that may run at once, under `batch_control`.")
+    prefill_control: ControlMode = Field(
+        ControlMode.OFF,
+        description="What steers how many prompt tokens a step computes beside decodes, on the latency of steps; "
+        "'adaptive' learns what a token costs.",
+    )
+    prefill_min_tokens: int = Field(64, ge=1, description="Least prompt tokens of a step, under `prefill_control`.")
+    control_interval_ms: float = Field(
+        1000.0, gt=0.0, le=60_000.0, description="Time between decisions of 'pid' and 'aimd'."
+    )
+    control_target_ms: float = Field(
+        50.0, gt=0.0, le=60_000.0, description="Latency of a step that the controls aim at."
+    )
+    pieces: bool = Field(
+        False, description="Long prompts go in pieces, while others wait: each gets a fair part of a step's tokens."
+    )
+    encoder_split: bool = Field(
+        False, description="Split a step's encoder budget fairly among the modalities that wait."
+    )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Field(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
@@ -156,10 +220,46 @@ class OmniSchedConfig(BaseModel):
 
     @field_validator("encoder_cache_order", mode="before")
     @classmethod
-    def _order(cls, value: Any) -> Any:
+    def _cache_order(cls, value: Any) -> Any:
         return EvictionOrder(value) if isinstance(value, str) and value in {o.value for o in EvictionOrder} else value
 
-    @field_validator("metrics_interval_seconds", "encode_lane_min_share", "itl_target_ms", mode="before")
+    @field_validator("waiting_order", mode="before")
+    @classmethod
+    def _order(cls, value: Any) -> Any:
+        return OrderMode(value) if isinstance(value, str) and value in {m.value for m in OrderMode} else value
+
+    @field_validator("batch_control", "prefill_control", mode="before")
+    @classmethod
+    def _control(cls, value: Any) -> Any:
+        if value is False:  # YAML's off
+            return ControlMode.OFF
+        return ControlMode(value) if isinstance(value, str) and value in {m.value for m in ControlMode} else value
+
+    @model_validator(mode="after")
+    def _bounds(self) -> "OmniSchedConfig":
+        if self.batch_min > self.batch_max:
+            raise ValueError(
+                f"option 'batch_min' must not be above 'batch_max': {self.batch_min} > {self.batch_max}; "
+                "lower the one or raise the other"
+            )
+        if self.batch_control is ControlMode.ADAPTIVE:
+            raise ValueError("option 'batch_control' must be 'off', 'pid' or 'aimd': 'adaptive' is for prefill_control")
+        return self
+
+    @field_validator(
+        "metrics_interval_seconds",
+        "encode_lane_min_share",
+        "decode_pace",
+        "itl_target_ms",
+        "max_wait_seconds",
+        "realtime_ttft_ms",
+        "realtime_itl_ms",
+        "interactive_ttft_ms",
+        "interactive_itl_ms",
+        "control_interval_ms",
+        "control_target_ms",
+        mode="before",
+    )
     @classmethod
     def _seconds(cls, value: Any) -> Any:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -228,6 +328,8 @@ def _read_yaml(path: str) -> Any:
 def _explain(error: Any) -> str:
     """One validation error in one sentence that says what would be right."""
     key = ".".join(map(str, error["loc"]))
+    if not key:  # of several options together, in our own words
+        return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         known = list(OmniSchedConfig.model_fields)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)

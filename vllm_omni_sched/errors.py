@@ -4,6 +4,7 @@
 
     OmniSchedError
     ├── ConfigError              an option is unknown, of the wrong type, out of range, or cannot work
+    ├── RequestError             a request says something about itself that makes no sense
     ├── UnsupportedVllmError     the installed vLLM is not one we support
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone
     ├── SessionOutOfSyncError    a worker holds another state of a session than the scheduler believes
@@ -21,6 +22,10 @@ class OmniSchedError(Exception):
 
 class ConfigError(OmniSchedError, ValueError):
     """An option cannot be used; the message names the key and the fix."""
+
+
+class RequestError(OmniSchedError, ValueError):
+    """A request cannot be served as it is; the message names the field and the fix."""
 
 
 class UnsupportedVllmError(OmniSchedError, RuntimeError):

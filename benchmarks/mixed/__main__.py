@@ -98,6 +98,7 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
     image = [r for r in answer["requests"] if r["kind"] == "image"]
     gaps = [gap * 1e3 for r in text for gap in r["gaps"]]
     good = [r["ttft"] <= TTFT_SLO and max(r["gaps"], default=0.0) <= GAP_SLO for r in answer["requests"]]
+    beside = [gap * 1e3 for gap in gaps_beside(text, image)]
     found = {
         "text ITL P50": quantile(gaps, 0.5),
         "text ITL P99": quantile(gaps, 0.99),
@@ -106,9 +107,24 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
         "within SLO %": 100.0 * statistics.fmean(good),
         "tokens / s": sum(r["tokens"] for r in answer["requests"]) / answer["seconds"],
     }
+    if beside:
+        found |= {"ITL beside images P50": quantile(beside, 0.5), "ITL beside images P99": quantile(beside, 0.99)}
     if image:
         ttft = [r["ttft"] * 1e3 for r in image]
         found |= {"image TTFT P50": quantile(ttft, 0.5), "image TTFT P99": quantile(ttft, 0.99)}
+    return found
+
+
+def gaps_beside(text: list[dict[str, Any]], image: list[dict[str, Any]]) -> list[float]:
+    """Intervals between tokens of text requests while a request with images waits, in seconds."""
+    waits = [(r["at"], r["at"] + r["ttft"]) for r in image]
+    found = []
+    for request in text:
+        end = request["at"] + request["ttft"]
+        for gap in request["gaps"]:
+            start, end = end, end + gap
+            if any(start < until and end > since for since, until in waits):
+                found.append(gap)
     return found
 
 
@@ -121,11 +137,11 @@ def table(answers: Answers, load: float, variants: Sequence[str]) -> Table:
         shown.add_column(variant, justify="right")
         if variant != variants[0]:
             shown.add_column(f"of {variants[0]}", justify="right")
-    for name in rounds[variants[0]][0]:
+    for name in dict.fromkeys(name for of_one in rounds.values() for r in of_one for name in r):
         cells = []
         for variant in variants:
             own = [r[name] for r in rounds[variant] if name in r]
-            cells.append(f"{statistics.median(own):.4g} ({min(own):.3g}-{max(own):.3g})")
+            cells.append(f"{statistics.median(own):.4g} ({min(own):.3g}-{max(own):.3g})" if own else "")
             if variant != variants[0]:
                 base = [r[name] for r in rounds[variants[0]] if name in r]
                 ratios = [a / b for a, b in zip(own, base, strict=False) if b]

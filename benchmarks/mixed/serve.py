@@ -112,6 +112,7 @@ async def stream(engine: Any, request_id: str, prompt: dict[str, Any], arrival: 
         raise RuntimeError(f"request {request_id} got {len(tokens)} of {arrival.output_tokens} tokens")
     return {
         "kind": arrival.kind,
+        "at": round(times[0], 6),
         "images": len(arrival.image_seeds),
         "tokens": len(tokens),
         "ttft": times[1] - times[0],

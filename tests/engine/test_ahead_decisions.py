@@ -83,6 +83,7 @@ def test_an_item_that_cannot_be_encoded_fails_its_own_requests_only():
     for _ in range(8):
         bench.step(finish=1)
     assert bench.left == {"r1": ["error"], "r2": ["error"], "r3": ["length"]}
+    assert bench.submitted.count("bad") == 1
     assert list(bench.scheduler.requests) == ["text"]
 
 

@@ -14,12 +14,12 @@ def worker_half() -> Any:
     return get_ec_transfer().worker if has_ec_transfer() and _is_ours(get_ec_transfer()) else None
 
 
-def planner_half(scheduler: Any) -> Any:
-    """The scheduler half, bound to ``scheduler``; None where there is none, or another."""
+def planner_half(scheduler: Any, *shared: Any) -> Any:
+    """The scheduler half, bound to ``scheduler`` and what it shares; None where there is none, or another."""
     connector = getattr(scheduler, "ec_connector", None)
     if connector is None or not _is_ours(connector):
         return None
-    connector.planner.bind(scheduler)
+    connector.planner.bind(scheduler, *shared)
     return connector.planner
 
 

@@ -18,6 +18,7 @@ class AheadOrders(ECConnectorMetadata):
         submit: contents to encode: mm_hash, ticket, modality, data.
         share: part of the device's time that the lane may take, in (0, 1].
         pending: encodes are under way; a step without tokens waits for one.
+        rest_seconds: a step with tokens waits as long as this for one, before it begins.
         host: what goes to host memory, and what comes back from there.
     """
 
@@ -26,6 +27,7 @@ class AheadOrders(ECConnectorMetadata):
     submit: list[tuple[str, int, str, Any]] = field(default_factory=list)
     share: float = 1.0
     pending: bool = False
+    rest_seconds: float = 0.0
     host: HostOrders = field(default_factory=HostOrders)
 
 

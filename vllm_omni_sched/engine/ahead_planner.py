@@ -1,69 +1,105 @@
 """Scheduler half of encode-ahead: who waits for which encoding, and what the lane is given."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni_sched import compat
+from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.host_planner import HostPlanner
+from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
-from vllm_omni_sched.monitor.itl import ItlMeter
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
+from vllm_omni_sched.resource.pace import DecodePace
+from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where
 
 _LEAST_PIECE = 64  # tokens; a shorter piece of prompt in front of a missing item is not worth a step
 
 
 class AheadPlanner:
-    """Decides, request by request, what is encoded ahead.
+    """The scheduler's view, put to the policies; and what came of it.
 
-    1. While nothing else runs, items are encoded in the step, at full width: nobody notices.
-    2. Else the items of the next chunk go to the lane, and the request waits for them; a
-       piece of its prompt in front of the first missing item may run.
+    1. `EncodeShare` says whether the items of a request's next chunk are encoded in the step or in the lane.
+    2. While they are in the lane, the request waits for them; a piece of its prompt in front of the first
+       missing item may run.
     3. What has once gone to the lane for a request is never encoded in a step for it: its
        workers are not sent the data a second time.
     4. Streaming sessions, and items whose data is not here, are vLLM's as before.
     5. Only the items of the next chunk are looked at, however long the list.
-    6. What workers hold in host memory is ready: it is restored, not encoded.
+    6. `LaneShare` follows the inter-token latency; `DecodePace` leaves the lane that share where both use the
+       same processors.
+    7. What workers hold in host memory is ready: it is restored, not encoded.
     """
 
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
         self._chunk = vllm_config.scheduler_config.max_num_batched_tokens
         self._target = config.itl_target_ms / 1000
-        self._lane_share = LaneShare(config.encode_lane_min_share)
-        self._itl = ItlMeter()
+        self._policy = EncodeShare(LaneShare(config.encode_lane_min_share), max_wait_seconds=math.inf, max_stall=0)
+        on_cpu = getattr(vllm_config.device_config, "device_type", "") == "cpu"
+        self._pace = DecodePace(config.decode_pace if on_cpu else 0.0)
+        self.rest_seconds = 0.0  # of the last step
+        self._in_step_seconds = 0.0  # of encodes in the step that is being planned
         self.share = 1.0
         self.ledger = AheadLedger(0)
-        self._scheduler: Any = None
         self._features: dict[str, Any] = {}  # wanted, and not with a worker yet
+        self._wanted: dict[str, tuple[str, int, float]] = {}  # mm_hash -> modality, embeddings, since when
         self._limits: dict[str, int] = {}  # request id -> position of its first missing item
         self._ahead: set[str] = set()  # requests of rule 3
         self._failed: set[str] = set()
+        self._scheduler: Any = None
         self.items_visited = 0
-        self.encoded = 0
-        self.failed = 0
-        self.encode_seconds = 0.0
-        self.lane_restarts = 0
+        self._counts_news = compat.ec_connectors_have_stats()
+        self._news: tuple[list[float], int] = ([], 0)
         self.host = HostPlanner(config.encoder_cache_host_bytes)
         self.taken_from_lane = 0
         self.encoded_in_step = 0
 
-    def bind(self, scheduler: Any) -> None:
+    def bind(self, scheduler: Any, book: SlaBook, steps: StepMeter, metrics: SchedulerMetrics) -> None:
         """Let this planner see what runs, and what is in the encoder cache."""
         self._scheduler = scheduler
+        self._steps = steps
+        self._book = book
+        self._metrics = metrics
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
         self.host.bind(scheduler.encoder_cache_manager)
 
     def stepped(self, now: float) -> None:
         """A step's tokens are out: the lane's share follows how long they took."""
-        num_decoding = len(self._scheduler.running)
-        self._itl.step(now, num_decoding)
         if self.ledger.num_pending:
-            decoding = DecodeLoad("all", num_decoding, self._target, self._itl.seconds)
-            self.share, _ = self._lane_share.update((decoding,), now)
+            self.share, reason = self._policy.lane.update(self._running(), now)
+            self._metrics.share_updates[reason.value] += 1
+
+    def _running(self) -> tuple[DecodeLoad, ...]:
+        """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
+        running = self._scheduler.running
+        if not running:
+            return ()
+        target = min(self._target, *(self._book.of(r.request_id).itl_seconds for r in running))
+        itl = self._steps.itl.seconds
+        return (DecodeLoad("all", len(running), target, None if itl is None else itl + self._in_step_seconds),)
+
+    def _rest_before(self, output: SchedulerOutput) -> float:
+        """Seconds for which this step is held back for the lane."""
+        encoding = self.ledger.num_pending > 0 and output.total_num_scheduled_tokens > 0
+        loads = self._running() if encoding else ()
+        seconds, _ = self._pace.rest(
+            self.share,
+            self._steps.predict(output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)),
+            self._steps.itl.seconds,
+            loads[0].itl_target_seconds if loads else self._target,
+            encoding=encoding,
+            decoding=bool(loads),
+        )
+        self._metrics.decode_rest_seconds += seconds
+        return seconds
 
     def goes_ahead(self, request_id: str) -> bool:
         """Whether items of this request went to the lane."""
@@ -73,21 +109,22 @@ class AheadPlanner:
         """Whether the next chunk of ``request`` has what it needs, or a piece of it that is worth a step."""
         features = request.mm_features
         self._limits.pop(request.request_id, None)
+        if request.request_id in self._failed:
+            return False  # it is about to leave
         if self._scheduler is None or request.resumable or not isinstance(features, FeatureList):
             return True
         window = features.spans.overlapping(num_computed_tokens, num_computed_tokens + self._chunk)
         if not window:
             return True
         missing = self._missing(features, window)
-        if not missing or (request.request_id not in self._ahead and self._is_alone(request, features, missing)):
+        if not missing or (request.request_id not in self._ahead and self._in_step(request, features, missing)):
             return True
         self._ahead.add(request.request_id)
         for i in missing:
-            feature = features[i]
-            if self.ledger.want(request.request_id, feature.identifier, self._num_embeds(request, i)) is (
-                EncodeState.QUEUED
-            ):
+            feature, num_embeds = features[i], self._num_embeds(request, i)
+            if self.ledger.want(request.request_id, feature.identifier, num_embeds) is EncodeState.QUEUED:
                 self._features[feature.identifier] = features.with_data(i)
+                self._wanted.setdefault(feature.identifier, (feature.modality, num_embeds, monotonic_seconds()))
         limit = min(features.spans.starts[i] for i in missing)
         self._limits[request.request_id] = limit
         return limit - num_computed_tokens >= _LEAST_PIECE
@@ -106,10 +143,30 @@ class AheadPlanner:
             and features[i].modality != "prompt_embeds"
         ]
 
-    def _is_alone(self, request: Request, features: FeatureList, missing: list[int]) -> bool:
-        """Nobody would notice an encode in the step, and none of these is in the lane already."""
-        others = len(self._scheduler.running) - (request.status is RequestStatus.RUNNING)
-        return not others and all(self.ledger.state(features[i].identifier) is None for i in missing)
+    def _in_step(self, request: Request, features: FeatureList, missing: list[int]) -> bool:
+        """Whether these are encoded in the step; the lane's are not, whoever they are for."""
+        if any(self.ledger.state(features[i].identifier) is not None for i in missing):
+            return False
+        now = monotonic_seconds()
+        costs = self._book.costs
+        seconds = sum(costs.encode_seconds(features[i].modality, self._num_embeds(request, i)) for i in missing)
+        group = EncodeGroup(
+            request.request_id,
+            len(missing),
+            # Before anything was measured, nothing is said to go unnoticed.
+            seconds / len(missing) or self._target,
+            now,
+            self._book.deadline(request.request_id),
+        )
+        others = self._running() if self._others_run(request) else ()
+        (placed,) = self._policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
+        self._metrics.placements[placed.reason.value] += 1
+        in_step = placed.where is Where.IN_STEP
+        self._in_step_seconds += group.seconds if in_step else 0.0
+        return in_step
+
+    def _others_run(self, request: Request) -> bool:
+        return len(self._scheduler.running) > (request.status is RequestStatus.RUNNING)
 
     @staticmethod
     def _num_embeds(request: Request, item: int) -> int:
@@ -144,30 +201,55 @@ class AheadPlanner:
         """Workers are still to be told something, though no request may be left."""
         return self.ledger.has_orders or self.host.has_orders
 
-    def take_orders(self, freed: Sequence[str] = ()) -> AheadOrders:
-        """For the workers, with this step, which frees these encodings (mm_hash)."""
+    def take_orders(self, output: SchedulerOutput) -> AheadOrders:
+        """For the workers, with this step."""
         orders = self.ledger.take_orders()
+        self._in_step_seconds = 0.0
         submit = []
         for mm_hash, ticket in orders.submit:
             feature = self._features.pop(mm_hash)
             submit.append((mm_hash, ticket, feature.modality, feature.data))
         if len(self._features) > len(self.ledger):
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
-        host = self.host.take_orders(freed)
-        return AheadOrders(orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0, host)
+        host = self.host.take_orders(output.free_encoder_mm_hashes)
+        if len(self._wanted) > 2 * len(self.ledger) + 64:
+            self._wanted = {h: w for h, w in self._wanted.items() if self.ledger.state(h) is not None}
+        self.rest_seconds = self._rest_before(output)
+        return AheadOrders(
+            orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0, self.rest_seconds, host
+        )
 
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""
+        metrics = self._metrics
         for ticket, (mm_hash, seconds) in report.ready.items():
             self.ledger.ready(mm_hash, ticket)
-            self.encoded += 1
-            self.encode_seconds += seconds
-        self.failed += len(report.failed)
+            metrics.ahead_encoded += 1
+            metrics.ahead_seconds += seconds
+            if mm_hash in self._wanted:
+                modality, num_embeds, since = self._wanted.pop(mm_hash)
+                self._book.costs.encoded(modality, num_embeds, seconds)
+                metrics.ahead_wait_seconds.observe(monotonic_seconds() - since)
+        metrics.ahead_failed += len(report.failed)
+        if self._counts_news:
+            took, failed = self._news
+            self._news = [*took, *(s for _, s in report.ready.values())], failed + len(report.failed)
         for ticket, (mm_hash, _) in report.failed.items():
             self._failed.update(self.ledger.failed(mm_hash, ticket))
-        self.lane_restarts = max(self.lane_restarts, report.restarts)
+            self._wanted.pop(mm_hash, None)
+        metrics.lane_restarts = max(metrics.lane_restarts, report.restarts)
         self.host.take_encode_times(report.times)
         self.host.take_report(report.host)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether encodes have ended since `take_news`."""
+        return bool(self._news[0] or self._news[1])
+
+    def take_news(self) -> tuple[list[float], int]:
+        """Seconds of the encodes that have ended, and how many failed."""
+        news, self._news = self._news, ([], 0)
+        return news
 
     def take_failed(self) -> set[str]:
         """Requests that wait for something that cannot be encoded."""
@@ -175,12 +257,8 @@ class AheadPlanner:
         return failed
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
-        """Hand over what was counted here."""
-        metrics.ahead_encoded = self.encoded
-        metrics.ahead_failed = self.failed
+        """Hand over what is known here."""
         metrics.ahead_pending = self.ledger.num_pending
-        metrics.ahead_seconds = self.encode_seconds
-        metrics.lane_restarts = self.lane_restarts
         metrics.lane_share = self.share
         metrics.encoder_tier_lane = self.taken_from_lane
         metrics.encoder_tier_miss = self.encoded_in_step

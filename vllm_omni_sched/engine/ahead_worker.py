@@ -26,8 +26,7 @@ class AheadWorker:
     The lane is built by `start`, once the model is loaded.
     """
 
-    def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
-        self._vllm_config = vllm_config
+    def __init__(self, config: OmniSchedConfig) -> None:
         self._config = config
         self._lane: Lane | None = None
         self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
@@ -66,6 +65,8 @@ class AheadWorker:
             self._share = orders.share
             self._lane.set_share(orders.share)
         self._feed()
+        if orders.rest_seconds and self._at_lane:
+            self._ask("wait", orders.rest_seconds)
 
     def _feed(self) -> None:
         while self._backlog:

@@ -28,7 +28,7 @@ class EncodeAheadConnector(ECConnectorBase):
         super().__init__(vllm_config, role)
         config = load_config(vllm_config.additional_config)
         self.planner: Any = AheadPlanner(vllm_config, config) if role is ECConnectorRole.SCHEDULER else None
-        self.worker: Any = AheadWorker(vllm_config, config) if role is ECConnectorRole.WORKER else None
+        self.worker: Any = AheadWorker(config) if role is ECConnectorRole.WORKER else None
 
     # -- the scheduler's half ----------------------------------------------
 
@@ -42,7 +42,7 @@ class EncodeAheadConnector(ECConnectorBase):
         self.planner.allocated(request, index)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> AheadOrders:
-        orders: AheadOrders = self.planner.take_orders(scheduler_output.free_encoder_mm_hashes)
+        orders: AheadOrders = self.planner.take_orders(scheduler_output)
         return orders
 
     def update_connector_output(self, connector_output: ECConnectorOutput) -> None:
@@ -60,6 +60,27 @@ class EncodeAheadConnector(ECConnectorBase):
 
     def has_pending_push_work(self) -> bool:
         return bool(self.planner.has_orders)
+
+    # -- vLLM's own metrics of connectors (0.32 on) ------------------------
+
+    def get_ec_connector_stats(self) -> Any:
+        if self.planner is None or not self.planner.has_news:
+            return None
+        from vllm_omni_sched.engine.ahead_stats import AheadStats
+
+        return AheadStats.of(*self.planner.take_news())
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        from vllm_omni_sched.engine.ahead_stats import AheadStats
+
+        return AheadStats.of([], 0) if data is None else AheadStats(data=data)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> Any:
+        from vllm_omni_sched.engine.ahead_stats import AheadProm
+
+        return AheadProm(vllm_config, metric_types, labelnames, per_engine)
 
     # -- the workers' half -------------------------------------------------
 

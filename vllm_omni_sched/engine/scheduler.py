@@ -20,8 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
-from vllm_omni_sched.engine import block_ids, rebind, tensor_pickle
-from vllm_omni_sched.engine.ahead import planner_half
+from vllm_omni_sched.engine import block_ids, rebind
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder_worth import manager_for
 from vllm_omni_sched.engine.ended import EndedSessions
@@ -29,9 +28,11 @@ from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
 from vllm_omni_sched.engine.order import put_in_order
 from vllm_omni_sched.engine.pending import PendingRangeMixin
+from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
+from vllm_omni_sched.engine.steered import SteeredMixin
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.items import FeatureList, SpillFile
+from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
@@ -52,7 +53,7 @@ def _refresh(
         planner.count_into(metrics)
 
 
-class OmniSchedulerMixin(PendingRangeMixin):
+class OmniSchedulerMixin(SteeredMixin, PendingRangeMixin):
     """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
 
     1. A request's features become a `FeatureList` when it is added; sessions extend it.
@@ -60,12 +61,9 @@ class OmniSchedulerMixin(PendingRangeMixin):
     3. Items that a worker has consumed are stripped by a frontier, and their raw data
        leaves memory; preemption and rewinds bring it back.
     4. Workers are told what is new in a session, not the session.
-    5. Nothing here changes which request runs, with how many tokens, or what is evicted; only
-       with `encode_ahead` a request waits, or gets fewer tokens, for items in the lane, and
-       only with `encoder_cache_order` "worth" another encoding is evicted.
+    5. Nothing here changes which request runs, with how many tokens, or what is evicted;
+       only the options of `SteeredMixin` and `encoder_cache_order` "worth" do, all off by default.
     """
-
-    _omni_planner: Any = None  # the scheduler's half of encode-ahead
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config: Any = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
@@ -101,8 +99,10 @@ class OmniSchedulerMixin(PendingRangeMixin):
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
             self._omni_sender = SessionSender(self._omni_strip, self.omni_metrics)
         # Only what went through the frontier may leave memory; it is the deltas that move it.
-        self._omni_release = config.release is ReleaseMode.SPILL and self._omni_sender is not None
-        self._omni_planner = planner_half(self)
+        self._omni_release: CommittedRelease | None = None
+        if config.release is ReleaseMode.SPILL and self._omni_sender is not None:
+            self._omni_release = CommittedRelease(config, self._omni_strip, self.omni_metrics)
+        self._omni_steer(config)
         self._omni_publisher: MetricsPublisher | None = None
         if config.metrics and self.log_stats:
             self._omni_publisher = MetricsPublisher(
@@ -125,27 +125,22 @@ class OmniSchedulerMixin(PendingRangeMixin):
         metrics.steps += 1
         sampled = metrics.steps % _STEPS_PER_SAMPLE == 0
         started = monotonic_seconds() if sampled else 0.0
-        output = super().schedule(*args, **kwargs)
+        if self._omni_steers:
+            output = self._omni_schedule_steered(*args, **kwargs)
+        else:
+            output = super().schedule(*args, **kwargs)
         if self._omni_sessions and self._omni_sender is not None:
             self._omni_sender.replace(output, self.requests)
-            if self._omni_release:
-                self._omni_release_committed(output)
-        if self._omni_planner is not None:
-            self._omni_strip_ahead(output)
+            if self._omni_release is not None:
+                self._omni_release.after(output, self.requests)
         if sampled:
             metrics.schedule_seconds.observe(monotonic_seconds() - started)
         return output
 
-    def _omni_strip_ahead(self, output: SchedulerOutput) -> None:
-        """Data that went to the lane does not cross to the workers again."""
-        for new in output.scheduled_new_reqs:
-            if self._omni_planner.goes_ahead(new.req_id):
-                new.mm_features = [self._omni_strip(feature) for feature in new.mm_features]
-
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        if self._omni_planner is not None:
-            self._omni_planner.stepped(monotonic_seconds())
+        if self._omni_steers:
+            self._omni_observe(args[0] if args else kwargs["scheduler_output"], outputs)
         return self._omni_ended.report(outputs) if self._omni_ended.refused else outputs
 
     def _try_schedule_encoder_inputs(
@@ -156,8 +151,18 @@ class OmniSchedulerMixin(PendingRangeMixin):
         encoder_compute_budget: int,
         shift_computed_tokens: int = 0,
     ) -> tuple[Any, ...]:
-        if self._omni_planner is not None:
-            num_new_tokens = self._omni_planner.cut(request, num_computed_tokens, num_new_tokens)
+        call = self._omni_inputs_steered if self._omni_steers else self._omni_inputs
+        return call(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)
+
+    def _omni_inputs(
+        self,
+        request: Request,
+        num_computed_tokens: int,
+        num_new_tokens: int,
+        encoder_compute_budget: int,
+        shift_computed_tokens: int,
+    ) -> tuple[Any, ...]:
+        """vLLM's decision on the items that overlap these tokens."""
         features = request.mm_features
         narrow = self._omni_windows and isinstance(features, FeatureList)
         if narrow and not features.ends_after(num_computed_tokens):
@@ -222,6 +227,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
     def add_request(self, request: Request) -> None:
         if request.mm_features or request.resumable:
             self._omni_admit(request)
+        if self._omni_steers:
+            self._omni_enter(request)
         super().add_request(request)
 
     def _omni_admit(self, request: Request) -> None:
@@ -251,6 +258,8 @@ class OmniSchedulerMixin(PendingRangeMixin):
         result = super()._free_request(request, *args, **kwargs)
         if isinstance(request.mm_features, FeatureList):
             self._omni_freed(request)
+        if self._omni_steers:
+            self._omni_leave(request)
         return result
 
     def _omni_freed(self, request: Request) -> None:
@@ -265,28 +274,6 @@ class OmniSchedulerMixin(PendingRangeMixin):
             if self._omni_sender is not None:
                 self._omni_sender.forget(request.request_id)
             self._omni_ended.add(request.request_id)
-
-    def _omni_release_committed(self, output: SchedulerOutput) -> None:
-        config = self.omni_config
-        for new in output.scheduled_new_reqs:
-            request = self.requests[new.req_id]
-            features = request.mm_features
-            if not (request.resumable and isinstance(features, FeatureList)):
-                continue
-            if features.frontier - features.num_released < config.release_batch_items:
-                continue
-            spill = features.spill or SpillFile(config.spill_dir, config.spill_max_bytes, tensor_pickle.dumps)
-            before = spill.size_bytes
-            try:
-                released = features.release_committed(config.release_batch_items, spill, self._omni_strip)
-            except OSError as error:
-                self._omni_release = False
-                logger.warning(
-                    "Committed items stay in memory from now on: the spill file cannot be written (%s)", error
-                )
-                return
-            self.omni_metrics.spilled_items += released
-            self.omni_metrics.spilled_bytes += spill.size_bytes - before
 
     def shutdown(self) -> None:
         if self._omni_publisher is not None:

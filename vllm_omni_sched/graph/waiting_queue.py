@@ -1,9 +1,11 @@
 """The waiting order, kept up to date request by request."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from vllm_omni_sched.graph.order import Key, Placed, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import Key, Placed, PlaceReason, WaitingOrder, WaitingRequest
 
 
 @dataclass
@@ -14,21 +16,26 @@ class _Entry:
 
 
 class WaitingQueue:
-    """Waiting requests in the order of `WaitingOrder`, affinity aside; O(log n) per operation, amortised.
+    """Waiting requests in the order of `WaitingOrder`; O(log n) per operation, amortised.
 
     1. `peek` and `pop` answer what ``order.plan(all waiting, now)[0]`` would, were there no affinity keys.
-    2. A key changes at most twice, when the request turns late and when it ages. A second heap
+    2. After a request, one of its class that shares an affinity key with it comes next, if the one that
+       would be next has not aged, and can still start in time behind all that were moved ahead of it.
+    3. A key changes at most twice, when the request turns late and when it ages. A second heap
        holds these moments; a changed key is pushed anew and its former one skipped when it comes up.
-    3. Skipped keys are swept out once they outnumber the live ones.
-    4. ``now`` never goes back: an earlier one counts as the latest one seen.
+    4. Skipped keys are swept out once they outnumber the live ones.
+    5. ``now`` never goes back: an earlier one counts as the latest one seen.
     """
 
     def __init__(self, order: WaitingOrder) -> None:
         self.order = order
-        self._now = float("-inf")
+        self._now = -math.inf
         self._entries: dict[str, _Entry] = {}
         self._keys: list[Key] = []
         self._changes: list[tuple[float, str]] = []
+        self._sharing: dict[str, dict[str, None]] = {}  # affinity key -> those who have it, oldest push first
+        self._last: WaitingRequest | None = None  # popped last
+        self._moved_seconds = 0.0  # cost of those moved ahead since one came in its turn
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,8 +55,28 @@ class WaitingQueue:
         entry = _Entry(request, self.order.key(request, self._now), self.order.next_change(request, self._now))
         self._entries[request.request_id] = entry
         heappush(self._keys, entry.key)
-        if entry.changes_at != float("inf"):
+        if entry.changes_at != math.inf:
             heappush(self._changes, (entry.changes_at, request.request_id))
+        for shared in request.affinity:
+            self._sharing.setdefault(shared, {})[request.request_id] = None
+
+    def ordered(self, now: float) -> Iterator[WaitingRequest]:
+        """All of them, first to run first, rule 2 aside: O(log n) for each that is taken from the iterator.
+
+        To be used up, or dropped, before anything changes here.
+        """
+        self._advance(now)
+        keys, seen = self._keys, set()
+        frontier = [(keys[0], 0)] if keys else []
+        while frontier:
+            key, at = heappop(frontier)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(keys):
+                    heappush(frontier, (keys[child], child))
+            entry = self._entries.get(key.request_id)
+            if entry is not None and entry.key == key and key.request_id not in seen:
+                seen.add(key.request_id)
+                yield entry.request
 
     def remove(self, request_id: str) -> WaitingRequest:
         """Take a request out, wherever it stands.
@@ -57,13 +84,42 @@ class WaitingQueue:
         Raises:
             KeyError: no such request waits.
         """
-        request = self._entries.pop(request_id).request
+        request = self._take(request_id)
         self._sweep()
+        return request
+
+    def _take(self, request_id: str) -> WaitingRequest:
+        request = self._entries.pop(request_id).request
+        for shared in request.affinity:
+            sharing = self._sharing[shared]
+            del sharing[request_id]
+            if not sharing:
+                del self._sharing[shared]
         return request
 
     def peek(self, now: float) -> Placed | None:
         """The request to run first at ``now``; None when none waits."""
         self._advance(now)
+        first = self._first()
+        return first if first is None else self._mate(first) or first
+
+    def _mate(self, first: Placed) -> Placed | None:
+        """One that shares something with the last one, if ``first`` can wait for it (rule 2)."""
+        last = self._last
+        if last is None or not last.affinity or first.reason is PlaceReason.AGED:
+            return None
+        spare = first.request.latest_start - self._now
+        for shared in sorted(last.affinity & self._sharing.keys()):
+            mate = self._entries[next(iter(self._sharing[shared]))].request
+            if mate is first.request:
+                return None
+            if mate.sla != last.sla or mate.sla.rank != first.request.sla.rank:
+                continue
+            if spare < 0 or spare >= self._moved_seconds + mate.cost_seconds:
+                return Placed(mate, PlaceReason.AFFINITY)
+        return None
+
+    def _first(self) -> Placed | None:
         while self._keys:
             key = self._keys[0]
             entry = self._entries.get(key.request_id)
@@ -76,8 +132,9 @@ class WaitingQueue:
         """`peek`, and take it out."""
         first = self.peek(now)
         if first is not None:
-            heappop(self._keys)
-            del self._entries[first.request.request_id]
+            moved = first.reason is PlaceReason.AFFINITY
+            self._moved_seconds = self._moved_seconds + first.request.cost_seconds if moved else 0.0
+            self._last = self._take(first.request.request_id)
             self._sweep()
         return first
 
@@ -91,7 +148,7 @@ class WaitingQueue:
             entry.key = self.order.key(entry.request, self._now)
             entry.changes_at = self.order.next_change(entry.request, self._now)
             heappush(self._keys, entry.key)
-            if entry.changes_at != float("inf"):
+            if entry.changes_at != math.inf:
                 heappush(self._changes, (entry.changes_at, request_id))
 
     def _sweep(self) -> None:
@@ -100,6 +157,5 @@ class WaitingQueue:
             self._keys = [entry.key for entry in self._entries.values()]
             heapify(self._keys)
         if len(self._changes) > bound:
-            inf = float("inf")
-            self._changes = [(e.changes_at, i) for i, e in self._entries.items() if e.changes_at != inf]
+            self._changes = [(e.changes_at, i) for i, e in self._entries.items() if e.changes_at != math.inf]
             heapify(self._changes)

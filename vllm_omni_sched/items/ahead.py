@@ -43,22 +43,27 @@ class AheadLedger:
     """Who wants which encoding, and how far it is.
 
     1. A content is encoded once for all requests that want it at the same time.
-    2. At most ``max_embeds`` embeddings are being encoded or held ready; others queue, in
-       the order in which they were wanted. One alone may be larger.
+    2. At most ``max_embeds`` embeddings are being encoded or held ready, and at most ``max_encoding``
+       contents are being encoded; others queue. One alone may be larger.
+       First come those that were wanted since the last orders, in that order; then those wanted longest ago.
     3. A request that ends gives its place back: what only it wanted is forgotten.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
     5. Answers may be late: one about an attempt that was given up in the meantime is passed over.
 
     Args:
         max_embeds: bound on embeddings outside of the encoder cache.
+        max_encoding: contents that workers are given at a time; what is with them cannot be overtaken.
     """
 
-    def __init__(self, max_embeds: int) -> None:
+    def __init__(self, max_embeds: int, max_encoding: int = 2) -> None:
         self.max_embeds = max_embeds
+        self.max_encoding = max_encoding
         self.num_embeds = 0  # being encoded, or ready
+        self._num_encoding = 0
         self._encodes: dict[str, _Encode] = {}
         self._wants: dict[str, set[str]] = {}  # request id -> mm_hashes
         self._queue: dict[str, None] = {}
+        self._wanted: dict[str, None] = {}  # of these, since the last orders
         self._forget: list[str] = []
         self._load: list[str] = []
         self._tickets = 0
@@ -69,7 +74,7 @@ class AheadLedger:
     @property
     def num_pending(self) -> int:
         """Contents that are not ready."""
-        return sum(encode.state is not EncodeState.READY for encode in self._encodes.values())
+        return len(self._queue) + self._num_encoding
 
     @property
     def has_orders(self) -> bool:
@@ -87,6 +92,8 @@ class AheadLedger:
         if encode is None:
             encode = self._encodes[mm_hash] = _Encode(num_embeds)
             self._queue[mm_hash] = None
+        if encode.state is EncodeState.QUEUED:
+            self._wanted[mm_hash] = None
         encode.wanted_by.add(request_id)
         self._wants.setdefault(request_id, set()).add(mm_hash)
         return encode.state
@@ -96,6 +103,7 @@ class AheadLedger:
         encode = self._encodes.get(mm_hash)
         if encode is not None and encode.ticket == ticket:
             encode.state = EncodeState.READY
+            self._num_encoding -= 1
 
     def failed(self, mm_hash: str, ticket: int) -> Collection[str]:
         """It cannot be encoded; the requests that wanted it."""
@@ -127,6 +135,7 @@ class AheadLedger:
     def _drop(self, mm_hash: str) -> None:
         encode = self._encodes.pop(mm_hash)
         self._queue.pop(mm_hash, None)
+        self._num_encoding -= encode.state is EncodeState.ENCODING
         if encode.state is not EncodeState.QUEUED:
             self.num_embeds -= encode.num_embeds
         for request_id in encode.wanted_by:
@@ -139,18 +148,26 @@ class AheadLedger:
     def take_orders(self) -> Orders:
         """What has come up since the last call."""
         submit = []
-        for mm_hash in list(self._queue):
+        for mm_hash in self._next() if self._num_encoding < self.max_encoding else ():
             encode = self._encodes[mm_hash]
-            if self.num_embeds and self.num_embeds + encode.num_embeds > self.max_embeds:
+            if self._num_encoding >= self.max_encoding or (
+                self.num_embeds and self.num_embeds + encode.num_embeds > self.max_embeds
+            ):
                 break
             del self._queue[mm_hash]
+            self._num_encoding += 1
             self._tickets += 1
             encode.state, encode.ticket = EncodeState.ENCODING, self._tickets
             self.num_embeds += encode.num_embeds
             submit.append((mm_hash, encode.ticket))
         orders = Orders(tuple(submit), tuple(self._forget), tuple(self._load))
         self._forget, self._load = [], []
+        self._wanted = {}
         return orders
+
+    def _next(self) -> list[str]:
+        first = [mm_hash for mm_hash in self._wanted if mm_hash in self._queue]
+        return first + [mm_hash for mm_hash in self._queue if mm_hash not in self._wanted]
 
     def validate(self) -> None:
         """Check the conservation laws; for tests and debugging.
@@ -160,6 +177,8 @@ class AheadLedger:
         """
         held = sum(e.num_embeds for e in self._encodes.values() if e.state is not EncodeState.QUEUED)
         assert held == self.num_embeds, f"{self.num_embeds} embeddings counted, {held} held"
+        encoding = sum(e.state is EncodeState.ENCODING for e in self._encodes.values())
+        assert encoding == self._num_encoding, f"{self._num_encoding} contents counted, {encoding} being encoded"
         assert set(self._queue) == {h for h, e in self._encodes.items() if e.state is EncodeState.QUEUED}
         wants: dict[str, set[str]] = {}
         for mm_hash, encode in self._encodes.items():

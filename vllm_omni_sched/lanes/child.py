@@ -7,6 +7,7 @@ something, and the runtime of OpenMP, which belongs to the thread that used it, 
 afresh in the child.
 """
 
+import contextlib
 import gc
 import mmap
 import os
@@ -100,7 +101,8 @@ class Nursery:
                 return
             sleep_seconds(0.005)
         for pid in (self.pid, self._nursery_pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
+                os.kill(pid, signal.SIGKILL)
         os.waitpid(self._nursery_pid, 0)
 
 

@@ -1,6 +1,7 @@
 """`SchedulerMetrics` as Prometheus text, and several such texts as the families of one scrape."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -8,7 +9,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from vllm_omni_sched.monitor.metrics import METRICS, PREFIX, Histogram, Metric, SchedulerMetrics
+from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Histogram, Metric, SchedulerMetrics
 
 
 def render(metrics: SchedulerMetrics) -> bytes:
@@ -43,6 +44,16 @@ def merge(pages: Iterable[tuple[Mapping[str, str], str]]) -> list[Family]:
     return list(families.values())
 
 
+def values_of(spec: Metric, metrics: SchedulerMetrics) -> Iterator[tuple[str, Any]]:
+    """Label value and number, or histogram, of each sample."""
+    for label_value, attribute in spec.fields.items():
+        found = getattr(metrics, attribute)
+        if label_value == EACH:
+            yield from found.items()
+        else:
+            yield label_value, found
+
+
 class _SchedulerCollector(Collector):
     def __init__(self, metrics: SchedulerMetrics) -> None:
         self._metrics = metrics
@@ -56,14 +67,13 @@ def _family(spec: Metric, metrics: SchedulerMetrics) -> Family:
     label_names = [spec.label] if spec.label else []
     if spec.kind == "histogram":
         histograms = HistogramMetricFamily(spec.full_name, spec.help, labels=label_names)
-        for label_value, attribute in spec.fields.items():
-            histogram: Histogram = getattr(metrics, attribute)
+        for label_value, histogram in values_of(spec, metrics):
             histograms.add_metric([label_value] if spec.label else [], _cumulative(histogram), histogram.total)
         return histograms
     kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
     numbers: CounterMetricFamily | GaugeMetricFamily = kind(spec.full_name, spec.help, labels=label_names)
-    for label_value, attribute in spec.fields.items():
-        numbers.add_metric([label_value] if spec.label else [], getattr(metrics, attribute))
+    for label_value, number in values_of(spec, metrics):
+        numbers.add_metric([label_value] if spec.label else [], number)
     return numbers
 
 

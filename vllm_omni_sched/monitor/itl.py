@@ -23,16 +23,15 @@ class ItlMeter:
         self.seconds: float | None = None
         self._last: float | None = None
 
-    def step(self, now: float, num_decoding: int) -> None:
-        """A step's tokens are out, of so many requests."""
-        if not num_decoding:
-            self._last = None
-            return
-        if self._last is not None:
-            interval = max(0.0, now - self._last)
-            if self.seconds is None:
-                self.seconds = interval
-            else:
-                weight = self.rise if interval > self.seconds else self.fall
-                self.seconds += weight * (interval - self.seconds)
-        self._last = now
+    def step(self, now: float, num_decoding: int) -> float | None:
+        """A step's tokens are out, of so many requests; the interval, if it counts."""
+        last, self._last = self._last, now if num_decoding else None
+        if last is None or not num_decoding:
+            return None
+        interval = max(0.0, now - last)
+        if self.seconds is None:
+            self.seconds = interval
+        else:
+            weight = self.rise if interval > self.seconds else self.fall
+            self.seconds += weight * (interval - self.seconds)
+        return interval

@@ -18,13 +18,25 @@ are summed, gauges too.
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
+from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason
+from vllm_omni_sched.resource.batch_size import LimitReason
+from vllm_omni_sched.resource.encoder_budget import ModalityReason
+from vllm_omni_sched.resource.lane_share import ShareReason
+from vllm_omni_sched.resource.share import WhereReason
+
 PREFIX = "vllm:omni_sched_"
+
+EACH = "*"
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
+WAIT_BUCKETS = (1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+REQUEST_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CLASSES = tuple(sla.name for sla in DEFAULT_CLASSES)
 
 
 class Histogram:
@@ -45,7 +57,11 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric family; `fields` maps each value of `label` ("" without one) to a `SchedulerMetrics` attribute."""
+    """One metric family.
+
+    `fields` maps each value of `label` ("" without one) to a `SchedulerMetrics` attribute. With `EACH` as the only
+    value, the attribute is a dict by label value, all values there from the start.
+    """
 
     name: str
     kind: Kind
@@ -57,6 +73,18 @@ class Metric:
     def full_name(self) -> str:
         """The name as it reads on /metrics."""
         return PREFIX + self.name
+
+
+def _by_class() -> dict[str, int]:
+    return dict.fromkeys(CLASSES, 0)
+
+
+def _waits_by_class() -> dict[str, Histogram]:
+    return {name: Histogram(WAIT_BUCKETS) for name in CLASSES}
+
+
+def _by_reason(reasons: type[Enum]) -> dict[str, int]:
+    return {reason.value: 0 for reason in reasons}
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +122,21 @@ class SchedulerMetrics:
     ahead_seconds: float = 0.0
     lane_restarts: int = 0
     lane_share: float = 1.0
+    ahead_wait_seconds: Histogram = field(default_factory=lambda: Histogram(WAIT_BUCKETS))
+    decode_rest_seconds: float = 0.0
+    placements: dict[str, int] = field(default_factory=lambda: _by_reason(WhereReason))
+    share_updates: dict[str, int] = field(default_factory=lambda: _by_reason(ShareReason))
+    admitted: dict[str, int] = field(default_factory=lambda: _by_reason(PlaceReason))
+    batch_limit: int = 0
+    batch_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
+    prefill_limit: int = 0
+    prefill_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
+    encoder_parts: dict[str, int] = field(default_factory=lambda: _by_reason(ModalityReason))
+    step_requests: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
+    ttft_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)
+    itl_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)
+    slo_met: dict[str, int] = field(default_factory=_by_class)
+    slo_missed: dict[str, int] = field(default_factory=_by_class)
     schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))
 
 
@@ -219,5 +262,100 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Times the encoder process died and another took its place.",
         {"": "lane_restarts"},
+    ),
+    Metric(
+        "encode_ahead_wait_seconds",
+        "histogram",
+        "Time from the first wish for an encoding to its being ready.",
+        {"": "ahead_wait_seconds"},
+    ),
+    Metric(
+        "encode_placements_total",
+        "counter",
+        "Decisions to encode in the step or in the lane, by reason; option `encode_ahead`.",
+        {EACH: "placements"},
+        label="reason",
+    ),
+    Metric(
+        "encode_lane_share_updates_total",
+        "counter",
+        "Updates of the lane's share, by reason.",
+        {EACH: "share_updates"},
+        label="reason",
+    ),
+    Metric(
+        "decode_rest_seconds_total",
+        "counter",
+        "Time that steps were held back for the encoder's sake; option `decode_pace`.",
+        {"": "decode_rest_seconds"},
+    ),
+    Metric(
+        "admitted_total",
+        "counter",
+        "Requests taken from the waiting queue, by why they stood first; option `waiting_order`.",
+        {EACH: "admitted"},
+        label="reason",
+    ),
+    Metric(
+        "batch_limit",
+        "gauge",
+        "Requests that may run at once, as steered; 0 while option `batch_control` is off.",
+        {"": "batch_limit"},
+    ),
+    Metric(
+        "batch_limit_updates_total",
+        "counter",
+        "Steps after which the batch limit was decided on, by reason.",
+        {EACH: "batch_updates"},
+        label="reason",
+    ),
+    Metric(
+        "prefill_limit_tokens",
+        "gauge",
+        "Prompt tokens that a step may compute, as steered; 0 while option `prefill_control` is off.",
+        {"": "prefill_limit"},
+    ),
+    Metric(
+        "prefill_limit_updates_total",
+        "counter",
+        "Steps after which the prefill limit was decided on, by reason.",
+        {EACH: "prefill_updates"},
+        label="reason",
+    ),
+    Metric(
+        "encoder_budget_parts_total",
+        "counter",
+        "Parts of a step's encoder budget given to a modality, by reason; option `encoder_split`.",
+        {EACH: "encoder_parts"},
+        label="reason",
+    ),
+    Metric("step_requests", "histogram", "Requests in a step; option `slo_metrics`.", {"": "step_requests"}),
+    Metric(
+        "ttft_seconds",
+        "histogram",
+        "Time to first token as the scheduler sees it, by class; option `slo_metrics`.",
+        {EACH: "ttft_seconds"},
+        label="class",
+    ),
+    Metric(
+        "itl_seconds",
+        "histogram",
+        "Time between tokens as the scheduler sees it, by class; option `slo_metrics`.",
+        {EACH: "itl_seconds"},
+        label="class",
+    ),
+    Metric(
+        "slo_met_total",
+        "counter",
+        "Requests that ended with their TTFT and all their gaps within their targets: goodput.",
+        {EACH: "slo_met"},
+        label="class",
+    ),
+    Metric(
+        "slo_missed_total",
+        "counter",
+        "Requests that ended otherwise.",
+        {EACH: "slo_missed"},
+        label="class",
     ),
 )

@@ -127,8 +127,12 @@ class EncodeShare:
     def plan(self, snapshot: EncodeSnapshot, now: float) -> EncodePlan:
         """Place all waiting groups of one step, and move the lane's share on."""
         share, share_reason = self.lane.update(snapshot.decoding, now)
+        return EncodePlan(self.place(snapshot, share, now), share, share_reason)
+
+    def place(self, snapshot: EncodeSnapshot, share: float, now: float) -> tuple[Placement, ...]:
+        """Place some groups, at the lane's present share."""
         placed = _Choice(self, snapshot, share, now).place_all()
-        return EncodePlan(tuple(placed[i] for i in range(len(snapshot.groups))), share, share_reason)
+        return tuple(placed[i] for i in range(len(snapshot.groups)))
 
 
 class _Choice:

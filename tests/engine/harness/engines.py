@@ -38,6 +38,17 @@ WITHOUT_PREFIX_CACHING = {"enable_prefix_caching": False}
 AHEAD = {"encode_ahead": True}
 HOST = {**AHEAD, "encoder_cache_host_bytes": 1 << 20}
 WORTH = {"encoder_cache_order": "worth"}
+STEERED = {
+    **AHEAD,
+    "waiting_order": "sla",
+    "batch_control": "pid",
+    "prefill_control": "adaptive",
+    "prefill_min_tokens": 16,
+    "control_interval_ms": 20,
+    "pieces": True,
+    "encoder_split": True,
+    "slo_metrics": True,
+}
 EVERYTHING_OFF = {
     **dict.fromkeys(
         (
@@ -111,6 +122,9 @@ VARIANTS = (
     Variant("encode-ahead-host-worth", "chunked", RETURNING, omni_sched={**HOST, **WORTH}),
     Variant("worth", "chunked", RETURNING, omni_sched=WORTH),
     Variant("scarce-host", "scarce-async", omni_sched={**HOST, **WORTH}),
+    Variant("steered-encode-ahead", "sync", omni_sched=STEERED),
+    Variant("steered-encode-ahead-async", "async", omni_sched=STEERED),
+    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED),
     Variant("speech", "speech"),
     Variant("speech-async", "speech-async"),
 )

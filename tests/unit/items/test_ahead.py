@@ -32,6 +32,23 @@ def test_the_bound_holds_and_the_queue_goes_on_when_there_is_room():
     assert ledger.take_orders() == Orders(submit=(("c", 3),), load=("a",))
 
 
+def test_workers_have_few_at_a_time_so_that_what_is_wanted_now_can_overtake():
+    ledger = AheadLedger(1000, max_encoding=2)
+    for mm_hash in "abcd":
+        ledger.want("r1", mm_hash, 10)
+    assert submitted(ledger) == ["a", "b"]
+    ledger.want("r2", "urgent", 10)
+    for mm_hash in "cd":  # in this step, r2 stood before r1
+        ledger.want("r1", mm_hash, 10)
+    ledger.ready("a", 1)
+    assert submitted(ledger) == ["urgent"]
+    ledger.ready("b", 2)
+    assert submitted(ledger) == ["c"]  # nobody was asked for in this step: the oldest
+    ledger.failed("urgent", 3)
+    ledger.release("r1")
+    assert ledger.num_pending == 0
+
+
 def test_one_larger_than_the_bound_goes_alone():
     ledger = AheadLedger(5)
     ledger.want("r", "large", 10)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import vllm_omni_sched.engine
-from vllm_omni_sched.monitor.exposition import merge, render
-from vllm_omni_sched.monitor.metrics import METRICS, PREFIX, Histogram, SchedulerMetrics
+import vllm_omni_sched
+from vllm_omni_sched.monitor.exposition import merge, render, values_of
+from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Histogram, SchedulerMetrics
 
 
 def samples(page: str) -> dict[tuple[str, frozenset], float]:
@@ -27,20 +27,22 @@ def test_every_attribute_is_published_exactly_once():
 
 def test_every_attribute_is_counted_by_the_engine():
     """A metric that nobody counts would read 0 for ever and mislead whoever looks at it."""
-    engine = "".join(path.read_text() for path in Path(vllm_omni_sched.engine.__path__[0]).glob("*.py"))
+    package = Path(vllm_omni_sched.__file__).parent
+    engine = "".join(path.read_text() for path in (*package.glob("engine/*.py"), package / "monitor" / "slo.py"))
     attributes = [field.name for field in dataclasses.fields(SchedulerMetrics)]
-    assert [name for name in attributes if not re.search(rf"metrics\.{name}(\.observe\(| [+-]?= )", engine)] == []
+    assert [
+        name for name in attributes if not re.search(rf"metrics\.{name}(\[[^=]+\])?(\.observe\(| [+-]?= )", engine)
+    ] == []
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_names_follow_the_rules(metric):
     assert re.fullmatch(r"[a-z][a-z_]*", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
-    assert (metric.kind == "histogram") == isinstance(
-        getattr(SchedulerMetrics(), next(iter(metric.fields.values()))), Histogram
-    )
+    for _, counted in values_of(metric, SchedulerMetrics()):
+        assert (metric.kind == "histogram") == isinstance(counted, Histogram)
     if metric.kind == "histogram":
-        assert metric.name.endswith(("_seconds", "_bytes"))
+        assert metric.name.endswith(("_seconds", "_bytes", "_requests"))
     assert (metric.label is None) == (list(metric.fields) == [""])
     assert metric.help.endswith(".")
 
@@ -52,9 +54,14 @@ def test_a_page_holds_every_metric_with_its_value():
         if metric.kind == "histogram":
             continue
         for label_value, attribute in metric.fields.items():
-            setattr(metrics, attribute, 10 * value + len(expected))
+            number = 10 * value + len(expected)
+            if label_value == EACH:
+                label_value = next(iter(getattr(metrics, attribute)))
+                getattr(metrics, attribute)[label_value] = number
+            else:
+                setattr(metrics, attribute, number)
             labels = frozenset({(metric.label, label_value)} if metric.label else ())
-            expected[metric.full_name, labels] = float(10 * value + len(expected))
+            expected[metric.full_name, labels] = float(number)
 
     read = samples(render(metrics).decode())
     assert {key: read[key] for key in expected} == expected

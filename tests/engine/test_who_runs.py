@@ -1,0 +1,261 @@
+"""Who runs now, on the real scheduler: order, limits, promises. Tokens are made up; decisions are real."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import RequestStatus
+
+from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step
+
+EMBEDS = 8
+
+
+def scheduler_with(options: dict[str, Any], *, async_scheduling: bool = False, **config: Any) -> Any:
+    return make_scheduler(
+        OmniScheduler if async_scheduling else OmniSyncScheduler,
+        async_scheduling=async_scheduling,
+        max_item_embeds=EMBEDS,
+        options={"metrics": False, **options},
+        **{"max_num_batched_tokens": 64, "encoder_cache_size": 64, "enable_prefix_caching": False, **config},
+    )
+
+
+def request(id_: str, prompt: int = 8, items: Any = (), *, max_tokens: int = 4, priority: int = 0, **extra: Any) -> Any:
+    made = make_request(id_, prompt, items, max_tokens=max_tokens, priority=priority)
+    made.sampling_params.extra_args = extra or None
+    return made
+
+
+def first_steps(scheduler: Any, count: int) -> list[list[str]]:
+    """Who is new in each of the next steps."""
+    return [[new.req_id for new in run_step(scheduler).scheduled.scheduled_new_reqs] for _ in range(count)]
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("vllm_omni_sched.engine.steered.monotonic_seconds", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_classes_then_slack_then_arrival(clock: Clock):
+    scheduler = scheduler_with({"waiting_order": "sla"}, max_num_seqs=1)
+    for one in (
+        request("batch", omni_class="batch"),
+        request("interactive"),
+        request("urgent", omni_ttft_ms=500),
+        request("favoured", priority=-1),
+        request("realtime", omni_class="realtime"),
+    ):
+        clock.now += 0.01
+        scheduler.add_request(one)
+    order = [new for step in first_steps(scheduler, 40) for new in step]
+    assert order == ["realtime", "favoured", "urgent", "interactive", "batch"]
+    assert scheduler.omni_metrics.admitted["realtime"] == 1
+    assert scheduler.omni_metrics.admitted["deadline"] == 2
+    assert len(scheduler._omni_book._of) == 0
+
+
+def test_a_session_is_realtime_and_comes_first(clock: Clock):
+    scheduler = scheduler_with({"waiting_order": "sla"}, max_num_seqs=1)
+    scheduler.add_request(request("text"))
+    scheduler.add_request(make_session_update("session", 8, max_tokens=1))
+    assert first_steps(scheduler, 1) == [["session"]]
+
+
+def test_who_has_waited_long_enough_goes_first_whatever_its_class(clock: Clock):
+    scheduler = scheduler_with({"waiting_order": "sla", "max_wait_seconds": 5}, max_num_seqs=1)
+    scheduler.add_request(request("batch", omni_class="batch"))
+    clock.now += 6
+    scheduler.add_request(request("realtime", omni_class="realtime"))
+    assert first_steps(scheduler, 1) == [["batch"]]
+    assert scheduler.omni_metrics.admitted["aged"] == 1
+
+
+def test_requests_that_share_an_item_run_next_to_each_other(clock: Clock):
+    scheduler = scheduler_with({"waiting_order": "sla"}, max_num_seqs=2)
+    for i, mm_hash in enumerate(("a", "b", "a")):
+        clock.now += 0.01
+        scheduler.add_request(request(f"r{i}", 20, [make_item(4, EMBEDS, mm_hash)]))
+    assert first_steps(scheduler, 1) == [["r0", "r2"]]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"omni_class": "interactiv"}, "did you mean 'interactive'"),
+        ({"omni_class": 3}, "omni_class must be one of"),
+        ({"omni_ttft_ms": -1}, "omni_ttft_ms must be a number of milliseconds above 0"),
+        ({"omni_itl_ms": "fast"}, "omni_itl_ms"),
+        ({"omni_itl_ms": True}, "omni_itl_ms"),
+        ({"omni_itl_ms": float("nan")}, "omni_itl_ms"),
+    ],
+)
+def test_a_promise_that_makes_no_sense_is_refused_and_others_go_on(extra, message, caplog):
+    scheduler = scheduler_with({"waiting_order": "sla", "slo_metrics": True})
+    scheduler.add_request(request("bad", **extra))
+    scheduler.add_request(request("good", max_tokens=1))
+    step = run_step(scheduler)
+    reasons = {out.request_id: str(out.finish_reason) for of in step.outputs.values() for out in of.outputs}
+    assert reasons == {"bad": "error", "good": "length"}
+    assert message in caplog.text
+    assert not scheduler.requests
+    assert len(scheduler._omni_slo) == len(scheduler._omni_book._of) == 0
+
+
+def test_the_batch_limit_holds_back_newcomers_and_preempts_nobody():
+    scheduler = scheduler_with({"batch_control": "pid", "batch_max": 4}, max_num_seqs=16)
+    for i in range(8):
+        scheduler.add_request(request(f"r{i}", max_tokens=50))
+    assert first_steps(scheduler, 1) == [["r0"]]  # starts at the minimum
+    scheduler._omni_steering.batch.limit = 3
+    assert first_steps(scheduler, 1) == [["r1", "r2"]]
+    scheduler._omni_steering.batch.limit = 1
+    assert first_steps(scheduler, 1) == [[]]
+    assert len(scheduler.running) == 3
+    assert scheduler.max_num_running_reqs == 16  # vLLM's own number is back
+
+
+def test_prompts_leave_room_for_those_who_decode():
+    scheduler = scheduler_with({"prefill_control": "adaptive", "prefill_min_tokens": 10}, max_num_batched_tokens=64)
+    scheduler.add_request(request("long", 60, max_tokens=2))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"long": 60}  # nobody decodes: all of it
+    scheduler.add_request(request("next", 60))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"long": 1, "next": 10}
+    assert scheduler.max_num_scheduled_tokens == 64
+
+
+def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
+    prompts = {"huge": 600, "large": 300, "small": 20}
+    steps = {}
+    for pieces in (False, True):
+        scheduler = scheduler_with({"pieces": pieces}, max_num_batched_tokens=256)
+        for id_, length in prompts.items():
+            scheduler.add_request(request(id_, length))
+        steps[pieces] = run_step(scheduler).scheduled.num_scheduled_tokens
+    assert steps[False] == {"huge": 256}
+    assert steps[True] == {"huge": 118, "large": 118, "small": 20}
+
+
+def test_the_encoder_budget_is_split_among_modalities():
+    scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
+    scheduler.max_num_encoder_input_tokens = 32  # of four items
+    scheduler._omni_steering._split.profiled_embeds = 32
+    pictures = [make_item(4 + i * EMBEDS, EMBEDS, f"picture-{i}") for i in range(6)]
+    sounds = [make_item(4 + i * EMBEDS, EMBEDS, f"sound-{i}", modality="audio") for i in range(6)]
+    scheduler.add_request(request("pictures", 80, pictures))
+    scheduler.add_request(request("sounds", 80, sounds))
+    encoded = run_step(scheduler).scheduled.scheduled_encoder_inputs
+    assert encoded == {"pictures": [0, 1], "sounds": [0, 1]}
+    parts = scheduler.omni_metrics.encoder_parts
+    assert (parts["fair"], parts["all"]) == (2, 0)
+
+
+def test_goodput_counts_who_got_what_was_promised(clock: Clock):
+    scheduler = scheduler_with({"slo_metrics": True})
+    scheduler.add_request(request("quick", max_tokens=3))
+    scheduler.add_request(request("late", max_tokens=3, omni_ttft_ms=10))
+    scheduler.add_request(request("gone", max_tokens=50))
+    for _ in range(3):
+        clock.now += 0.05
+        run_step(scheduler)
+    scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
+    metrics = scheduler.omni_metrics
+    assert (metrics.slo_met["interactive"], metrics.slo_missed["interactive"]) == (1, 1)
+    assert sum(metrics.ttft_seconds["interactive"].counts) == 3
+    assert sum(metrics.itl_seconds["interactive"].counts) == 6
+    assert len(scheduler._omni_slo) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_control": "adaptive"}, "batch_control"),
+        ({"batch_min": 9, "batch_max": 3}, "batch_min"),
+        ({"waiting_order": "slo"}, "waiting_order"),
+        ({"prefill_control": "pdi"}, "did you mean 'pid'"),
+        ({"decode_pace": 2}, "decode_pace"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        scheduler_with(options)
+
+
+EVERYTHING = {
+    "waiting_order": "sla",
+    "max_wait_seconds": 0.05,
+    "batch_control": "pid",
+    "prefill_control": "adaptive",
+    "control_interval_ms": 1,
+    "prefill_min_tokens": 4,
+    "pieces": True,
+    "encoder_split": True,
+    "slo_metrics": True,
+}
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_steered_every_request_leaves_once(seed: int, async_scheduling: bool):
+    """Random options, arrivals, aborts, few blocks."""
+    chance = random.Random(seed)
+    options = {name: value for name, value in EVERYTHING.items() if chance.random() < 0.7}
+    if chance.random() < 0.3:
+        options["prefill_control"] = "aimd"
+    scheduler = scheduler_with(
+        options,
+        async_scheduling=async_scheduling,
+        num_blocks=chance.choice([12, 40, 400]),
+        max_num_seqs=chance.choice([2, 16]),
+        encoder_cache_size=chance.choice([EMBEDS, 24, 64]),
+    )
+    left: dict[str, int] = {}
+    aborted: set[str] = set()
+    added = 0
+    for _ in range(3000):
+        if added < 30 and chance.random() < 0.4:
+            items, offset = [], 0
+            for _ in range(chance.randrange(0, 4)):
+                offset += chance.randrange(0, 20)
+                modality = chance.choice(["image", "audio"])
+                items.append(make_item(offset, EMBEDS, f"{modality}-{chance.randrange(9)}", modality=modality))
+                offset += EMBEDS
+            extra = {"omni_class": chance.choice(["realtime", "interactive", "batch"])}
+            prompt = offset + chance.randrange(1, 30)
+            scheduler.add_request(request(f"r{added}", prompt, items, max_tokens=chance.randrange(1, 20), **extra))
+            added += 1
+        if chance.random() < 0.03 and scheduler.requests:
+            victim = chance.choice(sorted(scheduler.requests))
+            scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+            aborted.add(victim)
+        step = run_step(scheduler)
+        for of in (step.outputs or {}).values():
+            for out in of.outputs:
+                if out.finish_reason is not None:
+                    left[out.request_id] = left.get(out.request_id, 0) + 1
+        if added == 30 and not scheduler.requests:
+            break
+    assert not scheduler.requests
+    assert set(left) | aborted == {f"r{i}" for i in range(30)}
+    assert set(left.values()) <= {1}
+    assert not set(left) & aborted
+    assert len(scheduler._omni_book._of) == 0
+    assert not scheduler.waiting
+
+
+def test_without_a_deciding_option_nothing_of_it_is_there():
+    scheduler = scheduler_with({})
+    assert not scheduler._omni_steers
+    assert type(scheduler.waiting).__module__ == "vllm.v1.core.sched.request_queue"
+    assert SamplingParams().extra_args is None

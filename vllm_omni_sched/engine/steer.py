@@ -1,0 +1,159 @@
+"""The limits of a step, steered: how many requests, how many prompt tokens, how much encoding.
+
+vLLM reads its limits anew in each step. They are set before ``super().schedule()``, never above what the
+engine was profiled for, and set back after it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from vllm_omni_sched.config import ControlMode, OmniSchedConfig
+from vllm_omni_sched.graph.pieces import Pieces, Work
+from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
+from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
+from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
+
+_LOOK_AHEAD = 16  # waiting requests that a plan takes into account; a step seldom starts more
+
+
+def make_control(mode: ControlMode, config: OmniSchedConfig, minimum: int, maximum: int) -> BatchControl | None:
+    """The control that an option names; None for ``off``."""
+    target, interval = config.control_target_ms / 1e3, config.control_interval_ms / 1e3
+    minimum = min(minimum, maximum)
+    if mode is ControlMode.PID:
+        return PidBatch(target, interval, minimum, maximum)
+    if mode is ControlMode.AIMD:
+        return AimdBatch(target, interval, minimum, maximum, increase=max(1, maximum // 32))
+    if mode is ControlMode.ADAPTIVE:
+        return AdaptivePrefill(target, minimum, maximum)
+    return None
+
+
+class Steering:
+    """Reads the scheduler, asks the policies, sets the limits.
+
+    1. ``batch_control`` bounds the requests that run, but never below those that run already: nobody is preempted.
+    2. ``prefill_control`` bounds the prompt tokens of a step while somebody decodes.
+    3. ``pieces`` bounds what one prompt gets, while several want more than there is.
+    4. ``encoder_split`` bounds what one modality's items get of the encoder budget, while several wait.
+    """
+
+    def __init__(self, scheduler: Any, config: OmniSchedConfig, metrics: SchedulerMetrics) -> None:
+        self._scheduler = scheduler
+        self._metrics = metrics
+        profiled = scheduler.max_num_scheduled_tokens
+        # What bounds admission alone, where vLLM (0.32) tells it from the workers' slots.
+        self._admission = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
+        self._slots = getattr(scheduler, self._admission)
+        self.batch = make_control(config.batch_control, config, config.batch_min, min(config.batch_max, self._slots))
+        self.prefill = make_control(config.prefill_control, config, config.prefill_min_tokens, profiled)
+        self._pieces = Pieces() if config.pieces else None
+        embeds = scheduler.max_num_encoder_input_tokens
+        self._split = EncoderBudget(embeds) if config.encoder_split and embeds > 0 else None
+        self._parts: dict[str, int] = {}  # modality -> embeddings left in this step
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is steered."""
+        return any(one is not None for one in (self.batch, self.prefill, self._pieces, self._split))
+
+    @contextmanager
+    def limits(self, now: float) -> Iterator[None]:
+        """The limits of one step."""
+        scheduler, settings = self._scheduler, self._scheduler.scheduler_config
+        before = scheduler.max_num_scheduled_tokens, getattr(scheduler, self._admission)
+        threshold = settings.long_prefill_token_threshold
+        try:
+            if self.batch is not None:
+                setattr(scheduler, self._admission, min(before[1], max(self.batch.limit, len(scheduler.running))))
+            decoding = self._num_decoding()
+            if self.prefill is not None and decoding:
+                scheduler.max_num_scheduled_tokens = min(before[0], decoding + self.prefill.limit)
+            if self._pieces is not None:
+                self._cut(scheduler.max_num_scheduled_tokens - decoding)
+            if self._split is not None:
+                self._share_encoder(now)
+            yield
+        finally:
+            scheduler.max_num_scheduled_tokens = before[0]
+            setattr(scheduler, self._admission, before[1])
+            settings.long_prefill_token_threshold = threshold
+
+    def _num_decoding(self) -> int:
+        return sum(request.num_computed_tokens >= request.num_prompt_tokens for request in self._scheduler.running)
+
+    def _waiting(self) -> Iterator[Any]:
+        return islice(iter(self._scheduler.waiting), _LOOK_AHEAD)
+
+    def _cut(self, budget: int) -> None:
+        wanted = [request.num_tokens - request.num_computed_tokens for request in self._scheduler.running]
+        prefilling = [tokens for tokens in wanted if tokens > 1]
+        prefilling += [max(1, r.num_tokens - r.num_computed_tokens) for r in self._waiting()]
+        if len(prefilling) < 2 or sum(prefilling) <= budget:
+            return
+        pieces = self._pieces.plan([Work(str(i), n) for i, n in enumerate(prefilling)], max(budget, 1))  # type: ignore[union-attr]
+        largest = max(piece.amount for piece in pieces)
+        settings = self._scheduler.scheduler_config
+        limit = settings.long_prefill_token_threshold
+        settings.long_prefill_token_threshold = min(limit, largest) if limit else largest
+
+    # -- encoder budget ----------------------------------------------------
+
+    def _share_encoder(self, now: float) -> None:
+        self._parts = {}
+        found: dict[str, list[int]] = {}
+        since: dict[str, float] = {}
+        for order, request in enumerate((*self._scheduler.running, *self._waiting())):
+            features = request.mm_features
+            if not isinstance(features, FeatureList) or not features.ends_after(request.num_computed_tokens):
+                continue
+            ahead = features.spans.overlapping(
+                request.num_computed_tokens, request.num_computed_tokens + self._scheduler.max_num_scheduled_tokens
+            )
+            for i in ahead:
+                found.setdefault(features[i].modality, []).append(request.get_num_encoder_embeds(i))
+                since.setdefault(features[i].modality, float(order))  # nearer to its turn is older
+        if len(found) < 2:
+            return
+        demands = [ModalityDemand(m, sum(of), max(of), of[0], since[m]) for m, of in found.items() if min(of) > 0]
+        assert self._split is not None
+        plan = self._split.plan(self._split.profiled_embeds, demands)
+        metrics = self._metrics
+        self._parts = {share.modality: share.embeds for share in plan.shares}
+        for share in plan.shares:
+            metrics.encoder_parts[share.reason.value] += 1
+
+    def encoder_budget(self, features: Any, num_computed_tokens: int, budget: int) -> int:
+        """What the next item's modality has left of ``budget``."""
+        if not self._parts or not isinstance(features, FeatureList):
+            return budget
+        following = features.spans.num_covered(num_computed_tokens)
+        if following >= len(features):
+            return budget
+        return min(budget, self._parts.get(features[following].modality, budget))
+
+    def encoded(self, request: Any, inputs: list[int]) -> None:
+        """These items of a request are encoded in this step."""
+        for i in inputs if self._parts else ():
+            modality = request.mm_features[i].modality
+            if modality in self._parts:
+                self._parts[modality] = max(0, self._parts[modality] - request.get_num_encoder_embeds(i))
+
+    # -- what steps took ---------------------------------------------------
+
+    def stepped(self, now: float, seconds: float, num_requests: int, prompt_tokens: int) -> None:
+        """What a step took, of so many requests and prompt tokens."""
+        metrics = self._metrics
+        if self.batch is not None:
+            self.batch.observe(seconds, now, num_requests)
+            metrics.batch_limit = self.batch.limit
+            metrics.batch_updates[self.batch.reason.value] += 1
+        if self.prefill is not None:
+            self.prefill.observe(seconds, now, prompt_tokens)
+            metrics.prefill_limit = self.prefill.limit
+            metrics.prefill_updates[self.prefill.reason.value] += 1

@@ -1,0 +1,101 @@
+"""vLLM's waiting queues in the order of `graph.WaitingQueue`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+from vllm_omni_sched.engine.sla import SlaBook
+from vllm_omni_sched.graph.order import Placed, WaitingOrder
+from vllm_omni_sched.graph.waiting_queue import WaitingQueue
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+
+
+class SlaRequestQueue(RequestQueue):
+    """A queue for ``Scheduler.waiting`` whose first request is the policy's.
+
+    1. Time stands still during a step (`now` is the step's), so that what is popped is what was seen.
+    2. To prepend is to add, as in vLLM's priority queue: who was preempted or held back keeps its arrival,
+       and so its place.
+    """
+
+    def __init__(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics, now: Callable[[], float]) -> None:
+        self._queue = WaitingQueue(order)
+        self._book = book
+        self._metrics = metrics
+        self._now = now
+        self._requests: dict[str, Request] = {}
+
+    def add_request(self, request: Request) -> None:
+        now = self._now()
+        self._requests[request.request_id] = request
+        self._queue.push(self._book.waiting(request, now), now)
+
+    def head(self) -> Placed | None:
+        """The first request as the policy sees it, and why it stands there."""
+        return self._queue.peek(self._now())
+
+    def peek_request(self) -> Request:
+        head = self.head()
+        if head is None:
+            raise IndexError("peek from an empty queue")
+        return self._requests[head.request.request_id]
+
+    def pop_request(self) -> Request:
+        head = self._queue.pop(self._now())
+        if head is None:
+            raise IndexError("pop from an empty queue")
+        metrics = self._metrics
+        metrics.admitted[head.reason.value] += 1
+        return self._requests.pop(head.request.request_id)
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:  # type: ignore[override]
+        for request in requests:
+            self.add_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._queue.remove(request.request_id)
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        for request in set(requests):
+            if request.request_id in self._requests:
+                self.remove_request(request)
+
+    def __contains__(self, request: Any) -> bool:
+        return getattr(request, "request_id", None) in self._requests
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self._requests[one.request_id] for one in self._queue.ordered(self._now()))
+
+
+class WaitingOrderMixin:
+    """Lets a scheduler take the waiting requests in our order. Without `omni_order_by` nothing changes."""
+
+    _omni_order: WaitingOrder | None = None
+    _omni_step_time = 0.0
+
+    def omni_order_by(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics) -> None:
+        """From the start: both of vLLM's queues must still be empty."""
+        self._omni_order = order
+        for name in ("waiting", "skipped_waiting"):
+            if hasattr(self, name):
+                setattr(self, name, SlaRequestQueue(order, book, metrics, lambda: self._omni_step_time))
+
+    def _select_waiting_queue_for_scheduling(self) -> Any:
+        """vLLM before 0.32 keeps those it had to skip apart: the better of both heads is next."""
+        ours = [queue for queue in (getattr(self, "skipped_waiting", None), self.waiting) if queue]  # type: ignore[attr-defined]
+        if self._omni_order is None or not all(isinstance(queue, SlaRequestQueue) for queue in ours):
+            return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
+        order, now = self._omni_order, self._omni_step_time
+        return min(ours, key=lambda queue: order.key(queue.head().request, now), default=None)
