@@ -5,7 +5,7 @@ file that is named there: ``{"omni_sched": "/etc/omni_sched.yaml"}``.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,13 @@ class ReleaseMode(str, Enum):
 
     SPILL = "spill"
     KEEP = "keep"
+
+
+class EvictionOrder(str, Enum):
+    """Which freeable encoding leaves the encoder cache first."""
+
+    AGE = "age"  # the one that has been freeable for longest, as in vLLM
+    WORTH = "worth"  # the one worth least
 
 
 class OrderMode(str, Enum):
@@ -60,6 +67,17 @@ class OmniSchedConfig(BaseModel):
     encoder_cache: Toggle = Field(
         Toggle.AUTO,
         description="Use OmniEncoderCacheManager: an index and reference counts, so that freeing an item is O(1).",
+    )
+    encoder_cache_order: EvictionOrder = Field(
+        EvictionOrder.AGE,
+        description="Which encoding goes when the encoder cache is full: the one unused longest, as in vLLM, or the "
+        "one of least worth, seconds to encode it again × recent uses / bytes.",
+    )
+    encoder_cache_host_bytes: int = Field(
+        0,
+        ge=0,
+        description="Host memory for encodings that left the encoder cache, in bytes: they are restored, not encoded "
+        "again, where that is quicker. Needs `encode_ahead`; 0 keeps none.",
     )
     strip_frontier: Toggle = Field(
         Toggle.AUTO,
@@ -205,6 +223,11 @@ class OmniSchedConfig(BaseModel):
     def _release(cls, value: Any) -> Any:
         return ReleaseMode(value) if isinstance(value, str) and value in {m.value for m in ReleaseMode} else value
 
+    @field_validator("encoder_cache_order", mode="before")
+    @classmethod
+    def _cache_order(cls, value: Any) -> Any:
+        return EvictionOrder(value) if isinstance(value, str) and value in {o.value for o in EvictionOrder} else value
+
     @field_validator("waiting_order", mode="before")
     @classmethod
     def _order(cls, value: Any) -> Any:
@@ -252,7 +275,7 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
 
     Raises:
         ConfigError: it is no mapping, the file it names cannot be read, or an option is
-            unknown, of the wrong type or out of range. The message names the key.
+            unknown, of the wrong type, out of range, or needs another one. The message names the key.
     """
     if additional_config is None:
         return OmniSchedConfig()
@@ -269,9 +292,25 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
         kind = type(options).__name__
         raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
     try:
-        return OmniSchedConfig(**{str(k): v for k, v in options.items()})
+        config = OmniSchedConfig(**{str(k): v for k, v in options.items()})
     except ValidationError as error:
         raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+    for problem in _contradictions(config):
+        raise ConfigError(f"{where}: {problem}")
+    return config
+
+
+def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
+    """What was asked for and lacks what it needs."""
+    host = config.encoder_cache_host_bytes
+    if host and not config.encode_ahead:
+        yield (
+            f"option 'encoder_cache_host_bytes' is {host}, but encodings are restored through encode-ahead's "
+            "connector: set 'encode_ahead' to true, or 'encoder_cache_host_bytes' to 0"
+        )
+    if (host or config.encoder_cache_order is EvictionOrder.WORTH) and config.encoder_cache is Toggle.OFF:
+        name = "encoder_cache_host_bytes" if host else "encoder_cache_order"
+        yield f"option {name!r} needs our encoder cache manager: set 'encoder_cache' to 'auto', or leave {name!r} out"
 
 
 def _read_yaml(path: str) -> Any:

@@ -8,6 +8,7 @@
     ├── UnsupportedVllmError     the installed vLLM is not one we support
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone
     ├── SessionOutOfSyncError    a worker holds another state of a session than the scheduler believes
+    ├── EncodingLostError        a worker does not hold an encoding that the scheduler believes it holds
     └── LaneError                a piece of work in a lane came to nothing
         ├── LaneClosedError      the lane was closed before
         ├── LaneDiedError        its process ended in the middle of it
@@ -37,6 +38,10 @@ class MissingSymbolError(OmniSchedError, RuntimeError):
 
 class SessionOutOfSyncError(OmniSchedError, RuntimeError):
     """A session update does not continue what the worker holds; applying it would give wrong tokens."""
+
+
+class EncodingLostError(OmniSchedError, RuntimeError):
+    """An encoding was to be restored that is not there; going on would give wrong tokens."""
 
 
 class LaneError(OmniSchedError, RuntimeError):

@@ -89,6 +89,13 @@ INVENTORY: tuple[Override, ...] = (
         "oldest supported vLLM is 0.33",
     ),
     Override(
+        "EncoderCacheManager.freeable",
+        "a dict whose first entry, the one vLLM evicts, is chosen by worth",
+        "encoder_cache_order worth, or encoder_cache_host_bytes (then in vLLM's order, and evictions are noted)",
+        "tests/properties/test_encoder_worth.py",
+        "vLLM lets an encoder cache manager choose what it evicts",
+    ),
+    Override(
         "sched.output.strip_covered_mm_data",
         "rebound: a FeatureList moves its frontier, any other list goes to vLLM's function",
         "strip_frontier, vLLM 0.29+, from the first OmniScheduler of a process on",
@@ -118,7 +125,8 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "GPUModelRunner._update_states (V1)",
-        "before super(): session deltas become full entries, restored items are put back",
+        "before super(): session deltas become full entries, restored items are put back, and with "
+        "encoder_cache_host_bytes encodings that it frees go to host memory",
         _OURS,
         "tests/engine/test_same_tokens.py",
         "vLLM sends deltas of sessions itself",
@@ -180,7 +188,7 @@ INVENTORY: tuple[Override, ...] = (
         "runner V1 runs the connector of an ec_both instance in every step",
     ),
     Override(
-        "GPUModelRunner.load_model, ActiveECConnector.maybe_get_output (V2)",
+        "GPUModelRunner.load_model, free_states, ActiveECConnector.maybe_get_output (V2)",
         "after super(): the lane is built as in V1; around super(), in a step without tokens: a wait for an encode",
         "encode_ahead, model runner V2",
         "tests/engine/test_ahead_runner_v2.py",

@@ -223,3 +223,26 @@ def test_whatever_comes_every_request_leaves_once_with_the_right_embeddings(seed
         assert len(engine.scheduler._omni_planner.ledger) == 0
         assert engine.worker._made == {}
         assert engine.device.asked("lane", "mark")
+
+
+def test_what_the_encoder_cache_lets_go_comes_back_from_host_memory():
+    """The gather of each step compares every embedding with the one that the model would make."""
+    with Engine(encoder_cache_size=24, options={"encoder_cache_host_bytes": 1 << 20}) as engine:
+        engine.run(Random(5), 25, values=range(6))
+        assert all(len(reasons) == 1 for reasons in engine.left.values())
+        assert engine.scheduler._omni_planner.host.restored > 0
+        assert engine.worker.host.num_bytes <= 1 << 20
+        held = set(engine.runner.encoder_cache.encoder_outputs)
+        assert held == set(engine.scheduler.encoder_cache_manager.cached)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_small_cache_leaves_nobody_waiting_and_nothing_behind(seed: int):
+    rng = Random(seed)
+    with Engine(
+        async_scheduling=bool(seed % 2), encoder_cache_size=24, num_blocks=rng.choice([14, 40]), max_num_seqs=4
+    ) as engine:
+        engine.run(rng, 20, values=range(10))
+        held = set(engine.runner.encoder_cache.encoder_outputs)
+        assert held == set(engine.scheduler.encoder_cache_manager.cached)
+        assert engine.worker._made == {}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tests.engine.test_ahead_decisions import Bench
+from tests.engine.harness.bench import Bench
 from vllm_omni_sched import compat
 
 pytestmark = pytest.mark.skipif(

@@ -34,6 +34,10 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant):
     assert ran["still_there"] == []
 
 
+def test_who_was_preempted_got_encodings_back_from_host_memory(in_process: Results):
+    assert in_process.of_ours("scarce-host", "crowd")["tiers"]["host"] > 0
+
+
 @pytest.mark.parametrize("engine", ["tight", "tight-async"])
 def test_same_decisions(in_process: Results, engine):
     """Where all encoder outputs stay cached stock survives, so the two can be compared step by step."""

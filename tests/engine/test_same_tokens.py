@@ -10,6 +10,7 @@ from tests.engine.harness.engines import VARIANTS, stock_engines
 from tests.engine.harness.scenarios import ITEMS_OF_LONG_SESSION, SCENARIOS
 from tests.engine.harness.workload import Session
 
+OTHER_DECISIONS = ("encode-ahead", "worth")
 SCENARIOS_OF_STOCK = {spec.name: spec.scenarios for spec in stock_engines("llava", "voxtral")}
 CASES = [
     pytest.param(variant, scenario, id=f"{variant.name}-{scenario}")
@@ -26,7 +27,7 @@ def test_same_tokens(in_process: Results, variant, scenario):
     assert first_difference(expected, in_process.of_ours(variant.name, scenario)["requests"]) is None
 
 
-@pytest.mark.parametrize(("variant", "scenario"), [case for case in CASES if "encode-ahead" not in case.id])
+@pytest.mark.parametrize(("variant", "scenario"), [case for case in CASES if not case.id.startswith(OTHER_DECISIONS)])
 def test_same_decisions(in_process: Results, variant, scenario):
     """Which requests ran in each step, with how many tokens, and which items were encoded in it."""
     expected = in_process.of_stock(variant.stock, scenario)["steps"]
@@ -38,6 +39,16 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant, scenari
     ran = in_process.of_ours(variant.name, scenario)
     assert ran["left"] == {request.id: 1 for request in SCENARIOS[scenario]().requests}
     assert ran["still_there"] == []
+
+
+@pytest.mark.parametrize("variant", ["encode-ahead-host", "encode-ahead-host-worth"])
+def test_what_left_the_encoder_cache_came_back_from_host_memory(in_process: Results, variant):
+    """25 pictures, of which 12 fit: none is encoded twice but those of the requests that asked at the same time."""
+    before = in_process.of_stock("chunked", "returning_images")["steps"]
+    encoded_by_stock = sum(step.count(",") + step.count("[") for step in before if " | encode " in step)
+    tiers = in_process.of_ours(variant, "returning_images")["tiers"]
+    assert tiers["host"] > 25
+    assert tiers["lane"] + tiers["miss"] < encoded_by_stock
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS_OF_STOCK["async"])

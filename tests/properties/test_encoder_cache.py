@@ -13,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched import OmniEncoderCacheManager
+from vllm_omni_sched.config import EvictionOrder
+from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
 from vllm_omni_sched.testing import make_item, make_request
 
 NUM_REQUESTS = 4
@@ -37,12 +39,14 @@ class Cache(RuleBasedStateMachine):
     """Operations in the order in which the scheduler issues them for one item: look up, make room, allocate; later
     release."""
 
+    make_ours = OmniEncoderCacheManager
+
     @initialize(
         cache_size=st.sampled_from([5, 8, 20]), kinds=st.lists(contents, min_size=NUM_REQUESTS, max_size=NUM_REQUESTS)
     )
     def start(self, cache_size: int, kinds: list[list[int]]) -> None:
         self.stock = EncoderCacheManager(cache_size)
-        self.ours = OmniEncoderCacheManager(cache_size)
+        self.ours = self.make_ours(cache_size)
         self.requests = [request_of(number, of_one) for number, of_one in enumerate(kinds)]
 
     def both(self, name: str, *args: Any) -> Any:
@@ -89,6 +93,18 @@ class Cache(RuleBasedStateMachine):
 
 TestCache = Cache.TestCase
 TestCache.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+class CacheThatKnowsWorth(Cache):
+    """With the order of age, the manager that knows worth decides as stock does, whatever things are worth."""
+
+    def make_ours(self, cache_size: int) -> Any:
+        now = iter(range(1 << 30))
+        return WorthEncoderCacheManager(cache_size, EvictionOrder.AGE, clock=lambda: float(next(now)))
+
+
+TestCacheThatKnowsWorth = CacheThatKnowsWorth.TestCase
+TestCacheThatKnowsWorth.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @dataclass

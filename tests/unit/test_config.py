@@ -37,6 +37,13 @@ def test_a_yaml_file_may_be_named(tmp_path):
         ({"spill_max_bytes": -1}, "nearest valid value is 0"),
         ({"metrics_interval_seconds": 100}, "nearest valid value is 60"),
         ({"metrics": "yes"}, "'metrics': input should be a valid boolean"),
+        ({"encoder_cache_order": "old"}, r"'encoder_cache_order' must be one of \['age', 'worth'\], got 'old'"),
+        ({"encoder_cache_host_bytes": 1}, "'encoder_cache_host_bytes' is 1, but .* set 'encode_ahead' to true, or"),
+        (
+            {"encoder_cache_host_bytes": 1, "encode_ahead": True, "encoder_cache": "off"},
+            "'encoder_cache_host_bytes' needs our encoder cache manager: set 'encoder_cache' to 'auto'",
+        ),
+        ({"encoder_cache_order": "worth", "encoder_cache": "off"}, "'encoder_cache_order' needs our encoder cache"),
         ("no/such/file.yaml", "names the file 'no/such/file.yaml', which cannot be read: No such file"),
         (3, "must be a mapping of options or the path of a YAML file, got int"),
     ],

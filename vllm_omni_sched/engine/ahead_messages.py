@@ -5,6 +5,8 @@ from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 
+from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
+
 
 @dataclass
 class AheadOrders(ECConnectorMetadata):
@@ -17,6 +19,7 @@ class AheadOrders(ECConnectorMetadata):
         share: part of the device's time that the lane may take, in (0, 1].
         pending: encodes are under way; a step without tokens waits for one.
         rest_seconds: a step with tokens waits as long as this for one, before it begins.
+        host: what goes to host memory, and what comes back from there.
     """
 
     forget: tuple[str, ...] = ()
@@ -25,6 +28,7 @@ class AheadOrders(ECConnectorMetadata):
     share: float = 1.0
     pending: bool = False
     rest_seconds: float = 0.0
+    host: HostOrders = field(default_factory=HostOrders)
 
 
 @dataclass
@@ -35,15 +39,27 @@ class AheadReport(ECConnectorWorkerMetadata):
         ready: ticket -> mm_hash, seconds in the lane.
         failed: ticket -> mm_hash, reason.
         restarts: times that the lane's process was replaced.
+        times: modality -> embeddings made, seconds that took.
+        host: what became of orders about host memory.
     """
 
     ready: dict[int, tuple[str, float]] = field(default_factory=dict)
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)
     restarts: int = 0
+    times: dict[str, tuple[int, float]] = field(default_factory=dict)
+    host: HostReport = field(default_factory=HostReport)
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
         """Reports of one worker, one after the other."""
         assert isinstance(other, AheadReport)
+        times = dict(self.times)
+        for modality, (embeds, seconds) in other.times.items():
+            before = times.get(modality, (0, 0.0))
+            times[modality] = before[0] + embeds, before[1] + seconds
         return AheadReport(
-            {**self.ready, **other.ready}, {**self.failed, **other.failed}, max(self.restarts, other.restarts)
+            {**self.ready, **other.ready},
+            {**self.failed, **other.failed},
+            max(self.restarts, other.restarts),
+            times,
+            self.host.plus(other.host),
         )

@@ -11,6 +11,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
@@ -35,6 +36,7 @@ class AheadPlanner:
     5. Only the items of the next chunk are looked at, however long the list.
     6. `LaneShare` follows the inter-token latency; `DecodePace` leaves the lane that share where both use the
        same processors.
+    7. What workers hold in host memory is ready: it is restored, not encoded.
     """
 
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
@@ -56,6 +58,9 @@ class AheadPlanner:
         self.items_visited = 0
         self._counts_news = compat.ec_connectors_have_stats()
         self._news: tuple[list[float], int] = ([], 0)
+        self.host = HostPlanner(config.encoder_cache_host_bytes)
+        self.taken_from_lane = 0
+        self.encoded_in_step = 0
 
     def bind(self, scheduler: Any, book: SlaBook, steps: StepMeter, metrics: SchedulerMetrics) -> None:
         """Let this planner see what runs, and what is in the encoder cache."""
@@ -64,6 +69,7 @@ class AheadPlanner:
         self._book = book
         self._metrics = metrics
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
+        self.host.bind(scheduler.encoder_cache_manager)
 
     def stepped(self, now: float) -> None:
         """A step's tokens are out: the lane's share follows how long they took."""
@@ -131,7 +137,7 @@ class AheadPlanner:
             i
             for i in window
             if features[i].identifier not in cached
-            and self.ledger.state(features[i].identifier) is not EncodeState.READY
+            and not self.is_ready(features[i].identifier)
             and features[i].data is not None
             and "address" not in features[i].data
             and features[i].modality != "prompt_embeds"
@@ -173,11 +179,15 @@ class AheadPlanner:
         return num_new_tokens if limit is None else max(0, min(num_new_tokens, limit - num_computed_tokens))
 
     def is_ready(self, mm_hash: str) -> bool:
-        return self.ledger.state(mm_hash) is EncodeState.READY
+        return self.ledger.state(mm_hash) is EncodeState.READY or self.host.has(mm_hash)
 
     def allocated(self, request: Request, item: int) -> None:
         """The encoder cache has made room for this item."""
-        self.ledger.load(request.mm_features[item].identifier)
+        mm_hash = request.mm_features[item].identifier
+        if self.ledger.load(mm_hash):
+            self.taken_from_lane += 1
+        elif not self.host.restore(mm_hash):
+            self.encoded_in_step += 1
 
     def release(self, request_id: str) -> None:
         """The request is over."""
@@ -189,7 +199,7 @@ class AheadPlanner:
     @property
     def has_orders(self) -> bool:
         """Workers are still to be told something, though no request may be left."""
-        return self.ledger.has_orders
+        return self.ledger.has_orders or self.host.has_orders
 
     def take_orders(self, output: SchedulerOutput) -> AheadOrders:
         """For the workers, with this step."""
@@ -201,12 +211,15 @@ class AheadPlanner:
             submit.append((mm_hash, ticket, feature.modality, feature.data))
         if len(self._features) > len(self.ledger):
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
+        host = self.host.take_orders(output.free_encoder_mm_hashes)
+        # Who wanted it may have been preempted, and it evicted, later in the step: no worker would ever free it.
+        cached = self._scheduler.encoder_cache_manager.cached
+        load = tuple(mm_hash for mm_hash in orders.load if mm_hash in cached)
+        forget = orders.forget + tuple(mm_hash for mm_hash in orders.load if mm_hash not in cached)
         if len(self._wanted) > 2 * len(self.ledger) + 64:
             self._wanted = {h: w for h, w in self._wanted.items() if self.ledger.state(h) is not None}
         self.rest_seconds = self._rest_before(output)
-        return AheadOrders(
-            orders.forget, orders.load, submit, self.share, self.ledger.num_pending > 0, self.rest_seconds
-        )
+        return AheadOrders(forget, load, submit, self.share, self.ledger.num_pending > 0, self.rest_seconds, host)
 
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""
@@ -227,6 +240,8 @@ class AheadPlanner:
             self._failed.update(self.ledger.failed(mm_hash, ticket))
             self._wanted.pop(mm_hash, None)
         metrics.lane_restarts = max(metrics.lane_restarts, report.restarts)
+        self.host.take_encode_times(report.times)
+        self.host.take_report(report.host)
 
     @property
     def has_news(self) -> bool:
@@ -247,3 +262,6 @@ class AheadPlanner:
         """Hand over what is known here."""
         metrics.ahead_pending = self.ledger.num_pending
         metrics.lane_share = self.share
+        metrics.encoder_tier_lane = self.taken_from_lane
+        metrics.encoder_tier_miss = self.encoded_in_step
+        self.host.count_into(metrics)

@@ -24,3 +24,10 @@ def wait_when_idle(ahead: Any, scheduler_output: SchedulerOutput) -> None:
     orders = scheduler_output.ec_connector_metadata  # None in the steps of a warm-up
     if orders is not None and orders.pending and not scheduler_output.total_num_scheduled_tokens:
         ahead.wait(_IDLE_WAIT_SECONDS)
+
+
+def keep_what_is_freed(ahead: Any, scheduler_output: SchedulerOutput, encoder_cache: Any) -> None:
+    """Before vLLM frees encodings, those that the host tier wants go there. ``encoder_cache``: mm_hash -> tensor."""
+    orders = scheduler_output.ec_connector_metadata if ahead is not None else None
+    if orders is not None:
+        ahead.host.before_frees(orders.host, encoder_cache)

@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_encode import Encode, build_lane
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.host_store import HostStore
 from vllm_omni_sched.engine.warm_up import WARM_UP
 from vllm_omni_sched.errors import LaneError
 from vllm_omni_sched.lanes import InlineLane, Job, Lane, ProcessLane
@@ -35,6 +36,8 @@ class AheadWorker:
         self._failed: dict[int, tuple[str, str]] = {}
         self._share = 1.0
         self._restarts = 0  # of lanes before this one
+        self._times: dict[str, tuple[int, float]] = {}  # modality -> embeddings, seconds
+        self.host = HostStore(config.encoder_cache_host_bytes)
 
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
         """Build the lane around this model's encoders, and warm it up; raises as `build_lane` does."""
@@ -55,6 +58,7 @@ class AheadWorker:
                 self._lane.cancel(mm_hash)
         for mm_hash in orders.load:
             encoder_cache[mm_hash] = self._made.pop(mm_hash)
+        self.host.restore(orders.host, encoder_cache)
         for mm_hash, ticket, modality, data in orders.submit:
             self._tickets[mm_hash] = ticket
             self._backlog[mm_hash] = (modality, data)
@@ -78,11 +82,13 @@ class AheadWorker:
                 if done.error is not None:
                     logger.warning("The lane could not be warmed up: %s", done.error)
                 continue
-            self._at_lane.pop(done.key, None)
+            modality, _ = self._at_lane.pop(done.key, ("", None))
             ticket = self._tickets.pop(done.key)
             if done.error is None:
                 self._made[done.key] = done.result
                 self._ready[ticket] = (done.key, done.seconds)
+                embeds, seconds = self._times.get(modality, (0, 0.0))
+                self._times[modality] = (embeds + len(done.result), seconds + done.seconds)
             else:
                 logger.error("An item cannot be encoded, and its requests fail: %s", done.error)
                 self._failed[ticket] = (done.key, str(done.error))
@@ -110,10 +116,11 @@ class AheadWorker:
             return None
         self._collect()
         self._feed()
-        if not self._ready and not self._failed:
+        host = self.host.take_report()
+        if not self._ready and not self._failed and not host:
             return None
-        report = AheadReport(self._ready, self._failed, self._restarts + self._lane.restarts)
-        self._ready, self._failed = {}, {}
+        report = AheadReport(self._ready, self._failed, self._restarts + self._lane.restarts, self._times, host)
+        self._ready, self._failed, self._times = {}, {}, {}
         return report
 
     def close(self) -> None:

@@ -7,6 +7,8 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import Request
 
 from vllm_omni_sched.compat import native_hash_refs, native_request_ids
+from vllm_omni_sched.config import EvictionOrder
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
 _NATIVE_REFS = native_hash_refs()
 
@@ -54,6 +56,8 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         cache_size: capacity in encoder embeddings.
     """
 
+    order = EvictionOrder.AGE
+
     def __init__(self, cache_size: int) -> None:
         super().__init__(cache_size)
         # request id -> mm_hash -> uses beyond the first; vLLM 0.33+ keeps request_hash_refs itself.
@@ -61,6 +65,8 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         self.hits = 0
         self.misses = 0
         self.evictions = 0
+        self.taken = 0  # by a request that did not hold it
+        self.allocated = 0
 
     @classmethod
     def adopt(cls, manager: EncoderCacheManager) -> "OmniEncoderCacheManager":
@@ -86,10 +92,15 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
             return False
         self.hits += 1
         request_id = request.request_id
+        self.taken += request_id not in users
         if not _NATIVE_REFS and request_id in users and input_id not in self.request_cached_ids.get(request_id, ()):
             repeats = self._repeats.setdefault(request_id, {})
             repeats[mm_hash] = repeats.get(mm_hash, 0) + 1
         return super().check_and_update_cache(request, input_id)
+
+    def allocate(self, request: Request, input_id: int) -> None:
+        super().allocate(request, input_id)
+        self.allocated += 1
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
         if _NATIVE_REFS:
@@ -156,6 +167,16 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         freed = super().get_freed_mm_hashes()
         self.evictions += len(freed)
         return freed
+
+    def count_into(self, metrics: SchedulerMetrics) -> None:
+        """Hand over what was counted here; without encode-ahead what is not cached is encoded in the step."""
+        by_worth = self.order is EvictionOrder.WORTH
+        metrics.encoder_cache_hits = self.hits
+        metrics.encoder_cache_misses = self.misses
+        metrics.encoder_evicted_oldest = 0 if by_worth else self.evictions
+        metrics.encoder_evicted_least_worth = self.evictions if by_worth else 0
+        metrics.encoder_tier_device = self.taken
+        metrics.encoder_tier_miss = self.allocated
 
     def validate(self) -> None:
         """Check the conservation laws of this cache; meant for tests and debugging, O(entries).

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
-from vllm_omni_sched.engine.ahead_runner import start_lane, wait_when_idle
+from vllm_omni_sched.engine.ahead_runner import keep_what_is_freed, start_lane, wait_when_idle
 from vllm_omni_sched.engine.mrope import MropeAppendMixin
 from vllm_omni_sched.engine.session import ResumedRequestData, SessionReceiver
 from vllm_omni_sched.items import FeatureWindows
@@ -47,6 +47,7 @@ class RunnerV1Mixin(MropeAppendMixin):
         return output
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        keep_what_is_freed(self._omni_ahead, scheduler_output, self.encoder_cache)
         self._omni_receiver.expand(scheduler_output)
         self._omni_windows.forget(scheduler_output.finished_req_ids)
         running = scheduler_output.scheduled_cached_reqs

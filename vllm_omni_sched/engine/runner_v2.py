@@ -10,7 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
-from vllm_omni_sched.engine.ahead_runner import start_lane, wait_when_idle
+from vllm_omni_sched.engine.ahead_runner import keep_what_is_freed, start_lane, wait_when_idle
 from vllm_omni_sched.engine.session import SessionReceiver
 from vllm_omni_sched.items import FeatureWindows
 
@@ -68,6 +68,7 @@ class RunnerV2Mixin:
     def omni_prepare(self, config: OmniSchedConfig) -> None:
         strip_one = compat.strip_feature()
         self._omni_config = config
+        self._omni_ahead: Any = None
         uses_mrope = bool(self.vllm_config.model_config.uses_mrope)
         self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
 
@@ -77,9 +78,15 @@ class RunnerV2Mixin:
 
         promote_encoder_runner(self, self._omni_config)
         promote_rope_state(self, self._omni_config)
-        if start_lane(self) is not None:
+        self._omni_ahead = start_lane(self)
+        if self._omni_ahead is not None:
             mix_in(self.ec_connector, ECConnectorMixin, self._omni_config)
         return result
+
+    def free_states(self, scheduler_output: SchedulerOutput) -> Any:
+        if self.encoder_cache is not None:
+            keep_what_is_freed(self._omni_ahead, scheduler_output, self.encoder_cache.encoder_outputs)
+        return super().free_states(scheduler_output)
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> Any:
         encoder_runner = compat.encoder_runner_of(self)

@@ -22,6 +22,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, load_config
 from vllm_omni_sched.engine import block_ids, rebind
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.encoder_worth import manager_for
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
@@ -45,9 +46,7 @@ def _refresh(
 ) -> None:
     """Take over what others count, when it is published: a step pays nothing for it."""
     if isinstance(manager, OmniEncoderCacheManager):
-        metrics.encoder_cache_hits = manager.hits
-        metrics.encoder_cache_misses = manager.misses
-        metrics.encoder_cache_evictions = manager.evictions
+        manager.count_into(metrics)
     if sender is not None:
         metrics.sessions = len(sender)
     if planner is not None:
@@ -63,7 +62,7 @@ class OmniSchedulerMixin(SteeredMixin, PendingRangeMixin):
        leaves memory; preemption and rewinds bring it back.
     4. Workers are told what is new in a session, not the session.
     5. Nothing here changes which request runs, with how many tokens, or what is evicted;
-       only the options of `SteeredMixin` do, and all of these are off by default.
+       only the options of `SteeredMixin` and `encoder_cache_order` "worth" do, all off by default.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -92,8 +91,9 @@ class OmniSchedulerMixin(SteeredMixin, PendingRangeMixin):
             rebind.bind_strip_frontier()
         if "kv_event_window" in active:
             rebind.bind_kv_event_window()
-        if "encoder_cache" in active and type(self.encoder_cache_manager) is EncoderCacheManager:
-            self.encoder_cache_manager = OmniEncoderCacheManager.adopt(self.encoder_cache_manager)
+        if "encoder_cache" in active:
+            model_config = self.vllm_config.model_config
+            self.encoder_cache_manager = manager_for(self.encoder_cache_manager, config, model_config)
         self._omni_strip: Strip = lambda feature: strip_one(feature, uses_mrope)
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):

@@ -103,7 +103,19 @@ class SchedulerMetrics:
     restored_items: int = 0
     encoder_cache_hits: int = 0
     encoder_cache_misses: int = 0
-    encoder_cache_evictions: int = 0
+    encoder_tier_device: int = 0
+    encoder_tier_host: int = 0
+    encoder_tier_lane: int = 0
+    encoder_tier_miss: int = 0
+    encoder_evicted_oldest: int = 0
+    encoder_evicted_least_worth: int = 0
+    host_tier_bytes: int = 0
+    host_restore_is_quicker: int = 0
+    host_already_kept: int = 0
+    host_encode_is_quicker: int = 0
+    host_too_large: int = 0
+    host_not_worth_the_room: int = 0
+    host_in_use: int = 0
     ahead_encoded: int = 0
     ahead_failed: int = 0
     ahead_pending: int = 0
@@ -187,8 +199,38 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encoder_cache_evictions_total",
         "counter",
-        "Encoder outputs evicted to make room for others.",
-        {"": "encoder_cache_evictions"},
+        "Encoder outputs evicted to make room for others, by why these.",
+        {"oldest": "encoder_evicted_oldest", "least_worth": "encoder_evicted_least_worth"},
+        label="reason",
+    ),
+    Metric(
+        "encoder_cache_tier_total",
+        "counter",
+        "Encoder outputs that requests took, once per request, by where they were: in the encoder cache (device), in "
+        "host memory (host), encoded ahead (lane), or nowhere (miss).",
+        {
+            "device": "encoder_tier_device",
+            "host": "encoder_tier_host",
+            "lane": "encoder_tier_lane",
+            "miss": "encoder_tier_miss",
+        },
+        label="tier",
+    ),
+    Metric("encoder_cache_host_bytes", "gauge", "Encoder outputs in host memory now.", {"": "host_tier_bytes"}),
+    Metric(
+        "encoder_cache_host_offers_total",
+        "counter",
+        "Evicted encoder outputs offered to host memory: kept because restoring is quicker or kept already, or not "
+        "kept, by why.",
+        {
+            "restore_is_quicker": "host_restore_is_quicker",
+            "already_kept": "host_already_kept",
+            "encode_is_quicker": "host_encode_is_quicker",
+            "too_large": "host_too_large",
+            "not_worth_the_room": "host_not_worth_the_room",
+            "in_use": "host_in_use",
+        },
+        label="reason",
     ),
     Metric("encode_ahead_items_total", "counter", "Items encoded ahead of their prefill.", {"": "ahead_encoded"}),
     Metric(

@@ -1,7 +1,7 @@
 """Which evicted encodings to keep in host memory."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -36,7 +36,8 @@ class HostTier:
        the seconds that saves x decayed uses / bytes.
     2. It makes room by dropping what is worth least, but nothing that is worth as much as itself,
        and nothing that is held (being restored). If that is not enough, nothing is dropped.
-    3. The bytes kept never exceed ``max_bytes``; 0 turns the tier off.
+    3. What is kept already and was used again is worth what it is worth now.
+    4. The bytes kept never exceed ``max_bytes``; 0 turns the tier off.
 
     Raises:
         ConfigError: ``max_bytes`` is negative.
@@ -67,12 +68,14 @@ class HostTier:
             raise ValueError(f"restore_seconds must be finite and >= 0, got {restore_seconds}")
         saved = encoding.encode_seconds - restore_seconds
         if encoding.mm_hash in self._kept:
+            if saved > 0:
+                self._value_anew(encoding, saved)
             return HostDecision(True, HostReason.ALREADY_KEPT)
         if saved <= 0:
             return HostDecision(False, HostReason.ENCODE_IS_QUICKER)
         if encoding.num_bytes > self.max_bytes:
             return HostDecision(False, HostReason.TOO_LARGE)
-        worth = math.log2(saved) + encoding.log_uses - math.log2(encoding.num_bytes)
+        worth = _log_worth(encoding, saved)
         victims, refusal = self._room_for(encoding.num_bytes, worth)
         if refusal is not None:
             return HostDecision(False, refusal)
@@ -83,6 +86,14 @@ class HostTier:
         heappush(self._heap, (worth, encoding.mm_hash))
         self._sweep()
         return HostDecision(True, HostReason.RESTORE_IS_QUICKER, tuple(victims))
+
+    def _value_anew(self, encoding: Encoding, saved: float) -> None:
+        kept, _ = self._kept[encoding.mm_hash]
+        now = replace(encoding, num_bytes=kept.num_bytes)  # what it takes here does not change
+        worth = _log_worth(now, saved)
+        self._kept[now.mm_hash] = now, worth
+        heappush(self._heap, (worth, now.mm_hash))
+        self._sweep()
 
     def hold(self, mm_hash: str) -> Encoding:
         """It is being restored: do not drop it before `release`.
@@ -153,3 +164,7 @@ class HostTier:
         if len(self._heap) > 2 * len(self._kept) + 64:
             self._heap = [(worth, mm_hash) for mm_hash, (_, worth) in self._kept.items()]
             heapify(self._heap)
+
+
+def _log_worth(encoding: Encoding, saved: float) -> float:
+    return math.log2(saved) + encoding.log_uses - math.log2(encoding.num_bytes)

@@ -9,18 +9,12 @@ and a heap stays valid.
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
+from vllm_omni_sched.config import EvictionOrder
 from vllm_omni_sched.errors import ConfigError
-
-
-class EvictionOrder(str, Enum):
-    """Which freeable encoding goes first."""
-
-    WORTH = "worth"  # the one worth least
-    AGE = "age"  # the one that has been freeable for longest, as in vLLM
 
 
 class EvictReason(str, Enum):
@@ -152,13 +146,17 @@ class WorthIndex:
         self._held[mm_hash] = 1
         return self._encodings[mm_hash]
 
-    def use(self, mm_hash: str, now: float) -> Encoding:
-        """One more user holds it.
+    def use(self, mm_hash: str, now: float, encode_seconds: float | None = None) -> Encoding:
+        """One more user holds it; ``encode_seconds``, where given, is what is known of its cost by now.
 
         Raises:
             KeyError: it is not there.
+            ValueError: the time is out of range.
         """
-        self._encodings[mm_hash] = used = self._used(self._encodings[mm_hash], now)
+        encoding = self._encodings[mm_hash]
+        if encode_seconds is not None:
+            encoding = replace(encoding, encode_seconds=encode_seconds)
+        self._encodings[mm_hash] = used = self._used(encoding, now)
         self._held[mm_hash] += 1
         self._since.pop(mm_hash, None)
         return used
@@ -174,13 +172,28 @@ class WorthIndex:
             raise ValueError(f"{mm_hash} is released more often than it was used")
         self._held[mm_hash] -= 1
         if self._held[mm_hash] == 0:
-            self._turn += 1
-            self._since[mm_hash] = self._turn
-            key = self._encodings[mm_hash].log_worth() if self.order is EvictionOrder.WORTH else 0.0
-            heappush(self._heap, (key, self._turn, mm_hash))
-            if len(self._heap) > 2 * len(self._since) + 64:
-                self._heap = [entry for entry in self._heap if self._is_live(entry)]
-                heapify(self._heap)
+            self._may_go(mm_hash)
+
+    def release_all(self, mm_hash: str) -> None:
+        """All its users let go, and it can be evicted.
+
+        Raises:
+            KeyError: it is not there.
+            ValueError: nobody holds it.
+        """
+        if self._held[mm_hash] == 0:
+            raise ValueError(f"{mm_hash} is released more often than it was used")
+        self._held[mm_hash] = 0
+        self._may_go(mm_hash)
+
+    def _may_go(self, mm_hash: str) -> None:
+        self._turn += 1
+        self._since[mm_hash] = self._turn
+        key = self._encodings[mm_hash].log_worth() if self.order is EvictionOrder.WORTH else 0.0
+        heappush(self._heap, (key, self._turn, mm_hash))
+        if len(self._heap) > 2 * len(self._since) + 64:
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapify(self._heap)
 
     def next_victim(self) -> Victim | None:
         """What `evict` would evict; None when everything is held."""
@@ -206,5 +219,4 @@ class WorthIndex:
         return self._since.get(entry[2]) == entry[1]
 
     def _used(self, encoding: Encoding, now: float) -> Encoding:
-        log_uses = self.uses.add(encoding.log_uses, now)
-        return Encoding(encoding.mm_hash, encoding.num_bytes, encoding.encode_seconds, log_uses)
+        return replace(encoding, log_uses=self.uses.add(encoding.log_uses, now))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 from vllm.config import ModelConfig, MultiModalConfig
 
@@ -17,6 +18,10 @@ class WeightlessModelConfig(ModelConfig):
     """vLLM's class with its defaults, but made without its constructor, which would look for a model on disk."""
 
     uses_mrope = False  # a property upstream, read from a Hugging Face config that is empty here
+
+    def get_hidden_size(self) -> int:
+        """An embedding is one number."""
+        return 1
 
     @property
     def supports_multimodal_inputs(self) -> bool:
@@ -31,6 +36,7 @@ def make_model_config(*, max_model_len: int, multimodal: bool = True, uses_mrope
         object.__setattr__(config, field.name, _default_of(field))
     config.model = "weightless"
     config.hf_config = config.hf_text_config = PretrainedConfig()
+    config.dtype = torch.float32  # an embedding is 4 bytes
     config.runner_type = "generate"
     config.max_model_len = max_model_len
     config.skip_tokenizer_init = True

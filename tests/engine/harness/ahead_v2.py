@@ -62,7 +62,7 @@ class Model(torch.nn.Module):
 class Engine:
     """Scheduler and runner; `step` does what the engine core and its worker do. A context manager."""
 
-    def __init__(self, *, async_scheduling: bool = False, **config: Any) -> None:
+    def __init__(self, *, async_scheduling: bool = False, options: dict[str, Any] | None = None, **config: Any) -> None:
         self.device = HostDevice()
         self.scheduler: Any = make_scheduler(
             OmniScheduler if async_scheduling else OmniSyncScheduler,
@@ -70,7 +70,7 @@ class Engine:
             use_v2_model_runner=True,
             max_item_embeds=EMBEDS,
             block_size=BLOCK_SIZE,
-            options={"encode_ahead": True, "metrics": False},
+            options={"encode_ahead": True, "metrics": False, **(options or {})},
             **{"max_num_batched_tokens": 64, "max_num_seqs": 8, "encoder_cache_size": 64, **config},
         )
         self.depth = 1 if async_scheduling else 0

@@ -11,6 +11,7 @@ from tests.engine.harness.spec import OUR_ENCODER_CACHE, OURS, OURS_SYNC, Engine
 
 REQUESTS = ("text", "images", "repeated_images", "shared_images", "prefixes", "aborts")
 SHORT = (*REQUESTS, "sessions")
+RETURNING = ("returning_images",)
 BAD_INPUT = ("straggler", "reversed_images")  # ours alone: stock does not survive it, or answers wrongly
 
 AMPLE = {
@@ -19,6 +20,7 @@ AMPLE = {
     "limit_mm_per_prompt": {"image": 8},
     "num_gpu_blocks_override": 700,
 }
+# an encoder cache of 12 pictures
 CHUNKED = {**AMPLE, "max_num_batched_tokens": 48, "max_num_seqs": 16, "enable_prefix_caching": False}
 # 768 tokens of KV cache for what needs 2,000 at a time
 TIGHT = {**AMPLE, "max_model_len": 640, "num_gpu_blocks_override": 24}
@@ -34,6 +36,8 @@ SPEECH = {
 WITHOUT_PREFIX_CACHING = {"enable_prefix_caching": False}
 
 AHEAD = {"encode_ahead": True}
+HOST = {**AHEAD, "encoder_cache_host_bytes": 1 << 20}
+WORTH = {"encoder_cache_order": "worth"}
 STEERED = {
     **AHEAD,
     "waiting_order": "sla",
@@ -114,6 +118,10 @@ VARIANTS = (
     Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD),
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
+    Variant("encode-ahead-host", "chunked", omni_sched=HOST),
+    Variant("encode-ahead-host-worth", "chunked", RETURNING, omni_sched={**HOST, **WORTH}),
+    Variant("worth", "chunked", RETURNING, omni_sched=WORTH),
+    Variant("scarce-host", "scarce-async", omni_sched={**HOST, **WORTH}),
     Variant("steered-encode-ahead", "sync", omni_sched=STEERED),
     Variant("steered-encode-ahead-async", "async", omni_sched=STEERED),
     Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED),
@@ -128,7 +136,7 @@ def stock_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
     return [
         EngineSpec("sync", pictures, (*SHORT, "other_images", "crowd", "long_session"), args=AMPLE),
         EngineSpec("async", pictures, (*SHORT, "crowd", "long_session"), args=AMPLE, async_scheduling=True),
-        EngineSpec("chunked", pictures, SHORT, args=CHUNKED, async_scheduling=True),
+        EngineSpec("chunked", pictures, (*SHORT, *RETURNING), args=CHUNKED, async_scheduling=True),
         EngineSpec("prefix-caching-off", pictures, SHORT, args=AMPLE | WITHOUT_PREFIX_CACHING),
         EngineSpec("speech", sound, ("speech",), args=SPEECH),
         EngineSpec("speech-async", sound, ("speech",), args=SPEECH, async_scheduling=True),

@@ -15,6 +15,7 @@ class Observer:
     preempted         how often each request was preempted
     messages          types of the entries of `scheduled_new_reqs`, counted
     update_bytes      pickled size of such an entry, at each power of two of a session's updates
+    tiers             encodings that requests took, by where they were (our scheduler only)
     feature_lists     types of `request.mm_features`, counted over requests with items
     """
 
@@ -33,6 +34,7 @@ class Observer:
         self.update_bytes: dict[str, list[int]] = {}
         self.feature_lists: Counter[str] = Counter()
         self._updates: Counter[str] = Counter()
+        self._tiers_before = _tiers(self.scheduler)
 
     def report(self) -> dict[str, Any]:
         scheduler = self.scheduler
@@ -46,6 +48,7 @@ class Observer:
             "update_bytes": self.update_bytes,
             "feature_lists": dict(self.feature_lists),
             "still_there": sorted(scheduler.requests),
+            "tiers": {tier: count - self._tiers_before[tier] for tier, count in _tiers(scheduler).items()},
         }
 
     def _wrap(self, name: str, after: Any) -> None:
@@ -76,3 +79,15 @@ class Observer:
             features = self.scheduler.requests[message.req_id].mm_features
             if features:
                 self.feature_lists[type(features).__name__] += 1
+
+
+def _tiers(scheduler: Any) -> dict[str, int]:
+    """The metric `encoder_cache_tier_total` as it would be published now; empty without our scheduler."""
+    if not hasattr(scheduler, "omni_metrics"):
+        return {}
+    from vllm_omni_sched.engine.scheduler import _refresh
+    from vllm_omni_sched.monitor.metrics import METRICS
+
+    _refresh(scheduler.omni_metrics, scheduler.encoder_cache_manager, None, scheduler._omni_planner)
+    [metric] = [metric for metric in METRICS if metric.name == "encoder_cache_tier_total"]
+    return {tier: getattr(scheduler.omni_metrics, attribute) for tier, attribute in metric.fields.items()}

@@ -78,6 +78,25 @@ def shared_images() -> list[Ask]:
 
 
 @scenario
+def returning_images() -> list[Ask]:
+    """More pictures than a small encoder cache holds, four times round, one of them in every request; who decodes
+    beside them, and who leaves."""
+    rounds = [
+        Ask(
+            f"round-{turn}-{part}",
+            _each(4, "{} and ") + f"{turn}",
+            (300, *range(301 + 3 * part, 304 + 3 * part)),
+            max_tokens=6,
+            at_step=60 * turn + 6 * part,
+            abort_after=2 if (turn, part) == (2, 4) else None,
+        )
+        for turn in range(4)
+        for part in range(8)
+    ]
+    return [*rounds, *(Ask(f"beside-{step}", "tell me", max_tokens=60, at_step=step) for step in (50, 110, 170))]
+
+
+@scenario
 def prefixes() -> list[Ask]:
     """The same long beginning, with images, again and again: with prefix caching most of it is never computed twice."""
     beginning = _each(6, "a picture {} of many, ")

@@ -199,6 +199,10 @@ def test_host_tier_keeps_its_bound_and_drops_nothing_held_or_worth_more(operatio
                 kept[name] = size, worth
             else:
                 assert not decision.dropped
+                if decision.keep and new.encode_seconds > 1:  # it was used again since
+                    kept_bytes = kept[name][0]
+                    again = replace(new, num_bytes=kept_bytes, encode_seconds=new.encode_seconds - 1)
+                    kept[name] = kept_bytes, again.log_worth()
         elif operation == "hold" and name in kept:
             assert tier.hold(name).mm_hash == name
             held.append(name)
@@ -212,11 +216,23 @@ def test_host_tier_keeps_its_bound_and_drops_nothing_held_or_worth_more(operatio
         assert len(tier) == len(kept)
 
 
+def test_what_was_restored_and_used_again_is_worth_more_than_when_it_came():
+    tier = HostTier(20)
+    tier.offer(encoding("a"), 0.1)
+    tier.offer(encoding("b", log_uses=1.0), 0.1)
+    assert tier.offer(encoding("a", log_uses=2.0), 0.1).reason is HostReason.ALREADY_KEPT
+    assert tier.offer(encoding("c", seconds=9.0), 0.1).dropped == ("b",)
+
+
 def test_host_tier_sweeps():
     tier = HostTier(100)
     for _ in range(1000):
         tier.offer(encoding(), 0.1)
         tier.drop("a")
+    assert len(tier._heap) < 100
+    tier.offer(encoding(), 0.1)
+    for uses in range(1000):
+        tier.offer(encoding(log_uses=uses), 0.1)
     assert len(tier._heap) < 100
 
 
@@ -246,6 +262,23 @@ def test_bad_use():
     raising(ValueError, "being restored", lambda: tier.drop("a"))
     tier.release("a")
     tier.drop("a")
+
+
+def test_all_users_may_let_go_at_once():
+    index = filled(WorthIndex(), ("a", 1, 1.0, 0))
+    raising(ValueError, "released more often", lambda: index.release_all("a"))
+    index.use("a", 0.0)
+    index.use("a", 0.0)
+    assert index.next_victim() is None
+    index.release_all("a")
+    assert index.next_victim().encoding.mm_hash == "a"
+
+
+def test_a_use_may_tell_what_the_encoding_costs_by_now():
+    index = filled(WorthIndex(), ("a", 1, 1.0, 0), ("b", 1, 2.0, 0, 0))
+    index.use("a", 0.0, encode_seconds=9.0)
+    index.release("a")
+    assert evicted(index) == "ba"
 
 
 def test_what_is_used_again_is_no_victim():

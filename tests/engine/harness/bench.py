@@ -1,0 +1,145 @@
+"""The real scheduler with encode-ahead, and a worker that only keeps books: what it holds, and what it was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.outputs import ECConnectorOutput
+
+from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
+from vllm_omni_sched.engine.ahead_messages import AheadReport
+from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
+from vllm_omni_sched.testing import make_item, make_request, make_runner_output, make_scheduler
+from vllm_omni_sched.testing.steps import sample_by_position
+
+EMBEDS = 8  # of an item
+ITEM_BYTES = 4 * EMBEDS
+
+
+class Bench:
+    """The scheduler, and a worker's encoder cache and lane as it would believe them to be."""
+
+    def __init__(
+        self, *, async_scheduling: bool = False, host_bytes: int = 0, order: str = "age", **config: Any
+    ) -> None:
+        ahead = {"encode_ahead": True, "metrics": False}
+        host = {"encoder_cache_host_bytes": host_bytes, "encoder_cache_order": order}
+        self.scheduler: Any = make_scheduler(
+            OmniScheduler if async_scheduling else OmniSyncScheduler,
+            async_scheduling=async_scheduling,
+            max_item_embeds=EMBEDS,
+            options={**ahead, **host},
+            **{"max_num_batched_tokens": 64, "encoder_cache_size": 64, **config},
+        )
+        self.planner = self.scheduler._omni_planner
+        self.cache: set[str] = set()
+        self.in_flight: list[tuple[Any, Any]] = []
+        self.depth = 1 if async_scheduling else 0  # steps scheduled ahead of the outputs known
+        self.lane: list[tuple[str, int]] = []  # with its ticket
+        self.made: set[str] = set()
+        self.submitted: list[str] = []
+        self.in_step: list[str] = []
+        self.poisoned: set[str] = set()
+        self.host_bytes = host_bytes
+        self.host: set[str] = set()
+        self.no_room_for: set[str] = set()
+        self.restored: list[str] = []
+        self.left: dict[str, list[str]] = {}
+        self.features: dict[str, Any] = {}
+
+    def add(self, request_id: str, prompt: int, items: list[tuple[int, str]], max_tokens: int = 4) -> None:
+        features = [make_item(offset, EMBEDS, mm_hash) for offset, mm_hash in items]
+        request = make_request(request_id, prompt, features, max_tokens=max_tokens)
+        self.features[request_id] = list(features)
+        self.scheduler.add_request(request)
+
+    def step(self, finish: int = 0) -> Any:
+        """One step; the lane gets ``finish`` items done in it."""
+        scheduled = self.scheduler.schedule()
+        self._as_worker(scheduled)
+        output = make_runner_output(self.scheduler, scheduled, sample_by_position)
+        report = self._encode(finish)
+        report.host = self.host_report
+        output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=report)
+        self.in_flight.append((scheduled, output))
+        while len(self.in_flight) > self.depth or (self.in_flight and not scheduled.num_scheduled_tokens):
+            for outputs in self.scheduler.update_from_output(*self.in_flight.pop(0)).values():
+                for out in outputs.outputs:
+                    if out.finish_reason is not None:
+                        self.left.setdefault(out.request_id, []).append(str(out.finish_reason))
+        self.planner.ledger.validate()
+        self.scheduler.encoder_cache_manager.validate()
+        return scheduled
+
+    def _as_worker(self, scheduled: Any) -> None:
+        orders = scheduled.ec_connector_metadata
+        self.host_report = self._host(orders.host, scheduled.free_encoder_mm_hashes)
+        self.cache.difference_update(scheduled.free_encoder_mm_hashes)
+        for mm_hash in orders.forget:
+            assert mm_hash in self.made or mm_hash in self.poisoned or mm_hash in [h for h, _ in self.lane]
+            self.made.discard(mm_hash)
+            self.lane = [job for job in self.lane if job[0] != mm_hash]
+        for mm_hash in orders.load:
+            self.made.remove(mm_hash)
+            self.cache.add(mm_hash)
+        for mm_hash in orders.host.restore:
+            assert mm_hash in self.host, "restored from nothing"
+            self.cache.add(mm_hash)
+            self.restored.append(mm_hash)
+        for mm_hash, ticket, modality, data in orders.submit:
+            assert mm_hash not in self.made
+            assert mm_hash not in [h for h, _ in self.lane]
+            assert (modality, data is None) == ("image", False)
+            self.lane.append((mm_hash, ticket))
+            self.submitted.append(mm_hash)
+        for new in scheduled.scheduled_new_reqs:
+            if self.planner.goes_ahead(new.req_id):
+                assert [f.data for f in new.mm_features] == [None] * len(new.mm_features), "data crossed twice"
+        for request_id, ids in scheduled.scheduled_encoder_inputs.items():
+            for i in ids:
+                self.cache.add(self.features[request_id][i].identifier)
+                self.in_step.append(self.features[request_id][i].identifier)
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            end = self.scheduler.requests[request_id].num_computed_tokens
+            for feature in self.features[request_id]:
+                offset = feature.mm_position.offset
+                if offset < end and offset + EMBEDS > end - num_tokens:
+                    assert feature.identifier in self.cache, "Encoder cache miss"
+
+    def _host(self, orders: HostOrders, freed: list[str]) -> HostReport:
+        report = HostReport()
+        for mm_hash in orders.drop:
+            assert mm_hash in self.host
+            self.host.remove(mm_hash)
+        for mm_hash, ticket in orders.keep:
+            assert mm_hash in self.cache
+            assert mm_hash in freed
+            assert mm_hash not in self.host
+            if mm_hash in self.no_room_for:
+                report.lost[ticket] = mm_hash
+            else:
+                self.host.add(mm_hash)
+                report.kept[ticket] = mm_hash, ITEM_BYTES
+                report.embeds += EMBEDS
+        assert len(self.host) * ITEM_BYTES <= self.host_bytes
+        return report
+
+    def _encode(self, count: int) -> AheadReport:
+        done, self.lane = self.lane[:count], self.lane[count:]
+        report = AheadReport()
+        for mm_hash, ticket in done:
+            if mm_hash in self.poisoned:
+                report.failed[ticket] = (mm_hash, "bad")
+            else:
+                self.made.add(mm_hash)
+                report.ready[ticket] = (mm_hash, 0.1)
+        return report
+
+    @property
+    def at_lane(self) -> list[str]:
+        return [mm_hash for mm_hash, _ in self.lane]
+
+    def decode(self) -> None:
+        """Somebody decodes from now on, for long."""
+        self.add("text", 4, [], max_tokens=10_000)
+        self.step()

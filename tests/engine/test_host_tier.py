@@ -1,0 +1,233 @@
+"""The host tier on the real scheduler, with a worker that only keeps books (see `harness/bench.py`)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
+from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.host_messages import HostReport
+from vllm_omni_sched.engine.host_planner import HostPlanner
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.testing import make_item, make_request
+
+
+def bench_with(items: int, **config) -> Bench:
+    """An encoder cache of two items, and a host tier of so many."""
+    return Bench(encoder_cache_size=2 * EMBEDS, host_bytes=items * ITEM_BYTES, **config)
+
+
+def ask(bench: Bench, *names: str) -> None:
+    """One request after the other with one item each, alone, until it is over."""
+    for name in names:
+        bench.add(f"{name}-{len(bench.left)}", 20, [(4, name)], max_tokens=1)
+        for _ in range(8):
+            bench.step(finish=1)
+        assert not bench.scheduler.requests
+
+
+def counts(bench: Bench) -> SchedulerMetrics:
+    metrics = SchedulerMetrics()
+    bench.scheduler.encoder_cache_manager.count_into(metrics)
+    bench.planner.count_into(metrics)
+    return metrics
+
+
+def test_what_was_evicted_is_restored_and_not_encoded_again():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c")
+    assert (bench.host, bench.cache) == ({"a"}, {"b", "c"})
+    ask(bench, "a")
+    assert bench.restored == ["a"]
+    assert bench.in_step == ["a", "b", "c"]
+    assert bench.submitted == []
+    assert bench.cache == {"c", "a"}
+
+
+def test_beside_somebody_who_decodes_a_restore_does_not_wait_for_the_lane():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c")
+    bench.decode()
+    bench.add("again", 20, [(4, "a")])
+    assert bench.step().num_scheduled_tokens == {"text": 1, "again": 20}
+    assert (bench.restored, bench.submitted) == (["a"], [])
+
+
+def test_a_restored_encoding_stays_in_host_memory_and_is_not_copied_twice():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c", "a", "b", "c", "a")
+    assert bench.restored == ["a", "b", "c", "a"]
+    assert bench.host == {"a", "b", "c"}
+    found = counts(bench)
+    assert (found.host_restore_is_quicker, found.host_already_kept) == (3, 2)
+
+
+def test_the_same_item_twice_in_a_request_is_restored_once():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c")
+    bench.add("twins", 40, [(4, "a"), (20, "a")], max_tokens=1)
+    bench.step()
+    bench.step()
+    assert bench.restored == ["a"]
+    assert bench.left["twins"] == ["length"]
+
+
+def test_the_bound_holds_and_what_is_dropped_is_encoded_again():
+    bench = bench_with(1)
+    ask(bench, "a", "a", "b", "c", "d")  # a was used twice: b is worth less and does not displace it
+    assert bench.host == {"a"}
+    assert counts(bench).host_not_worth_the_room == 1
+    ask(bench, "b")
+    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "d", "b"])
+
+
+def test_a_worker_that_could_not_keep_it_costs_an_encode_and_no_more():
+    bench = bench_with(4)
+    bench.no_room_for = {"a"}
+    ask(bench, "a", "b", "c", "a")
+    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "a"])
+    assert "a" not in bench.planner.host.tier
+    assert counts(bench).host_tier_bytes == ITEM_BYTES
+
+
+def test_it_is_not_asked_for_before_the_worker_has_said_that_it_is_there():
+    """Under async scheduling a step is scheduled before it is known what became of the one before."""
+    bench = bench_with(4, async_scheduling=True)
+    ask(bench, "a", "b")
+    bench.add("c", 20, [(4, "c")], max_tokens=5)
+    evicting = bench.step()
+    assert [mm_hash for mm_hash, _ in evicting.ec_connector_metadata.host.keep] == ["a"]
+    assert not bench.planner.is_ready("a")
+    bench.step()
+    assert bench.planner.is_ready("a")
+
+
+def test_resetting_the_encoder_cache_empties_the_tier_and_tells_the_workers():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c")
+    bench.scheduler.reset_encoder_cache()
+    bench.cache = set()
+    assert not bench.planner.is_ready("a")
+    assert bench.scheduler.has_requests()  # so that the engine takes one more step
+    bench.step()
+    assert bench.host == set()
+    assert not bench.scheduler.has_requests()
+    ask(bench, "a")
+    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "a"])
+    assert counts(bench).host_tier_bytes == 0
+
+
+def test_an_aborted_request_leaves_the_tier_as_it_is():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c")
+    bench.add("again", 60, [(4, "a"), (40, "b")], max_tokens=9)
+    bench.step()
+    bench.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
+    bench.step()
+    ask(bench, "d", "e", "a")
+    assert bench.restored.count("a") == 2
+
+
+def test_what_is_restored_and_evicted_in_one_step_is_not_put_back():
+    """Its request was preempted in between: the worker would hold a tensor that nobody ever frees."""
+    manager = WorthEncoderCacheManager(1)
+    planner = HostPlanner(100)
+    planner.bind(manager)
+
+    def take(name: str) -> None:
+        request = make_request(name, 1, [make_item(0, 1, name, data=None)])
+        assert manager.can_allocate(request, 0, 1, 0)
+        manager.allocate(request, 0)
+        planner.restore(name)
+        manager.free(request)
+
+    take("a")
+    take("b")
+    [(name, ticket)] = planner.take_orders(manager.get_freed_mm_hashes()).keep
+    planner.take_report(HostReport({ticket: (name, 4)}))
+    assert planner.has("a")
+    take("a")
+    take("c")
+    orders = planner.take_orders(manager.get_freed_mm_hashes())
+    assert (planner.restored, orders.restore) == (1, ())
+    planner.tier.drop("a")  # not held any more
+
+
+def test_off_means_that_workers_are_told_nothing():
+    bench = Bench(encoder_cache_size=2 * EMBEDS, order="worth")
+    ask(bench, "a", "b", "c", "a")
+    assert (bench.host, bench.restored) == (set(), [])
+    found = counts(bench)
+    assert found.host_tier_bytes == found.host_too_large == 0
+    assert bench.scheduler.encoder_cache_manager.take_evicted().keys() <= {"a", "b", "c"}
+
+
+def test_hits_are_counted_by_tier_and_evictions_by_reason():
+    bench = bench_with(4, order="worth")
+    ask(bench, "a", "a", "a", "b", "c", "b")
+    bench.decode()
+    bench.add("lane", 20, [(4, "d")], max_tokens=1)
+    for _ in range(4):
+        bench.step(finish=1)
+    found = counts(bench)
+    tiers = [getattr(found, f"encoder_tier_{tier}") for tier in ("device", "host", "lane", "miss")]
+    assert tiers == [2, 1, 1, 3]
+    assert bench.in_step == ["a", "b", "c"]
+    assert (found.encoder_evicted_oldest, found.encoder_evicted_least_worth) == (0, 3)
+
+
+def test_by_worth_what_is_used_often_stays_where_by_age_it_would_go():
+    for order, cached in (("age", {"b", "c"}), ("worth", {"a", "c"})):
+        bench = bench_with(0, order=order)
+        ask(bench, "a", "a", "a", "b", "c")
+        assert bench.cache == cached
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_comes_nothing_is_restored_from_nothing(seed: int, async_scheduling: bool):
+    """Few blocks, a cache and a tier of few items, items that come back, aborts, a worker that loses some, resets.
+
+    The worker of `Bench` asserts that what a step needs is in its cache, that restores come from what it holds, and
+    that host memory stays in its bound.
+    """
+    chance = random.Random(seed)
+    bench = Bench(
+        async_scheduling=async_scheduling,
+        order=chance.choice(["age", "worth"]),
+        host_bytes=chance.choice([1, 3, 8, 100]) * ITEM_BYTES,
+        encoder_cache_size=chance.choice([EMBEDS, 24, 40]),
+        num_blocks=chance.choice([12, 40, 400]),
+        max_num_batched_tokens=chance.choice([16, 64, 300]),
+        enable_prefix_caching=chance.random() < 0.5,
+        max_num_seqs=chance.choice([2, 16]),
+    )
+    bench.no_room_for = {"item-2"} if chance.random() < 0.3 else set()
+    added, aborted = 0, set()
+    for _ in range(3000):
+        if added < 40 and chance.random() < 0.4:
+            items, offset = [], 0
+            for gap in [chance.randrange(0, 40) for _ in range(chance.randrange(0, 5))]:
+                items.append((offset + gap, f"item-{min(chance.randrange(12), chance.randrange(12))}"))
+                offset += gap + EMBEDS
+            bench.add(f"r{added}", offset + chance.randrange(1, 20), items, max_tokens=chance.randrange(1, 30))
+            added += 1
+        if chance.random() < 0.03 and bench.scheduler.requests:
+            victim = chance.choice(sorted(bench.scheduler.requests))
+            bench.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+            aborted.add(victim)
+        bench.step(finish=chance.choice([0, 0, 1, 3]))
+        if added == 40 and not bench.scheduler.requests:
+            break
+    assert not bench.scheduler.requests
+    assert set(bench.left) | aborted == {f"r{i}" for i in range(40)}
+    assert all(len(reasons) == 1 for reasons in bench.left.values())
+    bench.step()
+    assert set(bench.planner.host.tier._kept) == bench.host
+    assert set(bench.scheduler.encoder_cache_manager.cached) == bench.cache
+    found = counts(bench)
+    assert found.host_tier_bytes == len(bench.host) * ITEM_BYTES
+    assert found.encoder_tier_host == len(bench.restored)

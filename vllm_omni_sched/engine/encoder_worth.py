@@ -1,0 +1,141 @@
+"""The encoder cache manager that knows what each encoding is worth."""
+
+from collections import OrderedDict
+from typing import Any
+
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.request import Request
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config import EvictionOrder, OmniSchedConfig
+from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.rate import EncodeCost
+from vllm_omni_sched.resource.worth import Encoding, WorthIndex
+
+
+class Freeable(OrderedDict[str, int]):
+    """vLLM's ``freeable``, by mm_hash, in embeddings; its first entry is whatever the index would evict."""
+
+    def __init__(self, manager: "WorthEncoderCacheManager") -> None:
+        super().__init__()
+        self._manager = manager
+
+    def __setitem__(self, mm_hash: str, num_embeds: int) -> None:
+        super().__setitem__(mm_hash, num_embeds)
+        self._manager.index.release_all(mm_hash)
+
+    def popitem(self, last: bool = True) -> tuple[str, int]:
+        """vLLM evicts with ``last=False``.
+
+        Raises:
+            KeyError: nothing may be evicted.
+        """
+        if last or not self:
+            raise KeyError("only the first of some entries can be evicted")
+        mm_hash = self._manager.evict()
+        return mm_hash, super().pop(mm_hash)
+
+
+class WorthEncoderCacheManager(OmniEncoderCacheManager):
+    """`OmniEncoderCacheManager` whose eviction order is a policy's: that of `WorthIndex`.
+
+    1. Hits, room and bookkeeping are vLLM's own; where its loop takes the first of ``freeable``, the index chooses.
+    2. A request that takes an encoding uses it once, however many of its chunks and items need it.
+    3. What an encoding costs is measured where workers report times, else in proportion to its embeddings
+       (`EncodeCost`); with the same cost per embedding everywhere, worth is the recent number of uses.
+
+    Args:
+        cache_size: capacity in encoder embeddings.
+        order: which freeable encoding goes first; with ``AGE`` every decision is vLLM's.
+        embed_bytes: size of one embedding, in bytes.
+        clock: seconds.
+        half_life_seconds: after so long a use counts half. Much more than the time between the turns of a
+            conversation keeps the items of those that are over (`benchmarks.encoder_cache`).
+    """
+
+    def __init__(
+        self,
+        cache_size: int,
+        order: EvictionOrder = EvictionOrder.WORTH,
+        embed_bytes: int = 1,
+        clock: Clock = monotonic_seconds,
+        half_life_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(cache_size)
+        self.order = order
+        self.embed_bytes = embed_bytes
+        self.cost = EncodeCost()
+        self.tells_evicted = False
+        self.num_resets = 0
+        self._clock = clock
+        self._evicted: dict[str, Encoding] = {}
+        self._half_life = half_life_seconds
+        self.index = WorthIndex(order, half_life_seconds)
+        self.freeable = Freeable(self)
+
+    def reset(self) -> None:
+        super().reset()
+        self.index = WorthIndex(self.order, self._half_life)
+        self._evicted = {}
+        self.num_resets += 1
+
+    def check_and_update_cache(self, request: Request, input_id: int) -> bool:
+        feature = request.mm_features[input_id]
+        users = self.cached.get(feature.identifier)
+        is_use = users is not None and request.request_id not in users
+        hit = super().check_and_update_cache(request, input_id)
+        if is_use:
+            self.index.use(feature.identifier, self._clock(), self._seconds(request, input_id))
+        return hit
+
+    def allocate(self, request: Request, input_id: int) -> None:
+        super().allocate(request, input_id)
+        mm_hash = request.mm_features[input_id].identifier
+        if mm_hash not in self.index:
+            num_bytes = max(1, request.get_num_encoder_embeds(input_id) * self.embed_bytes)
+            self.index.add(mm_hash, num_bytes, self._seconds(request, input_id), self._clock())
+
+    def _seconds(self, request: Request, input_id: int) -> float:
+        return self.cost.seconds(request.mm_features[input_id].modality, request.get_num_encoder_embeds(input_id))
+
+    def evict(self) -> str:
+        """The mm_hash that goes now; it is out of the index from here on."""
+        victim = self.index.evict()
+        assert victim is not None, "vLLM has freeable entries, the index has none"
+        if self.tells_evicted:
+            self._evicted[victim.encoding.mm_hash] = victim.encoding
+        return victim.encoding.mm_hash
+
+    def take_evicted(self) -> dict[str, Encoding]:
+        """What was evicted since the last call, by mm_hash; some of it may be cached again.
+
+        Nothing unless ``tells_evicted`` is set, by the one who calls this after each step.
+        """
+        evicted, self._evicted = self._evicted, {}
+        return evicted
+
+    def validate(self) -> None:
+        super().validate()
+        assert len(self.index) == len(self.cached), f"{len(self.index)} in the index, {len(self.cached)} cached"
+        assert all(mm_hash in self.index for mm_hash in self.cached), "index and cache hold different contents"
+        assert self.index.num_freeable == len(self.freeable)
+
+
+def manager_for(manager: EncoderCacheManager, config: OmniSchedConfig, model_config: Any) -> EncoderCacheManager:
+    """The encoder cache manager that these options ask for, in place of the unused ``manager``.
+
+    Raises:
+        ConfigError: an option asks for ours, and the operator has named one of their own.
+    """
+    by_worth = config.encoder_cache_order is EvictionOrder.WORTH
+    if not by_worth and not config.encoder_cache_host_bytes:
+        return OmniEncoderCacheManager.adopt(manager) if type(manager) is EncoderCacheManager else manager
+    if type(manager) not in (EncoderCacheManager, OmniEncoderCacheManager):
+        name = "encoder_cache_order" if by_worth else "encoder_cache_host_bytes"
+        raise ConfigError(
+            f"option {name!r} needs our encoder cache manager, but this engine has a {type(manager).__name__}: "
+            f"leave {name!r} out, or take encoder_cache_manager_cls out of --ec-manager-config"
+        )
+    embed_bytes = model_config.get_inputs_embeds_size() * model_config.dtype.itemsize
+    return WorthEncoderCacheManager(manager.cache_size, config.encoder_cache_order, max(1, embed_bytes))

@@ -1,0 +1,71 @@
+"""What an encode or a copy costs, learnt from those that were timed."""
+
+from vllm_omni_sched.errors import ConfigError
+
+
+class Rate:
+    """Seconds per unit, as a moving average.
+
+    1. Until the first observation it is ``start``; the first replaces it.
+    2. From then on a new observation counts ``weight``, whatever its size; the past counts the rest.
+
+    Args:
+        start: seconds per unit, 0 or more.
+        weight: in (0, 1].
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(self, start: float, weight: float = 0.2) -> None:
+        if not 0 <= start < float("inf"):
+            raise ConfigError(f"start must be finite and >= 0, got {start}")
+        if not 0 < weight <= 1:
+            raise ConfigError(f"weight must be in (0, 1], got {weight}")
+        self.per_unit = start
+        self.weight = weight
+        self.is_measured = False
+
+    def observe(self, units: float, seconds: float) -> None:
+        """``units`` took ``seconds``; none at all says nothing."""
+        if units <= 0:
+            return
+        rate = max(0.0, seconds) / units
+        self.per_unit += (rate - self.per_unit) * (self.weight if self.is_measured else 1.0)
+        self.is_measured = True
+
+    def seconds(self, units: float) -> float:
+        """What ``units`` would take."""
+        return self.per_unit * units
+
+
+class EncodeCost:
+    """Seconds that it would take to encode an item.
+
+    1. A modality that was timed costs its own seconds per encoder embedding.
+    2. One that was not costs what all timed ones cost; before any was timed, ``start`` per embedding. So without
+       measurements the cost is in proportion to the embeddings, an estimate: real encoders are not quite linear.
+    3. A modality in ``free`` is not encoded at all.
+
+    Times of a lane include its pauses: beside a busy LLM an encode costs more, here too.
+
+    Args:
+        start: seconds per embedding.
+    """
+
+    def __init__(self, start: float = 1e-4, free: frozenset[str] = frozenset({"prompt_embeds"})) -> None:
+        self._all = Rate(start)
+        self._by_modality: dict[str, Rate] = {}
+        self._free = free
+
+    def observe(self, modality: str, num_embeds: int, seconds: float) -> None:
+        """So many embeddings of this modality took ``seconds`` in total."""
+        self._all.observe(num_embeds, seconds)
+        self._by_modality.setdefault(modality, Rate(0.0)).observe(num_embeds, seconds)
+
+    def seconds(self, modality: str, num_embeds: int) -> float:
+        """What encoding one item of ``num_embeds`` embeddings would take."""
+        if modality in self._free:
+            return 0.0
+        rate = self._by_modality.get(modality)
+        return (self._all if rate is None or not rate.is_measured else rate).seconds(num_embeds)
