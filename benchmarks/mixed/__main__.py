@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for variant in order.sample(list(engines), len(engines)):
                     request = {"load": load, "seconds": options.seconds, "seed": options.seed + turn}
                     try:
-                        answer = engines[variant].ask(do="round", **request, frames=options.frames)
+                        answer = engines[variant].ask(
+                            do="round", **request, frames=options.frames, session=options.session
+                        )
                     except ChildFailed as failure:
                         raise SystemExit(f"{variant} at load {load}: {failure}") from None
                     answers.setdefault((variant, load), []).append(answer)
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "loads": options.loads,
         "seconds": options.seconds,
         "frames": options.frames,
+        "session": options.session,
         "options": options.options,
     }
     path = write_result(
@@ -78,6 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
+    parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
@@ -109,6 +113,9 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
     }
     if beside:
         found |= {"ITL beside images P50": quantile(beside, 0.5), "ITL beside images P99": quantile(beside, 0.99)}
+    latencies = [1e3 * seconds for r in answer["requests"] for seconds in r.get("latencies", ())]
+    if latencies:
+        found |= {"session P50": quantile(latencies, 0.5), "session P99": quantile(latencies, 0.99)}
     if image:
         ttft = [r["ttft"] * 1e3 for r in image]
         found |= {"image TTFT P50": quantile(ttft, 0.5), "image TTFT P99": quantile(ttft, 0.99)}

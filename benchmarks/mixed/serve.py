@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ import numpy as np
 from benchmarks.harness.child import emit
 from benchmarks.harness.processes import ProcessTree
 from benchmarks.mixed.workload import Arrival, arrivals
+
+CHUNK_SECONDS = 0.25
 
 
 async def main() -> None:
@@ -38,7 +41,8 @@ async def main() -> None:
             request = json.loads(line)
             turn += 1
             plan = arrivals(request["load"], request["seconds"], request["seed"], frames=request.get("frames", 0))
-            emit("round", **await serve(engine, tree, turn, plan))
+            chunks = round(request["seconds"] / CHUNK_SECONDS) if request.get("session") else 0
+            emit("round", **await serve(engine, tree, turn, plan, chunks))
     finally:
         engine.shutdown()
 
@@ -64,8 +68,10 @@ def build_engine(model: str, variant: str, options: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-async def serve(engine: Any, tree: ProcessTree, turn: int, plan: list[Arrival]) -> dict[str, Any]:
-    """Each request at its time, whatever became of those before."""
+async def serve(
+    engine: Any, tree: ProcessTree, turn: int, plan: list[Arrival], session_chunks: int = 0
+) -> dict[str, Any]:
+    """Each request at its time, whatever became of those before; beside them a realtime session of so many chunks."""
     prompts = [prompt_of(arrival) for arrival in plan]
     before, started = tree.usage(), time.monotonic()
 
@@ -73,13 +79,54 @@ async def serve(engine: Any, tree: ProcessTree, turn: int, plan: list[Arrival]) 
         await asyncio.sleep(max(0.0, plan[i].at - (time.monotonic() - started)))
         return await stream(engine, f"{turn}-{i}", prompts[i], plan[i])
 
-    requests = await asyncio.gather(*(one(i) for i in range(len(plan))))
+    everybody = [one(i) for i in range(len(plan))]
+    if session_chunks:
+        everybody.append(session(engine, f"{turn}-session", session_chunks))
+    requests = await asyncio.gather(*everybody)
     seconds, after = time.monotonic() - started, tree.usage()
     return {
         "requests": requests,
         "seconds": seconds,
         "cpu_seconds": {role: use.cpu_seconds - before[role].cpu_seconds for role, use in after.items()},
     }
+
+
+async def session(engine: Any, request_id: str, chunks: int) -> dict[str, Any]:
+    """A streaming session that is sent three tokens four times a second and answers each with one."""
+    from vllm import SamplingParams
+    from vllm.engine.protocol import StreamingInput
+    from vllm.sampling_params import RequestOutputKind
+
+    sent: list[float] = []
+
+    async def inputs() -> AsyncGenerator[Any, None]:
+        began = time.monotonic()
+        for i in range(chunks):
+            await asyncio.sleep(max(0.0, began + i * CHUNK_SECONDS - time.monotonic()))
+            sent.append(time.monotonic())
+            yield StreamingInput(prompt={"prompt_token_ids": [5 + i % 7, 20, 30]})
+
+    sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    tokens: list[int] = []
+    latencies = []
+    async for output in engine.generate(inputs(), sampling, request_id=request_id):
+        if output.outputs[0].token_ids:
+            latencies.append(round(time.monotonic() - sent[len(latencies)], 6))
+            tokens += output.outputs[0].token_ids
+    return {
+        "kind": "session",
+        "images": 0,
+        "tokens": len(tokens),
+        "at": round(sent[0], 6),
+        "ttft": latencies[0],
+        "gaps": [],
+        "latencies": latencies,
+        "digest": digest_of(tokens),
+    }
+
+
+def digest_of(tokens: list[int]) -> str:
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def prompt_of(arrival: Arrival) -> dict[str, Any]:
@@ -117,7 +164,7 @@ async def stream(engine: Any, request_id: str, prompt: dict[str, Any], arrival: 
         "tokens": len(tokens),
         "ttft": times[1] - times[0],
         "gaps": [round(b - a, 6) for a, b in itertools.pairwise(times[1:])],
-        "digest": hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16],
+        "digest": digest_of(tokens),
     }
 
 
