@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
@@ -42,7 +42,9 @@ class AheadPlanner:
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
         self._chunk = vllm_config.scheduler_config.max_num_batched_tokens
         self._target = config.itl_target_ms / 1000
-        self._policy = EncodeShare(LaneShare(config.encode_lane_min_share), max_wait_seconds=math.inf, max_stall=0)
+        self._policy = EncodeShare(
+            LaneShare(config.encode_lane_min_share), math.inf, max_stall=0, max_alone_seconds=2 * self._target
+        )
         on_cpu = getattr(vllm_config.device_config, "device_type", "") == "cpu"
         self._pace = DecodePace(config.decode_pace if on_cpu else 0.0)
         self.rest_seconds = 0.0  # of the last step
@@ -66,6 +68,7 @@ class AheadPlanner:
         """Let this planner see what runs, and what is in the encoder cache."""
         self._scheduler = scheduler
         self._steps = steps
+        self._anybody = (DecodeLoad("all", 1, self._target),)
         self._book = book
         self._metrics = metrics
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
@@ -158,15 +161,13 @@ class AheadPlanner:
             now,
             self._book.deadline(request.request_id),
         )
-        others = self._running() if self._others_run(request) else ()
+        # Whoever waits is held up too; so is a session that is between two inputs.
+        others = self._running() or self._anybody if len(self._scheduler.requests) > 1 else ()
         (placed,) = self._policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
         self._metrics.placements[placed.reason.value] += 1
         in_step = placed.where is Where.IN_STEP
         self._in_step_seconds += group.seconds if in_step else 0.0
         return in_step
-
-    def _others_run(self, request: Request) -> bool:
-        return len(self._scheduler.running) > (request.status is RequestStatus.RUNNING)
 
     @staticmethod
     def _num_embeds(request: Request, item: int) -> int:

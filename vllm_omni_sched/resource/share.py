@@ -22,6 +22,7 @@ class WhereReason(str, Enum):
 
     NO_LANE = "no_lane"  # in the step: there is nowhere else
     NO_DECODE = "no_decode"  # in the step: nobody is held up
+    TOO_LONG = "too_long"  # in the lane: nobody is held up now, but somebody could arrive
     AGED = "aged"  # in the step: waited `max_wait_seconds`
     WOULD_NOT_BE_NOTICED = "would_not_be_noticed"  # in the step: ends within the ITL target
     DEADLINE = "deadline"  # in the step: the lane would be too late for it
@@ -97,7 +98,9 @@ class EncodePlan:
 class EncodeShare:
     """Who encodes where. The first rule that fits a group decides:
 
-    1. There is no lane, or nobody decodes: in the step, at full width.
+    1. There is no lane, or nobody decodes and it ends within ``max_alone_seconds``: in the step, at full width.
+       One that takes longer goes to the lane, which is as quick while nobody decodes: who arrives in the
+       middle of a step waits for its end.
     2. It has waited ``max_wait_seconds``: in the step; one such group per step, the oldest. So a
        group that has aged is encoded after as many steps as there were older groups waiting.
     3. Its time fits into what the ITL targets leave of this step: in the step. What is left counts
@@ -112,17 +115,25 @@ class EncodeShare:
     The share is `LaneShare`'s.
 
     Raises:
-        ConfigError: ``max_wait_seconds`` is not above 0, or ``max_stall`` is negative.
+        ConfigError: ``max_wait_seconds`` is not above 0, or another number is negative.
     """
 
-    def __init__(self, lane: LaneShare, max_wait_seconds: float = 5.0, max_stall: float = 2.0) -> None:
+    def __init__(
+        self,
+        lane: LaneShare,
+        max_wait_seconds: float = 5.0,
+        max_stall: float = 2.0,
+        max_alone_seconds: float = math.inf,
+    ) -> None:
         if not max_wait_seconds > 0:
             raise ConfigError(f"max_wait_seconds must be above 0, got {max_wait_seconds}")
-        if not max_stall >= 0:
-            raise ConfigError(f"max_stall must be 0 or more, got {max_stall}")
+        for name, value in (("max_stall", max_stall), ("max_alone_seconds", max_alone_seconds)):
+            if not value >= 0:
+                raise ConfigError(f"{name} must be 0 or more, got {value}")
         self.lane = lane
         self.max_wait_seconds = max_wait_seconds
         self.max_stall = max_stall
+        self.max_alone_seconds = max_alone_seconds
 
     def plan(self, snapshot: EncodeSnapshot, now: float) -> EncodePlan:
         """Place all waiting groups of one step, and move the lane's share on."""
@@ -170,14 +181,16 @@ class _Choice:
         if self.lane_room > 0:
             self.lane_room -= 1
             self.lane_seconds += group.seconds * self.slowdown
-            return Placement(group.key, Where.LANE, WhereReason.WOULD_STALL_DECODE)
+            why = WhereReason.WOULD_STALL_DECODE if self.decoding else WhereReason.TOO_LONG
+            return Placement(group.key, Where.LANE, why)
         return Placement(group.key, Where.WAIT, WhereReason.LANE_FULL)
 
     def _in_step_because(self, i: int, group: EncodeGroup) -> WhereReason | None:
-        if not self.decoding:
-            return WhereReason.NO_DECODE
         if self.snapshot.lane_room is None:
             return WhereReason.NO_LANE
+        if not self.decoding:
+            alone = self.step_seconds + group.seconds <= self.policy.max_alone_seconds or self.lane_room < 1
+            return WhereReason.NO_DECODE if alone else None
         if i == self.oldest:
             return WhereReason.AGED
         if group.seconds <= self.unnoticed_seconds:
