@@ -1,6 +1,22 @@
 """Text, images and frames on one engine, arriving as they like: do tokens go on while pictures are encoded?"""
 
-VARIANTS = {
-    "stock": "no plugin",
-    "ours": "encode_ahead",
+from __future__ import annotations
+
+from typing import Any
+
+OURS: dict[str, Any] = {"encode_ahead": True, "waiting_order": "sla"}
+
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "stock": None,
+    "ours": OURS,
+    # each mechanism off in turn, or another one on
+    "no lane": {**OURS, "encode_ahead": False},
+    "no pace": {**OURS, "decode_pace": 0.0},
+    "by arrival": {**OURS, "waiting_order": "arrival"},
+    "prefill adaptive": {**OURS, "prefill_control": "adaptive"},
+    "prefill PID": {**OURS, "prefill_control": "pid"},
+    "prefill AIMD": {**OURS, "prefill_control": "aimd"},
+    "batch PID": {**OURS, "batch_control": "pid"},
+    "pieces": {**OURS, "pieces": True},
 }
+"""Our options of each variant; None is stock vLLM without the plugin."""

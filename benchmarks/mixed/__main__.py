@@ -18,7 +18,6 @@ from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
-from benchmarks.mixed import VARIANTS
 
 TTFT_SLO, GAP_SLO = 2.0, 0.1  # seconds
 Answers = dict[tuple[str, float], list[dict[str, Any]]]
@@ -68,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "options": options.options,
     }
     path = write_result(
-        options.out / f"mixed-{version}.json", "mixed", record(answers), seed=options.seed, workload=workload
+        options.out / f"mixed-{version}{options.name}.json",
+        "mixed",
+        record(answers),
+        seed=options.seed,
+        workload=workload,
     )
     console.print(str(path))
 
@@ -82,8 +85,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
     parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=["stock", "ours"])
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
+    parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
     parser.add_argument("--seed", type=int, default=0)

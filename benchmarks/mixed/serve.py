@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.harness.child import emit
 from benchmarks.harness.processes import ProcessTree
+from benchmarks.mixed import VARIANTS
 from benchmarks.mixed.workload import Arrival, arrivals
 
 CHUNK_SECONDS = 0.25
@@ -62,9 +63,10 @@ def build_engine(model: str, variant: str, options: dict[str, Any]) -> Any:
         "enable_prefix_caching": False,
         "mm_processor_cache_gb": 0,
     }
-    if variant != "stock":
+    ours = VARIANTS[variant]
+    if ours is not None:
         arguments["scheduler_cls"] = "vllm_omni_sched.OmniScheduler"
-        arguments["additional_config"] = {"omni_sched": {"encode_ahead": True, **options}}
+        arguments["additional_config"] = {"omni_sched": {**ours, **options}}
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 

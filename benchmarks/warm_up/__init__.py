@@ -2,5 +2,5 @@
 
 VARIANTS = {
     "stock": "no plugin",
-    "ours": "encode_ahead",
+    "ours": "encode_ahead and waiting_order",
 }
