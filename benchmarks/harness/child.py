@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ):
         self.module = module
-        self.log = open("/tmp/bench.log", "w+")  # noqa: SIM115 - closed by stop()
+        self.log = tempfile.TemporaryFile("w+", prefix="benchmark-", suffix=".log")  # noqa: SIM115 - closed by stop()
         # An earlier directory wins: a tree of another vLLM must come before the installed one.
         search_path = os.pathsep.join(str(folder) for folder in (*path, ROOT))
         self.process = subprocess.Popen(
