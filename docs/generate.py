@@ -102,6 +102,7 @@ def pictures(benchmark: str, folder: str, which: str = "") -> str:
 
 
 PICTURES = {
+    "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
@@ -119,6 +120,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
+    "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
+    "mixed-picture": lambda: pictures("mixed", "results"),
+    "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }
 

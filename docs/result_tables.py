@@ -125,6 +125,47 @@ def overhead(results: Sequence[Result]) -> str:
     return "".join(parts) or NOTHING
 
 
+def mixed(results: Sequence[Result]) -> str:
+    """Text beside images: a table per load, a column per variant, with the ratio of the medians to the first one."""
+    parts = []
+    for result in results:
+        workload = result["provenance"]["workload"]
+        extras = [f"a request of {workload['frames']} pictures"] if workload["frames"] else []
+        extras += ["a realtime session"] if workload.get("session") else []
+        beside = f", beside {' and '.join(extras)}" if extras else ""
+        for load in dict.fromkeys(record["load"] for record in result["results"]):
+            lines: dict[str, dict[str, float]] = {}
+            for record in result["results"]:
+                if record["load"] == load:
+                    lines.setdefault(record["measure"], {})[record["variant"]] = record["median"]
+            variants = list(dict.fromkeys(r["variant"] for r in result["results"]))
+            rows = [(name, *(_of_first(line, v, variants[0]) for v in variants)) for name, line in lines.items()]
+            parts.append(f"\n**load {load:g}**{beside}\n\n" + table(("ms unless said", *variants), rows))
+        parts.append(source(result))
+    return "".join(parts) or NOTHING
+
+
+def _of_first(line: Mapping[str, float], variant: str, first: str) -> str:
+    if variant not in line:
+        return ""
+    ratio = f" ({line[variant] / line[first]:.2f})" if variant != first and line.get(first) else ""
+    return f"{line[variant]:,.4g}{ratio}"
+
+
+def warm_up(results: Sequence[Result]) -> str:
+    """TTFT of the first requests after a start, and the first over the last."""
+    parts = []
+    for result in results:
+        lines: dict[str, dict[str, float]] = {}
+        for record in result["results"]:
+            lines.setdefault(record["variant"], {})[record["measure"]] = record["median"]
+        shown = [name for name in next(iter(lines.values())) if name.endswith((" 1", " 2", " 10")) or "/" in name]
+        rows = [(variant, *(f"{line[name]:,.3g}" for name in shown)) for variant, line in lines.items()]
+        beside = " beside a text request" if result["provenance"]["workload"]["beside"] else ""
+        parts.append(f"\n**after a start{beside}**\n\n" + table(("", *shown), rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
 def gpu_lanes(results: Sequence[Result]) -> str:
     """An encoder beside decode on a GPU: milliseconds and images per second, with the ratio to running alone."""
     parts = []

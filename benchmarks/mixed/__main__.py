@@ -18,6 +18,8 @@ from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
+from benchmarks.mixed import VARIANTS
+from benchmarks.mixed.plot import draw
 
 TTFT_SLO, GAP_SLO = 2.0, 0.1  # seconds
 Answers = dict[tuple[str, float], list[dict[str, Any]]]
@@ -66,14 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "session": options.session,
         "options": options.options,
     }
-    path = write_result(
-        options.out / f"mixed-{version}{options.name}.json",
-        "mixed",
-        record(answers),
-        seed=options.seed,
-        workload=workload,
-    )
-    console.print(str(path))
+    records = record(answers)
+    path = options.out / f"mixed-{version}{options.name}.json"
+    console.print(str(write_result(path, "mixed", records, seed=options.seed, workload=workload)))
+    if picture := draw(path.with_suffix(".png"), records):
+        console.print(str(picture))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
     parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=["stock", "ours"])
+    parser.add_argument("--variants", type=checked_variants, default=["stock", "ours"])
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
     parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
@@ -93,6 +92,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
+
+
+def checked_variants(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in VARIANTS:
+            raise argparse.ArgumentTypeError(f"no variant {name!r}; there are {', '.join(VARIANTS)}")
+    return names
 
 
 def checked_json(text: str) -> str:
@@ -158,15 +165,20 @@ def table(answers: Answers, load: float, variants: Sequence[str]) -> Table:
                 ratios = [a / b for a, b in zip(own, base, strict=False) if b]
                 cells.append(f"{statistics.median(ratios):.3f}" if ratios else "")
         shown.add_row(name, *cells)
-    same = [
+    same = same_tokens(answers, load, variants)
+    if same:
+        shown.add_row("requests with the same tokens %", "", *[f"{100 * statistics.fmean(same):.4g}", ""])
+    return shown
+
+
+def same_tokens(answers: Answers, load: float, variants: Sequence[str]) -> list[bool]:
+    """For each request of each variant, whether it got the first variant's tokens."""
+    return [
         a["digest"] == b["digest"]
         for variant in variants[1:]
         for mine, base in zip(answers[variant, load], answers[variants[0], load], strict=True)
         for a, b in zip(mine["requests"], base["requests"], strict=True)
     ]
-    if same:
-        shown.add_row("requests with the same tokens %", "", *[f"{100 * statistics.fmean(same):.4g}", ""])
-    return shown
 
 
 def record(answers: Answers) -> list[dict[str, Any]]:
@@ -178,6 +190,13 @@ def record(answers: Answers) -> list[dict[str, Any]]:
                 values.setdefault(name, []).append(value)
         for name, own in values.items():
             found.append({"variant": variant, "load": load, "measure": name, **Summary.of(own).as_dict(3)})
+    variants = list(dict.fromkeys(variant for variant, _ in answers))
+    for load in dict.fromkeys(load for _, load in answers):
+        for variant in variants[1:]:
+            same = [100.0 * value for value in same_tokens(answers, load, [variants[0], variant])]
+            if same:
+                name = f"requests with the tokens of {variants[0]} %"
+                found.append({"variant": variant, "load": load, "measure": name, **Summary.of(same).as_dict(3)})
     return found
 
 
