@@ -108,3 +108,33 @@ def test_load_takes_one_benchmark_by_file_name(tmp_path):
         body = {**result(benchmark=benchmark), "name": name}
         (tmp_path / f"{name}.json").write_text(json.dumps(body))
     assert [found["name"] for found in result_tables.load(tmp_path, "realtime")] == ["a", "b"]
+
+
+def test_mixed_has_a_table_per_load_with_ratios_to_the_first_variant():
+    records = [
+        {"variant": variant, "load": load, "measure": "text ITL P99", "median": median}
+        for variant, load, median in (
+            ("stock", 0.5, 400.0),
+            ("ours", 0.5, 20.0),
+            ("stock", 1, 500.0),
+            ("ours", 1, 30.0),
+        )
+    ]
+    made = result(*records, benchmark="mixed")
+    made["provenance"] = PROVENANCE | {"workload": {"frames": 32, "session": True}}
+    text = result_tables.mixed([made])
+    assert "**load 0.5**, beside a request of 32 pictures and a realtime session" in text
+    assert "| text ITL P99 | 400 | 20 (0.05) |" in text
+    assert "| text ITL P99 | 500 | 30 (0.06) |" in text
+
+
+def test_warm_up_shows_the_first_and_the_last_request():
+    records = [
+        {"variant": "ours", "measure": name, "median": median}
+        for name, median in (("TTFT ms of request 1", 715.0), ("TTFT ms of request 10", 596.0), ("first / last", 1.2))
+    ]
+    made = result(*records, benchmark="warm_up")
+    made["provenance"] = PROVENANCE | {"workload": {"beside": True}}
+    text = result_tables.warm_up([made])
+    assert "**after a start beside a text request**" in text
+    assert "| ours | 715 | 596 | 1.2 |" in text

@@ -25,12 +25,12 @@ from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder_worth import manager_for
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
-from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
 from vllm_omni_sched.engine.order import put_in_order
 from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
 from vllm_omni_sched.engine.steered import SteeredMixin
+from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
@@ -53,7 +53,7 @@ def _refresh(
         planner.count_into(metrics)
 
 
-class OmniSchedulerMixin(SteeredMixin, PendingRangeMixin):
+class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
     """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
 
     1. A request's features become a `FeatureList` when it is added; sessions extend it.
@@ -153,48 +153,6 @@ class OmniSchedulerMixin(SteeredMixin, PendingRangeMixin):
     ) -> tuple[Any, ...]:
         call = self._omni_inputs_steered if self._omni_steers else self._omni_inputs
         return call(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)
-
-    def _omni_inputs(
-        self,
-        request: Request,
-        num_computed_tokens: int,
-        num_new_tokens: int,
-        encoder_compute_budget: int,
-        shift_computed_tokens: int,
-    ) -> tuple[Any, ...]:
-        """vLLM's decision on the items that overlap these tokens."""
-        features = request.mm_features
-        narrow = self._omni_windows and isinstance(features, FeatureList)
-        if narrow and not features.ends_after(num_computed_tokens):
-            # Every item lies behind (a decode step): vLLM's answer for a chunk without tokens, before it searches.
-            nothing, _, budget, *more = super()._try_schedule_encoder_inputs(
-                request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens
-            )
-            return (nothing, num_new_tokens, budget, *more)
-        if not narrow or (self._omni_native_windows and features.spans.sequential):
-            self.omni_metrics.windows_native += narrow
-            return super()._try_schedule_encoder_inputs(
-                request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
-            )
-        ids = features.spans.overlapping(
-            num_computed_tokens, num_computed_tokens + num_new_tokens + shift_computed_tokens
-        )
-        self.omni_metrics.windows_narrowed += 1
-        self.omni_metrics.items_visited += len(ids)
-        manager: Any = self.encoder_cache_manager
-        windowed: Any = WindowedManager(manager)
-        self.encoder_cache_manager = windowed
-        try:
-            inputs, num_tokens, budget, *more = super()._try_schedule_encoder_inputs(
-                WindowedRequest(request, ids),
-                num_computed_tokens,
-                num_new_tokens,
-                encoder_compute_budget,
-                shift_computed_tokens,
-            )
-        finally:
-            self.encoder_cache_manager = manager
-        return ([ids[i] for i in inputs], num_tokens, budget, *([ids[i] for i in local] for local in more))
 
     def _make_cached_request_data(
         self, running_reqs: list[Request], resumed_reqs: list[Request], *args: Any, **kwargs: Any

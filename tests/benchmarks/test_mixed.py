@@ -1,0 +1,79 @@
+"""`mixed` and `warm_up` without an engine: arrivals, and what is made of the rounds."""
+
+import pytest
+
+from benchmarks.mixed.__main__ import gaps_beside, measures, parse, record, same_tokens
+from benchmarks.mixed.plot import draw
+from benchmarks.mixed.workload import arrivals
+from benchmarks.warm_up.__main__ import ratios
+from benchmarks.warm_up.__main__ import record as record_of_starts
+
+
+def request(kind, at, ttft, gaps=(), digest="same", **more):
+    return {"kind": kind, "at": at, "ttft": ttft, "gaps": list(gaps), "tokens": 1 + len(gaps), "digest": digest, **more}
+
+
+def answer(stall, digest="same"):
+    """Text tokens each 10 ms but for one gap, while an image waits from 10.0 to 10.0 + stall + 0.1."""
+    return {
+        "seconds": 10.0,
+        "requests": [
+            request("text", 9.0, 0.9, [0.01] * 10 + [stall] + [0.01] * 9),
+            request("image", 10.0, stall + 0.1, [0.01], digest),
+            request("session", 9.0, 0.02, latencies=[0.02, 0.04]),
+        ],
+    }
+
+
+def test_gaps_beside_images_are_those_in_which_one_waits():
+    text, image, _ = answer(0.4)["requests"]
+    beside = gaps_beside([text], [image])
+    assert max(beside) == 0.4
+    assert 10 <= len(beside) <= 12  # the stall, and what follows within 0.1 s
+    assert gaps_beside([text], []) == []
+
+
+def test_a_stall_costs_the_slo():
+    assert measures(answer(0.05))["within SLO %"] == 100.0
+    assert measures(answer(0.4))["within SLO %"] == pytest.approx(200 / 3)
+    found = measures(answer(0.4))
+    assert found["text ITL max"] == 400.0
+    assert found["image TTFT P50"] == pytest.approx(500.0)
+    assert found["session P50"] == pytest.approx(30.0)
+    assert found["tokens / s"] == pytest.approx(2.4)
+
+
+def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
+    answers = {
+        ("stock", 0.5): [answer(0.4), answer(0.6), answer(0.5)],
+        ("ours", 0.5): [answer(0.02), answer(0.03, "other"), answer(0.01)],
+        ("stock", 1.0): [answer(0.4)],
+        ("ours", 1.0): [answer(0.02)],
+    }
+    assert same_tokens(answers, 0.5, ["stock", "ours"]).count(False) == 1
+    records = {(r["variant"], r["load"], r["measure"]): r for r in record(answers)}
+    assert records["stock", 0.5, "text ITL max"]["median"] == 500.0
+    assert records["ours", 0.5, "requests with the tokens of stock %"]["samples"] == 9
+    assert draw(tmp_path / "mixed.png", list(records.values())).stat().st_size > 10_000
+    assert draw(tmp_path / "none.png", [r for r in records.values() if r["load"] == 1.0]) is None
+
+
+def test_a_variant_that_is_not_there_is_named(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--variants", "stock,our"])
+    assert "no variant 'our'; there are stock, ours" in capsys.readouterr().err
+
+
+def test_the_same_seed_gives_the_same_arrivals_and_load_scales_them():
+    assert arrivals(0.5, 60, 3) == arrivals(0.5, 60, 3) != arrivals(0.5, 60, 4)
+    assert len(arrivals(2.0, 200, 0)) > 3 * len(arrivals(0.5, 200, 0))
+    (frames,) = [a for a in arrivals(0.5, 20, 0, frames=32) if len(a.image_seeds) == 32]
+    assert frames.at == 10.0
+
+
+def test_the_first_request_after_a_start_is_compared_with_the_last():
+    rounds = [[300.0, 200.0, 150.0], [200.0, 200.0, 200.0]]
+    assert ratios(rounds) == [2.0, 1.0]
+    records = {r["measure"]: r for r in record_of_starts({"ours": rounds})}
+    assert records["first / last"]["median"] == 1.5
+    assert records["TTFT ms of request 1"]["median"] == 250.0

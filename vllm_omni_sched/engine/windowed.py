@@ -1,0 +1,60 @@
+"""The encoder inputs of a step, decided by vLLM on the items that overlap its tokens."""
+
+from typing import Any
+
+from vllm.v1.request import Request
+
+from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
+from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+
+
+class WindowedInputsMixin:
+    """Narrows what vLLM's ``_try_schedule_encoder_inputs`` sees, and translates its answer."""
+
+    _omni_windows: bool
+    _omni_native_windows: bool
+    omni_metrics: SchedulerMetrics
+    encoder_cache_manager: Any
+
+    def _omni_inputs(
+        self,
+        request: Request,
+        num_computed_tokens: int,
+        num_new_tokens: int,
+        encoder_compute_budget: int,
+        shift_computed_tokens: int,
+    ) -> tuple[Any, ...]:
+        """vLLM's decision on the items that overlap these tokens."""
+        features = request.mm_features
+        narrow = self._omni_windows and isinstance(features, FeatureList)
+        if narrow and not features.ends_after(num_computed_tokens):
+            # Every item lies behind (a decode step): vLLM's answer for a chunk without tokens, before it searches.
+            nothing, _, budget, *more = super()._try_schedule_encoder_inputs(
+                request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens
+            )
+            return (nothing, num_new_tokens, budget, *more)
+        if not narrow or (self._omni_native_windows and features.spans.sequential):
+            self.omni_metrics.windows_native += narrow
+            return super()._try_schedule_encoder_inputs(
+                request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens
+            )
+        ids = features.spans.overlapping(
+            num_computed_tokens, num_computed_tokens + num_new_tokens + shift_computed_tokens
+        )
+        self.omni_metrics.windows_narrowed += 1
+        self.omni_metrics.items_visited += len(ids)
+        manager: Any = self.encoder_cache_manager
+        windowed: Any = WindowedManager(manager)
+        self.encoder_cache_manager = windowed
+        try:
+            inputs, num_tokens, budget, *more = super()._try_schedule_encoder_inputs(
+                WindowedRequest(request, ids),
+                num_computed_tokens,
+                num_new_tokens,
+                encoder_compute_budget,
+                shift_computed_tokens,
+            )
+        finally:
+            self.encoder_cache_manager = manager
+        return ([ids[i] for i in inputs], num_tokens, budget, *([ids[i] for i in local] for local in more))
