@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness import style
 
 PANELS = {
-    "within SLO %": ("requests within their SLO, %", False),
+    "within SLO %, all rounds together": ("requests within their SLO, %", False),
     "ITL beside images P99": ("text tokens while an image waits: ITL P99, ms", True),
     "image TTFT P50": ("image requests: TTFT P50, ms", True),
 }

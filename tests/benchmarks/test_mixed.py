@@ -53,6 +53,8 @@ def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
     assert same_tokens(answers, 0.5, ["stock", "ours"]).count(False) == 1
     records = {(r["variant"], r["load"], r["measure"]): r for r in record(answers)}
     assert records["stock", 0.5, "text ITL max"]["median"] == 500.0
+    together = records["stock", 0.5, "within SLO %, all rounds together"]
+    assert (together["median"], together["samples"]) == (pytest.approx(200 / 3, abs=1e-2), 9)
     assert records["ours", 0.5, "requests with the tokens of stock %"]["samples"] == 9
     assert draw(tmp_path / "mixed.png", list(records.values())).stat().st_size > 10_000
     assert draw(tmp_path / "none.png", [r for r in records.values() if r["load"] == 1.0]) is None

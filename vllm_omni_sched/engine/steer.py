@@ -71,7 +71,7 @@ class Steering:
         try:
             if self.batch is not None:
                 setattr(scheduler, self._admission, min(before[1], max(self.batch.limit, len(scheduler.running))))
-            decoding = self._num_decoding()
+            decoding = self._decode_tokens()
             if self.prefill is not None and decoding:
                 scheduler.max_num_scheduled_tokens = min(before[0], decoding + self.prefill.limit)
             if self._pieces is not None:
@@ -84,8 +84,13 @@ class Steering:
             setattr(scheduler, self._admission, before[1])
             settings.long_prefill_token_threshold = threshold
 
-    def _num_decoding(self) -> int:
-        return sum(request.num_computed_tokens >= request.num_prompt_tokens for request in self._scheduler.running)
+    def _decode_tokens(self) -> int:
+        """What those who decode want of this step."""
+        return sum(
+            1 + len(request.spec_token_ids)
+            for request in self._scheduler.running
+            if request.num_computed_tokens >= request.num_prompt_tokens
+        )
 
     def _waiting(self) -> Iterator[Any]:
         return islice(iter(self._scheduler.waiting), _LOOK_AHEAD)
