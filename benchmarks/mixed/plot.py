@@ -27,6 +27,8 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
         axis.set_xscale("log", base=2)
         if logarithmic:
             axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:,.0f}")
+            axis.yaxis.set_minor_formatter("")
         axis.set_xticks(loads, [f"{load:g}" for load in loads])
         axis.set_xlabel("load")
         for variant in variants:
