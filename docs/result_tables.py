@@ -138,7 +138,7 @@ def mixed(results: Sequence[Result]) -> str:
             for record in result["results"]:
                 if record["load"] == load:
                     lines.setdefault(record["measure"], {})[record["variant"]] = record["median"]
-            variants = list(dict.fromkeys(r["variant"] for r in result["results"]))
+            variants = sorted(dict.fromkeys(r["variant"] for r in result["results"]), key=lambda name: name != "stock")
             rows = [(name, *(_of_first(line, v, variants[0]) for v in variants)) for name, line in lines.items()]
             parts.append(f"\n**load {load:g}**{beside}\n\n" + table(("ms unless said", *variants), rows))
         parts.append(source(result))
