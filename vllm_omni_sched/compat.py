@@ -140,6 +140,34 @@ def ec_connectors_have_stats() -> bool:
     return has(EC_CONNECTOR, "ECConnectorBase.get_ec_connector_stats")
 
 
+def admission_limit(scheduler: Any) -> str:
+    """The attribute that bounds how many requests are let in; 0.32 tells it from the workers' slots.
+
+    Raises:
+        MissingSymbolError: this vLLM has none that we know.
+    """
+    return _attribute(scheduler, "batch_control", "max_num_active_reqs", "max_num_running_reqs")
+
+
+def waiting_queues(scheduler: Any) -> tuple[str, ...]:
+    """The attributes that hold waiting requests in the order of the queue; before 0.32, skipped ones are apart.
+
+    Raises:
+        MissingSymbolError: this vLLM has none that we know.
+    """
+    waiting = _attribute(scheduler, "waiting_order", "waiting")
+    return (waiting, "skipped_waiting") if hasattr(scheduler, "skipped_waiting") else (waiting,)
+
+
+def _attribute(scheduler: Any, option: str, *names: str) -> str:
+    for name in names:
+        if hasattr(scheduler, name):
+            return name
+    raise MissingSymbolError(
+        f"option {option!r} cannot work: the scheduler of vLLM {vllm_version()} has no {names[-1]}. Leave it out"
+    )
+
+
 def runner_v2_runs_ec_connectors() -> bool:
     """Whether model runner V2 runs the life cycle of EC connectors in every step, and sends what they report."""
     return has(EC_CONNECTOR_V2, "ActiveECConnector.no_forward") and has(

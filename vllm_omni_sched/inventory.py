@@ -82,6 +82,20 @@ INVENTORY: tuple[Override, ...] = (
         "the other entries are gone",
     ),
     Override(
+        f"{_S}.waiting, skipped_waiting, _select_waiting_queue_for_scheduling",
+        "queues in our order; before 0.32, where skipped requests are apart, the better of both heads is next",
+        "waiting_order sla",
+        "tests/engine/test_who_runs.py",
+        "vLLM lets a plugin name the class of its request queue",
+    ),
+    Override(
+        f"{_S}.max_num_scheduled_tokens, max_num_active_reqs (0.32) or max_num_running_reqs",
+        "lowered around super().schedule(), and set back; so is scheduler_config.long_prefill_token_threshold",
+        "prefill_control, batch_control, pieces",
+        "tests/engine/test_who_runs.py",
+        "vLLM asks a policy for the limits of a step",
+    ),
+    Override(
         "EncoderCacheManager",
         "subclass: uses of repeated items are counted, all references of a request are freed in one pass",
         "encoder_cache, no manager of the operator's own",

@@ -129,27 +129,7 @@ def test_whatever_comes_every_request_leaves_once_and_no_item_is_missing(seed: i
         max_num_seqs=chance.choice([2, 16]),
     )
     bench.poisoned = {"item-3"} if chance.random() < 0.3 else set()
-    added, aborted = 0, set()
-    for _ in range(3000):
-        if added < 25 and chance.random() < 0.4:
-            gaps = [chance.randrange(0, 40) for _ in range(chance.randrange(0, 5))]
-            items, offset = [], 0
-            for gap in gaps:
-                items.append((offset + gap, f"item-{chance.randrange(12)}"))
-                offset += gap + EMBEDS
-            bench.add(f"r{added}", offset + chance.randrange(1, 20), items, max_tokens=chance.randrange(1, 30))
-            added += 1
-        if chance.random() < 0.03 and bench.scheduler.requests:
-            victim = chance.choice(sorted(bench.scheduler.requests))
-            bench.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
-            aborted.add(victim)
-        bench.step(finish=chance.choice([0, 0, 1, 3]))
-        if added == 25 and not bench.scheduler.requests:
-            break
-    assert not bench.scheduler.requests
-    assert set(bench.left) | aborted == {f"r{i}" for i in range(25)}
-    assert all(len(reasons) == 1 for reasons in bench.left.values())
-    assert not set(bench.left) & aborted
+    bench.churn(chance, 25, lambda: chance.randrange(12))
     assert len(bench.planner.ledger) == 0
     bench.step()
     assert (bench.lane, bench.made) == ([], set())

@@ -206,25 +206,7 @@ def test_whatever_comes_nothing_is_restored_from_nothing(seed: int, async_schedu
         max_num_seqs=chance.choice([2, 16]),
     )
     bench.no_room_for = {"item-2"} if chance.random() < 0.3 else set()
-    added, aborted = 0, set()
-    for _ in range(3000):
-        if added < 40 and chance.random() < 0.4:
-            items, offset = [], 0
-            for gap in [chance.randrange(0, 40) for _ in range(chance.randrange(0, 5))]:
-                items.append((offset + gap, f"item-{min(chance.randrange(12), chance.randrange(12))}"))
-                offset += gap + EMBEDS
-            bench.add(f"r{added}", offset + chance.randrange(1, 20), items, max_tokens=chance.randrange(1, 30))
-            added += 1
-        if chance.random() < 0.03 and bench.scheduler.requests:
-            victim = chance.choice(sorted(bench.scheduler.requests))
-            bench.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
-            aborted.add(victim)
-        bench.step(finish=chance.choice([0, 0, 1, 3]))
-        if added == 40 and not bench.scheduler.requests:
-            break
-    assert not bench.scheduler.requests
-    assert set(bench.left) | aborted == {f"r{i}" for i in range(40)}
-    assert all(len(reasons) == 1 for reasons in bench.left.values())
+    bench.churn(chance, 40, lambda: min(chance.randrange(12), chance.randrange(12)))
     bench.step()
     assert set(bench.planner.host.tier._kept) == bench.host
     assert set(bench.scheduler.encoder_cache_manager.cached) == bench.cache

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.graph.pieces import Pieces, Work
 from vllm_omni_sched.items import FeatureList
@@ -47,10 +48,9 @@ class Steering:
         self._scheduler = scheduler
         self._metrics = metrics
         profiled = scheduler.max_num_scheduled_tokens
-        # What bounds admission alone, where vLLM (0.32) tells it from the workers' slots.
-        self._admission = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
-        self._slots = getattr(scheduler, self._admission)
-        self.batch = make_control(config.batch_control, config, config.batch_min, min(config.batch_max, self._slots))
+        self._admission = compat.admission_limit(scheduler)
+        slots = getattr(scheduler, self._admission)
+        self.batch = make_control(config.batch_control, config, config.batch_min, min(config.batch_max, slots))
         self.prefill = make_control(config.prefill_control, config, config.prefill_min_tokens, profiled)
         self._pieces = Pieces() if config.pieces else None
         embeds = scheduler.max_num_encoder_input_tokens
@@ -63,7 +63,7 @@ class Steering:
         return any(one is not None for one in (self.batch, self.prefill, self._pieces, self._split))
 
     @contextmanager
-    def limits(self, now: float) -> Iterator[None]:
+    def limits(self) -> Iterator[None]:
         """The limits of one step."""
         scheduler, settings = self._scheduler, self._scheduler.scheduler_config
         before = scheduler.max_num_scheduled_tokens, getattr(scheduler, self._admission)
@@ -77,7 +77,7 @@ class Steering:
             if self._pieces is not None:
                 self._cut(scheduler.max_num_scheduled_tokens - decoding)
             if self._split is not None:
-                self._share_encoder(now)
+                self._share_encoder()
             yield
         finally:
             scheduler.max_num_scheduled_tokens = before[0]
@@ -109,7 +109,7 @@ class Steering:
 
     # -- encoder budget ----------------------------------------------------
 
-    def _share_encoder(self, now: float) -> None:
+    def _share_encoder(self) -> None:
         self._parts = {}
         found: dict[str, list[int]] = {}
         since: dict[str, float] = {}

@@ -56,8 +56,8 @@ class SteeredMixin(WaitingOrderMixin):
         )
 
     def _omni_schedule_steered(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self._omni_step_time = now = monotonic_seconds()
-        with self._omni_steering.limits(now) if self._omni_steering is not None else nullcontext():
+        self._omni_step_time = monotonic_seconds()
+        with self._omni_steering.limits() if self._omni_steering is not None else nullcontext():
             output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if self._omni_planner is not None:
             for new in output.scheduled_new_reqs:

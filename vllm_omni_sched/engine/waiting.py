@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.graph.order import Placed, WaitingOrder
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
@@ -88,14 +89,13 @@ class WaitingOrderMixin:
     def omni_order_by(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics) -> None:
         """From the start: both of vLLM's queues must still be empty."""
         self._omni_order = order
-        for name in ("waiting", "skipped_waiting"):
-            if hasattr(self, name):
-                setattr(self, name, SlaRequestQueue(order, book, metrics, lambda: self._omni_step_time))
+        for name in compat.waiting_queues(self):
+            setattr(self, name, SlaRequestQueue(order, book, metrics, lambda: self._omni_step_time))
 
     def _select_waiting_queue_for_scheduling(self) -> Any:
         """vLLM before 0.32 keeps those it had to skip apart: the better of both heads is next."""
-        ours = [queue for queue in (getattr(self, "skipped_waiting", None), self.waiting) if queue]  # type: ignore[attr-defined]
-        if self._omni_order is None or not all(isinstance(queue, SlaRequestQueue) for queue in ours):
+        if self._omni_order is None:
             return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
         order, now = self._omni_order, self._omni_step_time
+        ours = [queue for name in compat.waiting_queues(self) if (queue := getattr(self, name))]
         return min(ours, key=lambda queue: order.key(queue.head().request, now), default=None)

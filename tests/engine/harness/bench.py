@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from vllm.v1.outputs import ECConnectorOutput
+from vllm.v1.request import RequestStatus
 
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
 from vllm_omni_sched.engine.ahead_messages import AheadReport
@@ -143,3 +146,29 @@ class Bench:
         """Somebody decodes from now on, for long."""
         self.add("text", 4, [], max_tokens=10_000)
         self.step()
+
+    def churn(self, chance: Random, count: int, content: Callable[[], int]) -> None:
+        """Random arrivals, with items ``content()``, aborts and a lane of changing speed, until ``count`` have left.
+
+        Asserts that each of them has left exactly once.
+        """
+        added, aborted = 0, set()
+        for _ in range(3000):
+            if added < count and chance.random() < 0.4:
+                items, offset = [], 0
+                for gap in [chance.randrange(0, 40) for _ in range(chance.randrange(0, 5))]:
+                    items.append((offset + gap, f"item-{content()}"))
+                    offset += gap + EMBEDS
+                self.add(f"r{added}", offset + chance.randrange(1, 20), items, max_tokens=chance.randrange(1, 30))
+                added += 1
+            if chance.random() < 0.03 and self.scheduler.requests:
+                victim = chance.choice(sorted(self.scheduler.requests))
+                self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+                aborted.add(victim)
+            self.step(finish=chance.choice([0, 0, 1, 3]))
+            if added == count and not self.scheduler.requests:
+                break
+        assert not self.scheduler.requests
+        assert set(self.left) | aborted == {f"r{i}" for i in range(count)}
+        assert not set(self.left) & aborted
+        assert all(len(reasons) == 1 for reasons in self.left.values())
