@@ -21,8 +21,9 @@ import result_tables  # noqa: E402 - the root has to be importable first
 from patches.series import Series  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
+from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
-from vllm_omni_sched.monitor.metrics import METRICS, SchedulerMetrics  # noqa: E402
+from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

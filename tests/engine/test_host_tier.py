@@ -11,7 +11,7 @@ from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
 from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
 from vllm_omni_sched.engine.host_messages import HostReport
 from vllm_omni_sched.engine.host_planner import HostPlanner
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.testing import make_item, make_request
 
 
@@ -62,7 +62,7 @@ def test_a_restored_encoding_stays_in_host_memory_and_is_not_copied_twice():
     assert bench.restored == ["a", "b", "c", "a"]
     assert bench.host == {"a", "b", "c"}
     found = counts(bench)
-    assert (found.host_restore_is_quicker, found.host_already_kept) == (3, 2)
+    assert (found.host_offers["restore_is_quicker"], found.host_offers["already_kept"]) == (3, 2)
 
 
 def test_the_same_item_twice_in_a_request_is_restored_once():
@@ -79,7 +79,7 @@ def test_the_bound_holds_and_what_is_dropped_is_encoded_again():
     bench = bench_with(1)
     ask(bench, "a", "a", "b", "c", "d")  # a was used twice: b is worth less and does not displace it
     assert bench.host == {"a"}
-    assert counts(bench).host_not_worth_the_room == 1
+    assert counts(bench).host_offers["not_worth_the_room"] == 1
     ask(bench, "b")
     assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "d", "b"])
 
@@ -161,7 +161,7 @@ def test_off_means_that_workers_are_told_nothing():
     ask(bench, "a", "b", "c", "a")
     assert (bench.host, bench.restored) == (set(), [])
     found = counts(bench)
-    assert found.host_tier_bytes == found.host_too_large == 0
+    assert found.host_tier_bytes == found.host_offers["too_large"] == 0
     assert bench.scheduler.encoder_cache_manager.take_evicted().keys() <= {"a", "b", "c"}
 
 

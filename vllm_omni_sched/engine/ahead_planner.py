@@ -15,7 +15,7 @@ from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pace import DecodePace

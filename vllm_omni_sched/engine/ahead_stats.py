@@ -5,7 +5,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
-from vllm_omni_sched.monitor.metrics import WAIT_BUCKETS
+from vllm_omni_sched.monitor.counts import WAIT_BUCKETS
 
 _SECONDS, _FAILED = "encode_seconds", "failed"
 

@@ -6,7 +6,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
 from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.host_tier import HostReason, HostTier
 from vllm_omni_sched.resource.rate import Rate
 
@@ -128,9 +128,4 @@ class HostPlanner:
         """Hand over what was counted here."""
         metrics.encoder_tier_host = self.restored
         metrics.host_tier_bytes = self.tier.num_bytes
-        metrics.host_restore_is_quicker = self.decisions[HostReason.RESTORE_IS_QUICKER]
-        metrics.host_already_kept = self.decisions[HostReason.ALREADY_KEPT]
-        metrics.host_encode_is_quicker = self.decisions[HostReason.ENCODE_IS_QUICKER]
-        metrics.host_too_large = self.decisions[HostReason.TOO_LARGE]
-        metrics.host_not_worth_the_room = self.decisions[HostReason.NOT_WORTH_THE_ROOM]
-        metrics.host_in_use = self.decisions[HostReason.IN_USE]
+        metrics.host_offers = {reason.value: self.decisions[reason] for reason in HostReason}

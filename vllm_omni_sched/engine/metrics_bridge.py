@@ -21,8 +21,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from vllm_omni_sched.engine.metrics_files import EngineDirectory, live_pages
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.exposition import merge, render
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 logger = init_logger("vllm_omni_sched.scheduler")
 

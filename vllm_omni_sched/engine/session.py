@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched.items import FeatureList, SessionMirror, SessionTracker
 from vllm_omni_sched.items.session import SessionUpdate
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 _values = attrgetter(*(f.name for f in fields(NewRequestData)))
 

@@ -13,7 +13,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.graph.pieces import Pieces, Work
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
 from vllm_omni_sched.resource.pid import PidBatch

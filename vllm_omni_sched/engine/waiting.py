@@ -10,7 +10,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.graph.order import Placed, WaitingOrder
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
 class SlaRequestQueue(RequestQueue):

@@ -6,7 +6,7 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
 class WindowedInputsMixin:

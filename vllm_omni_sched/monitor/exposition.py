@@ -9,7 +9,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Histogram, Metric, SchedulerMetrics
+from vllm_omni_sched.monitor.counts import Histogram, SchedulerMetrics
+from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Metric
 
 
 def render(metrics: SchedulerMetrics) -> bytes:

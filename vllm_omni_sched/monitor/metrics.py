@@ -1,58 +1,18 @@
-"""The one registry of our metrics: names, meaning, labels; and the object the scheduler counts on.
+"""The one registry of our metrics: names, meaning, labels.
 
-The scheduler holds one `SchedulerMetrics` and adds to its plain attributes, which costs an integer addition
-and takes no lock::
-
-    metrics = SchedulerMetrics()
-    metrics.steps += 1
-    metrics.windows_narrowed += 1
-    metrics.items_visited += last - first
-    metrics.sessions = len(sessions)
-    metrics.schedule_seconds.observe(seconds)
-
-Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set,
-written down in `METRICS`; a request id is never one. All metrics are additive: engines that share every label
-are summed, gauges too.
+Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set; a request id is
+never one. All metrics are additive: engines that share every label are summed, gauges too.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import Literal
-
-from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason
-from vllm_omni_sched.resource.batch_size import LimitReason
-from vllm_omni_sched.resource.encoder_budget import ModalityReason
-from vllm_omni_sched.resource.lane_share import ShareReason
-from vllm_omni_sched.resource.share import WhereReason
 
 PREFIX = "vllm:omni_sched_"
 
 EACH = "*"
 
 Kind = Literal["counter", "gauge", "histogram"]
-
-SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
-WAIT_BUCKETS = (1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-REQUEST_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-CLASSES = tuple(sla.name for sla in DEFAULT_CLASSES)
-
-
-class Histogram:
-    """Counts of observations per bucket; `bounds` are inclusive and ascending, the last bucket is open."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Add one observation, in the unit the metric's name states."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
 
 
 @dataclass(frozen=True)
@@ -73,71 +33,6 @@ class Metric:
     def full_name(self) -> str:
         """The name as it reads on /metrics."""
         return PREFIX + self.name
-
-
-def _by_class() -> dict[str, int]:
-    return dict.fromkeys(CLASSES, 0)
-
-
-def _waits_by_class() -> dict[str, Histogram]:
-    return {name: Histogram(WAIT_BUCKETS) for name in CLASSES}
-
-
-def _by_reason(reasons: type[Enum]) -> dict[str, int]:
-    return {reason.value: 0 for reason in reasons}
-
-
-@dataclass(slots=True, eq=False)
-class SchedulerMetrics:
-    """What one scheduler has counted since it started. The engine's thread writes, any thread may read."""
-
-    steps: int = 0
-    windows_native: int = 0
-    windows_narrowed: int = 0
-    items_visited: int = 0
-    sessions: int = 0
-    session_updates_delta: int = 0
-    session_updates_full: int = 0
-    spilled_bytes: int = 0
-    spilled_items: int = 0
-    restored_items: int = 0
-    encoder_cache_hits: int = 0
-    encoder_cache_misses: int = 0
-    encoder_tier_device: int = 0
-    encoder_tier_host: int = 0
-    encoder_tier_lane: int = 0
-    encoder_tier_miss: int = 0
-    encoder_evicted_oldest: int = 0
-    encoder_evicted_least_worth: int = 0
-    host_tier_bytes: int = 0
-    host_restore_is_quicker: int = 0
-    host_already_kept: int = 0
-    host_encode_is_quicker: int = 0
-    host_too_large: int = 0
-    host_not_worth_the_room: int = 0
-    host_in_use: int = 0
-    ahead_encoded: int = 0
-    ahead_failed: int = 0
-    ahead_pending: int = 0
-    ahead_seconds: float = 0.0
-    lane_restarts: int = 0
-    lane_share: float = 1.0
-    ahead_wait_seconds: Histogram = field(default_factory=lambda: Histogram(WAIT_BUCKETS))
-    decode_rest_seconds: float = 0.0
-    placements: dict[str, int] = field(default_factory=lambda: _by_reason(WhereReason))
-    share_updates: dict[str, int] = field(default_factory=lambda: _by_reason(ShareReason))
-    admitted: dict[str, int] = field(default_factory=lambda: _by_reason(PlaceReason))
-    batch_limit: int = 0
-    batch_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
-    prefill_limit: int = 0
-    prefill_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
-    encoder_parts: dict[str, int] = field(default_factory=lambda: _by_reason(ModalityReason))
-    step_requests: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
-    ttft_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)
-    itl_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)
-    slo_met: dict[str, int] = field(default_factory=_by_class)
-    slo_missed: dict[str, int] = field(default_factory=_by_class)
-    schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))
 
 
 METRICS: tuple[Metric, ...] = (
@@ -222,14 +117,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Evicted encoder outputs offered to host memory: kept because restoring is quicker or kept already, or not "
         "kept, by why.",
-        {
-            "restore_is_quicker": "host_restore_is_quicker",
-            "already_kept": "host_already_kept",
-            "encode_is_quicker": "host_encode_is_quicker",
-            "too_large": "host_too_large",
-            "not_worth_the_room": "host_not_worth_the_room",
-            "in_use": "host_in_use",
-        },
+        {EACH: "host_offers"},
         label="reason",
     ),
     Metric("encode_ahead_items_total", "counter", "Items encoded ahead of their prefill.", {"": "ahead_encoded"}),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vllm_omni_sched.graph.order import SlaClass
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import vllm_omni_sched
+from vllm_omni_sched.monitor.counts import Histogram, SchedulerMetrics
 from vllm_omni_sched.monitor.exposition import merge, render, values_of
-from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Histogram, SchedulerMetrics
+from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX
 
 
 def samples(page: str) -> dict[tuple[str, frozenset], float]:

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest, mmap_dict, mul
 from vllm_omni_sched.engine import metrics_bridge, metrics_files
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector, MetricsPublisher, engine_labels
 from vllm_omni_sched.engine.metrics_files import EngineDirectory, live_pages
-from vllm_omni_sched.monitor.metrics import PREFIX, SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
+from vllm_omni_sched.monitor.metrics import PREFIX
 
 
 def config(index=0, **model):

@@ -4,7 +4,7 @@ import pytest
 
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 from vllm_omni_sched.monitor.cost import CostModel
-from vllm_omni_sched.monitor.metrics import SchedulerMetrics
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
 from vllm_omni_sched.monitor.steps import StepMeter
 
