@@ -1,4 +1,4 @@
-"""Options of vllm-omni-sched: typed, strict, and read once at start-up.
+"""Reading the options of `options.py`, once at start-up.
 
 They ride in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, or in a YAML
 file that is named there: ``{"omni_sched": "/etc/omni_sched.yaml"}``.
@@ -10,264 +10,23 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.options import ControlMode, EvictionOrder, OmniSchedConfig, OrderMode, ReleaseMode, Toggle
+
+__all__ = [
+    "KEY",
+    "ControlMode",
+    "EvictionOrder",
+    "OmniSchedConfig",
+    "OrderMode",
+    "ReleaseMode",
+    "Toggle",
+    "load_config",
+]
 
 KEY = "omni_sched"
-
-
-class Toggle(str, Enum):
-    """``auto``: where this vLLM has the extension points; ``on``: or refuse to start; ``off``: never."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-class ReleaseMode(str, Enum):
-    """What becomes of the raw data of committed items."""
-
-    SPILL = "spill"
-    KEEP = "keep"
-
-
-class EvictionOrder(str, Enum):
-    """Which freeable encoding leaves the encoder cache first."""
-
-    AGE = "age"  # the one that has been freeable for longest, as in vLLM
-    WORTH = "worth"  # the one worth least
-
-
-class OrderMode(str, Enum):
-    """In which order waiting requests run."""
-
-    ARRIVAL = "arrival"
-    SLA = "sla"
-
-
-class ControlMode(str, Enum):
-    """What steers a limit."""
-
-    OFF = "off"
-    PID = "pid"
-    AIMD = "aimd"
-    ADAPTIVE = "adaptive"
-
-
-class OmniSchedConfig(BaseModel):
-    """All options, with their defaults. Unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    windows: Toggle = Field(
-        Toggle.AUTO,
-        description="Visit only the items in a step's window, where vLLM scans them all or needs sorted ends.",
-    )
-    encoder_cache: Toggle = Field(
-        Toggle.AUTO,
-        description="Use OmniEncoderCacheManager: an index and reference counts, so that freeing an item is O(1).",
-    )
-    encoder_cache_order: EvictionOrder = Field(
-        EvictionOrder.AGE,
-        description="Which encoding goes when the encoder cache is full: the one unused longest, as in vLLM, or the "
-        "one of least worth, seconds to encode it again × recent uses / bytes.",
-    )
-    encoder_cache_host_bytes: int = Field(
-        0,
-        ge=0,
-        description="Host memory for encodings that left the encoder cache, in bytes: they are restored, not encoded "
-        "again, where that is quicker. Needs `encode_ahead`; 0 keeps none.",
-    )
-    strip_frontier: Toggle = Field(
-        Toggle.AUTO,
-        description="Strip covered items' data from worker messages by moving a frontier, not by walking all items.",
-    )
-    pending_range: Toggle = Field(
-        Toggle.AUTO,
-        description="Track the encoder inputs that workers hold as an index range (vLLM 0.33, model runner V2).",
-    )
-    kv_event_window: Toggle = Field(
-        Toggle.AUTO,
-        description="Compute the extra keys of KV-cache events from the block's first item, not the request's.",
-    )
-    session_delta: Toggle = Field(
-        Toggle.AUTO,
-        description="Send workers only what is new in a resumed streaming session.",
-    )
-    mrope_append: Toggle = Field(
-        Toggle.AUTO,
-        description="Extend the M-RoPE positions of a session, not recompute them, for models where that is exact: "
-        "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-ASR, GLM-4.1V, ERNIE-4.5-VL and models that inherit their positions.",
-    )
-    release: ReleaseMode = Field(
-        ReleaseMode.SPILL,
-        description="Raw data of a session's committed items: 'spill' to a private file, read back on preemption, "
-        "or 'keep' in memory.",
-    )
-    release_batch_items: int = Field(
-        64,
-        ge=1,
-        le=65536,
-        description="Items that are released together; also the number a session must commit before any is.",
-    )
-    spill_dir: str | None = Field(
-        None,
-        description="Folder of the spill files; default is the system's temporary folder. "
-        "Not a memory-backed one, or nothing is saved.",
-    )
-    spill_max_bytes: int = Field(
-        8 << 30,
-        ge=0,
-        description="Bound on one session's spill file, in bytes; beyond it data stays in memory.",
-    )
-    encode_ahead: bool = Field(
-        False,
-        description="Encode the items of waiting requests in a lane beside the LLM, so that tokens of others go on.",
-    )
-    encode_lane_nice: int = Field(
-        10, ge=0, le=19, description="CPUs only: niceness of the encoder process, so that the LLM's threads win."
-    )
-    encode_lane_sms: int | None = Field(
-        None,
-        ge=1,
-        description="CUDA only: streaming multiprocessors that the lane may use, as a green context; default is all.",
-    )
-    encode_lane_min_share: float = Field(
-        0.1, gt=0.0, le=1.0, description="Part of the time that the lane may take however slow tokens come, in (0, 1]."
-    )
-    itl_target_ms: float = Field(
-        50.0,
-        gt=0.0,
-        le=60_000.0,
-        description="Inter-token latency to keep, in milliseconds; above it the lane's share falls.",
-    )
-    decode_pace: float = Field(
-        0.8,
-        ge=0.0,
-        le=1.0,
-        description="While an encode runs on a CPU, steps come no faster than this part of the inter-token-latency "
-        "target, so that the encoder gets its share of the processors; 0 for as fast as they can.",
-    )
-    waiting_order: OrderMode = Field(
-        OrderMode.ARRIVAL,
-        description="Waiting requests run in the order of 'arrival' (vLLM's own queue), or of 'sla': class, deadline "
-        "slack, priority, cost, what they share, and age.",
-    )
-    max_wait_seconds: float = Field(
-        30.0,
-        gt=0.0,
-        le=3600.0,
-        description="A request that waited as long as this runs before all others; with `waiting_order: sla`.",
-    )
-    realtime_ttft_ms: float = Field(300.0, gt=0.0, description="TTFT promised to streaming sessions.")
-    realtime_itl_ms: float = Field(50.0, gt=0.0, description="Inter-token latency promised to streaming sessions.")
-    interactive_ttft_ms: float = Field(2000.0, gt=0.0, description="TTFT promised to all other requests.")
-    interactive_itl_ms: float = Field(100.0, gt=0.0, description="Inter-token latency promised to them.")
-    slo_metrics: bool = Field(
-        False, description="Measure TTFT, inter-token latency and goodput by class; some microseconds a step."
-    )
-    batch_control: ControlMode = Field(
-        ControlMode.OFF, description="What steers how many requests run at once, on the latency of steps."
-    )
-    batch_min: int = Field(1, ge=1, description="Least requests that may run at once, under `batch_control`.")
-    batch_max: int = Field(32, ge=1, description="Most requests that may run at once, under `batch_control`.")
-    prefill_control: ControlMode = Field(
-        ControlMode.OFF,
-        description="What steers how many prompt tokens a step computes beside decodes, on the latency of steps; "
-        "'adaptive' learns what a token costs.",
-    )
-    prefill_min_tokens: int = Field(64, ge=1, description="Least prompt tokens of a step, under `prefill_control`.")
-    control_interval_ms: float = Field(
-        1000.0, gt=0.0, le=60_000.0, description="Time between decisions of 'pid' and 'aimd'."
-    )
-    control_target_ms: float = Field(
-        50.0, gt=0.0, le=60_000.0, description="Latency of a step that the controls aim at."
-    )
-    pieces: bool = Field(
-        False, description="Long prompts go in pieces, while others wait: each gets a fair part of a step's tokens."
-    )
-    encoder_split: bool = Field(
-        False, description="Split a step's encoder budget fairly among the modalities that wait."
-    )
-    metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
-    metrics_interval_seconds: float = Field(
-        1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
-    )
-    allow_untested_vllm: bool = Field(
-        False,
-        description="Start on a vLLM outside the supported versions, with the features whose points are found.",
-    )
-
-    @field_validator(
-        "windows",
-        "encoder_cache",
-        "strip_frontier",
-        "pending_range",
-        "kv_event_window",
-        "session_delta",
-        "mrope_append",
-        mode="before",
-    )
-    @classmethod
-    def _toggle(cls, value: Any) -> Any:
-        # YAML 1.1 reads bare on/off as booleans.
-        if isinstance(value, bool):
-            return Toggle.ON if value else Toggle.OFF
-        if isinstance(value, str) and value in {t.value for t in Toggle}:
-            return Toggle(value)
-        return value
-
-    @field_validator("release", mode="before")
-    @classmethod
-    def _release(cls, value: Any) -> Any:
-        return ReleaseMode(value) if isinstance(value, str) and value in {m.value for m in ReleaseMode} else value
-
-    @field_validator("encoder_cache_order", mode="before")
-    @classmethod
-    def _cache_order(cls, value: Any) -> Any:
-        return EvictionOrder(value) if isinstance(value, str) and value in {o.value for o in EvictionOrder} else value
-
-    @field_validator("waiting_order", mode="before")
-    @classmethod
-    def _order(cls, value: Any) -> Any:
-        return OrderMode(value) if isinstance(value, str) and value in {m.value for m in OrderMode} else value
-
-    @field_validator("batch_control", "prefill_control", mode="before")
-    @classmethod
-    def _control(cls, value: Any) -> Any:
-        if value is False:  # YAML's off
-            return ControlMode.OFF
-        return ControlMode(value) if isinstance(value, str) and value in {m.value for m in ControlMode} else value
-
-    @model_validator(mode="after")
-    def _bounds(self) -> "OmniSchedConfig":
-        if self.batch_min > self.batch_max:
-            raise ValueError(
-                f"option 'batch_min' must not be above 'batch_max': {self.batch_min} > {self.batch_max}; "
-                "lower the one or raise the other"
-            )
-        if self.batch_control is ControlMode.ADAPTIVE:
-            raise ValueError("option 'batch_control' must be 'off', 'pid' or 'aimd': 'adaptive' is for prefill_control")
-        return self
-
-    @field_validator(
-        "metrics_interval_seconds",
-        "encode_lane_min_share",
-        "decode_pace",
-        "itl_target_ms",
-        "max_wait_seconds",
-        "realtime_ttft_ms",
-        "realtime_itl_ms",
-        "interactive_ttft_ms",
-        "interactive_itl_ms",
-        "control_interval_ms",
-        "control_target_ms",
-        mode="before",
-    )
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def load_config(additional_config: Any) -> OmniSchedConfig:
