@@ -177,7 +177,8 @@ class OmniSchedConfig(BaseModel):
         False, description="Long prompts go in pieces, while others wait: each gets a fair part of a step's tokens."
     )
     encoder_split: bool = Field(
-        False, description="Split a step's encoder budget fairly among the modalities that wait."
+        False,
+        description="Beside decodes, encode in a step what itl_target_ms allows; split it fairly among modalities.",
     )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Field(

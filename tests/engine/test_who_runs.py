@@ -161,6 +161,35 @@ def test_the_encoder_budget_is_split_among_modalities():
     assert (parts["fair"], parts["all"]) == (2, 0)
 
 
+def test_a_step_encodes_beside_decodes_what_the_target_allows():
+    scheduler = scheduler_with(
+        {"encoder_split": True, "itl_target_ms": 50}, max_num_batched_tokens=512, encoder_cache_size=512
+    )
+    profiled = scheduler.max_num_encoder_input_tokens
+    scheduler._omni_book.costs.encoded("image", EMBEDS, 0.02)  # two in 50 ms
+    scheduler.add_request(request("alone", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"a{i}") for i in range(6)]))
+    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"alone": [*range(6)]}
+    scheduler.add_request(request("beside", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"b{i}") for i in range(6)]))
+    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [0, 1]}
+    assert scheduler.max_num_encoder_input_tokens == profiled
+    scheduler._omni_book.costs.encoded("image", EMBEDS, 100.0)  # not even one: it would never get its turn
+    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [2]}
+    assert scheduler.omni_metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}
+
+
+def test_a_session_with_memory_is_not_stuck_behind_one_that_finds_none(clock: Clock):
+    """Each would wait for the other for ever: the one for blocks, the session for its turn."""
+    scheduler = scheduler_with({"waiting_order": "sla"}, num_blocks=11, max_num_batched_tokens=256)  # 160 tokens
+    scheduler.add_request(make_session_update("session", 96, max_tokens=1))
+    run_step(scheduler)
+    scheduler.add_request(request("first by its class", 96, omni_class="realtime", omni_ttft_ms=1))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {}
+    scheduler.add_request(make_session_update("session", 16, max_tokens=1))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"session": 16}
+    scheduler.add_request(make_session_update("session", last=True))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"first by its class": 96}
+
+
 def test_goodput_counts_who_got_what_was_promised(clock: Clock):
     scheduler = scheduler_with({"slo_metrics": True})
     scheduler.add_request(request("quick", max_tokens=3))

@@ -86,6 +86,7 @@ class SlaBook:
             shown[0].modality if shown else "text",
             frozenset(f.identifier for f in shown),
             request.priority,
+            holds_memory=request.num_computed_tokens > 0,
         )
 
     def _classify(self, request: Request) -> SlaClass:

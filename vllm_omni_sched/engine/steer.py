@@ -13,6 +13,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.graph.pieces import Pieces, Work
 from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
@@ -41,11 +42,14 @@ class Steering:
     1. ``batch_control`` bounds the requests that run, but never below those that run already: nobody is preempted.
     2. ``prefill_control`` bounds the prompt tokens of a step while somebody decodes.
     3. ``pieces`` bounds what one prompt gets, while several want more than there is.
-    4. ``encoder_split`` bounds what one modality's items get of the encoder budget, while several wait.
+    4. ``encoder_split`` bounds what is encoded in a step: while somebody decodes, and once encoding has been timed,
+       to what fits into ``itl_target_ms``, an item at least. Of that, modalities get equal parts.
     """
 
-    def __init__(self, scheduler: Any, config: OmniSchedConfig, metrics: SchedulerMetrics) -> None:
+    def __init__(self, scheduler: Any, config: OmniSchedConfig, costs: CostModel, metrics: SchedulerMetrics) -> None:
         self._scheduler = scheduler
+        self._costs = costs
+        self._itl_target = config.itl_target_ms / 1e3
         self._metrics = metrics
         profiled = scheduler.max_num_scheduled_tokens
         self._admission = compat.admission_limit(scheduler)
@@ -67,6 +71,7 @@ class Steering:
         """The limits of one step."""
         scheduler, settings = self._scheduler, self._scheduler.scheduler_config
         before = scheduler.max_num_scheduled_tokens, getattr(scheduler, self._admission)
+        encoder_budget = scheduler.max_num_encoder_input_tokens
         threshold = settings.long_prefill_token_threshold
         try:
             if self.batch is not None:
@@ -77,10 +82,11 @@ class Steering:
             if self._pieces is not None:
                 self._cut(scheduler.max_num_scheduled_tokens - decoding)
             if self._split is not None:
-                self._share_encoder()
+                self._share_encoder(self._split, decoding > 0)
             yield
         finally:
             scheduler.max_num_scheduled_tokens = before[0]
+            scheduler.max_num_encoder_input_tokens = encoder_budget
             setattr(scheduler, self._admission, before[1])
             settings.long_prefill_token_threshold = threshold
 
@@ -109,29 +115,37 @@ class Steering:
 
     # -- encoder budget ----------------------------------------------------
 
-    def _share_encoder(self) -> None:
+    def _share_encoder(self, split: EncoderBudget, decoding: bool) -> None:
         self._parts = {}
-        found: dict[str, list[int]] = {}
-        since: dict[str, float] = {}
+        found = self._waiting_items()
+        demands = [ModalityDemand(m, sum(of), max(of), of[0], order) for m, (order, of) in found.items() if min(of) > 0]
+        if not demands or max(d.largest_embeds for d in demands) > split.profiled_embeds:
+            return  # what is too large for any step is vLLM's to refuse
+        plan = split.plan(self._wanted_embeds(demands) if decoding else split.profiled_embeds, demands)
+        self._scheduler.max_num_encoder_input_tokens = plan.embeds
+        self._metrics.encoder_budgets[plan.reason.value] += 1
+        if len(demands) > 1:
+            self._parts = {share.modality: share.embeds for share in plan.shares}
+            for share in plan.shares:
+                self._metrics.encoder_parts[share.reason.value] += 1
+
+    def _waiting_items(self) -> dict[str, tuple[int, list[int]]]:
+        """Of each modality: whose turn it is, and the sizes of its items in the next chunks, in embeddings."""
+        found: dict[str, tuple[int, list[int]]] = {}
         for order, request in enumerate((*self._scheduler.running, *self._waiting())):
-            features = request.mm_features
-            if not isinstance(features, FeatureList) or not features.ends_after(request.num_computed_tokens):
+            features, start = request.mm_features, request.num_computed_tokens
+            if not isinstance(features, FeatureList) or not features.ends_after(start):
                 continue
-            ahead = features.spans.overlapping(
-                request.num_computed_tokens, request.num_computed_tokens + self._scheduler.max_num_scheduled_tokens
-            )
-            for i in ahead:
-                found.setdefault(features[i].modality, []).append(request.get_num_encoder_embeds(i))
-                since.setdefault(features[i].modality, float(order))  # nearer to its turn is older
-        if len(found) < 2:
-            return
-        demands = [ModalityDemand(m, sum(of), max(of), of[0], since[m]) for m, of in found.items() if min(of) > 0]
+            for i in features.spans.overlapping(start, start + self._scheduler.max_num_scheduled_tokens):
+                found.setdefault(features[i].modality, (order, []))[1].append(request.get_num_encoder_embeds(i))
+        return found
+
+    def _wanted_embeds(self, demands: list[ModalityDemand]) -> int:
+        """What can be encoded within the target between two tokens; all that was profiled before anything was timed."""
         assert self._split is not None
-        plan = self._split.plan(self._split.profiled_embeds, demands)
-        metrics = self._metrics
-        self._parts = {share.modality: share.embeds for share in plan.shares}
-        for share in plan.shares:
-            metrics.encoder_parts[share.reason.value] += 1
+        seconds = sum(self._costs.encode_seconds(d.modality, d.total_embeds) for d in demands)
+        total = sum(d.total_embeds for d in demands)
+        return int(total * self._itl_target / seconds) if seconds else self._split.profiled_embeds
 
     def encoder_budget(self, features: Any, num_computed_tokens: int, budget: int) -> int:
         """What the next item's modality has left of ``budget``."""

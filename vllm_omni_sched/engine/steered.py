@@ -45,7 +45,7 @@ class SteeredMixin(WaitingOrderMixin):
         self._omni_book = SlaBook(config, costs)
         self._omni_meter = StepMeter()
         self._omni_planner = planner_half(self, self._omni_book, self._omni_meter, metrics)
-        steering = Steering(self, config, metrics)
+        steering = Steering(self, config, costs, metrics)
         self._omni_steering = steering if steering.active else None
         self._omni_slo = SloMeter(metrics) if config.slo_metrics else None
         by_sla = config.waiting_order is OrderMode.SLA

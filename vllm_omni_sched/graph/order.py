@@ -18,6 +18,7 @@ from vllm_omni_sched.graph.affinity import pull_together
 class PlaceReason(str, Enum):
     """Why a request stands where it stands."""
 
+    HOLDS_MEMORY = "holds_memory"  # what it has computed stays in KV memory until it has run
     AGED = "aged"  # waited `max_wait_seconds`
     REALTIME = "realtime"  # of the class of rank 0, on time
     PRIORITY = "priority"  # the user set one
@@ -25,6 +26,10 @@ class PlaceReason(str, Enum):
     ARRIVAL = "arrival"  # its class has no TTFT target
     LATE = "late"  # can no longer meet its deadline
     AFFINITY = "affinity"  # moved up, next to a request it shares something with
+
+
+NEVER_OVERTAKEN = frozenset({PlaceReason.HOLDS_MEMORY, PlaceReason.AGED})
+"""Ahead of these affinity moves nobody."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class WaitingRequest:
     ``cost_seconds``: estimated prefill and encode time.
     ``affinity``: the ``mm_hash`` and prefix ids that other requests may have too.
     ``priority``: as in vLLM, lower is earlier.
+    ``holds_memory``: it has KV blocks already, as a session between two inputs has.
 
     Raises:
         ValueError: arrival or cost is not a finite number, or the cost is negative.
@@ -75,6 +81,7 @@ class WaitingRequest:
     modality: str = "text"
     affinity: frozenset[str] = frozenset()
     priority: int = 0
+    holds_memory: bool = False
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.arrival):
@@ -99,6 +106,7 @@ class Placed:
 class Key(NamedTuple):
     """Sorts waiting requests; smaller is earlier. It changes only when a request turns late or aged."""
 
+    needs_memory: bool
     rank: int
     late: bool
     priority: int
@@ -113,16 +121,20 @@ _AGED_RANK = -1  # before all classes
 class WaitingOrder:
     """The order of waiting requests.
 
-    1. A request that has waited ``max_wait_seconds`` goes first; of several, the one that arrived first.
-    2. Otherwise classes go by rank: realtime, interactive, batch.
+    1. One that holds KV memory goes before all that need some: were it behind a request that finds none,
+       both would wait for ever.
+    2. A request that has waited ``max_wait_seconds`` goes first; of several, the one that arrived first.
+       Otherwise classes go by rank: realtime, interactive, batch.
     3. In a class, by user priority, then least slack first: arrival + TTFT target - now - cost.
        In a class without a target, by arrival.
     4. A request that cannot meet its deadline any more goes behind those of its class that can.
     5. Requests of one class that share an affinity key stand together, if by the estimated costs
-       no request in between misses a deadline for it that it would have met. None moves ahead of an aged one.
+       no request in between misses a deadline for it that it would have met. None moves ahead of an aged one,
+       or of one that holds memory.
 
     Ties go by arrival, then by request id. So a request that has aged is overtaken by nobody who
-    arrived later: it is admitted after as many admissions as there were earlier arrivals waiting when it aged.
+    arrived later, those who hold memory aside: of the others as many are admitted before it as there were
+    earlier arrivals waiting when it aged.
 
     Raises:
         ConfigError: ``max_wait_seconds`` is not above 0.
@@ -144,7 +156,7 @@ class WaitingOrder:
     def _with_affinity(self, placed: list[Placed], now: float) -> tuple[Placed, ...]:
         spare, start = [], now
         for one in placed:
-            if one.reason is PlaceReason.AGED:
+            if one.reason in NEVER_OVERTAKEN:
                 left = -math.inf  # rule 5: nobody moves ahead of it
             else:
                 left = one.request.latest_start - start
@@ -164,12 +176,12 @@ class WaitingOrder:
 
     def key(self, request: WaitingRequest, now: float) -> Key:
         """What to sort by at ``now``, affinity aside."""
-        arrival, request_id = request.arrival, request.request_id
+        arrival, request_id, needs = request.arrival, request.request_id, not request.holds_memory
         if now >= self.aged_at(request):
-            return Key(_AGED_RANK, False, 0, arrival, arrival, request_id)
+            return Key(needs, _AGED_RANK, False, 0, arrival, arrival, request_id)
         late = now > request.latest_start
         due = arrival if late else request.latest_start
-        return Key(request.sla.rank, late, request.priority, due, arrival, request_id)
+        return Key(needs, request.sla.rank, late, request.priority, due, arrival, request_id)
 
     def aged_at(self, request: WaitingRequest) -> float:
         """When the request has waited long enough to go first."""
@@ -184,6 +196,8 @@ class WaitingOrder:
     @staticmethod
     def reason(key: Key, request: WaitingRequest) -> PlaceReason:
         """The rule that gave the request this key."""
+        if not key.needs_memory:
+            return PlaceReason.HOLDS_MEMORY
         if key.rank == _AGED_RANK:
             return PlaceReason.AGED
         if key.late:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from vllm_omni_sched.graph.order import Key, Placed, PlaceReason, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import NEVER_OVERTAKEN, Key, Placed, PlaceReason, WaitingOrder, WaitingRequest
 
 
 @dataclass
@@ -106,7 +106,7 @@ class WaitingQueue:
     def _mate(self, first: Placed) -> Placed | None:
         """One that shares something with the last one, if ``first`` can wait for it (rule 2)."""
         last = self._last
-        if last is None or not last.affinity or first.reason is PlaceReason.AGED:
+        if last is None or not last.affinity or first.reason in NEVER_OVERTAKEN:
             return None
         spare = first.request.latest_start - self._now
         for shared in sorted(last.affinity & self._sharing.keys()):

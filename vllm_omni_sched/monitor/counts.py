@@ -18,7 +18,7 @@ from enum import Enum
 
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason
 from vllm_omni_sched.resource.batch_size import LimitReason
-from vllm_omni_sched.resource.encoder_budget import ModalityReason
+from vllm_omni_sched.resource.encoder_budget import BudgetReason, ModalityReason
 from vllm_omni_sched.resource.host_tier import HostReason
 from vllm_omni_sched.resource.lane_share import ShareReason
 from vllm_omni_sched.resource.share import WhereReason
@@ -96,6 +96,7 @@ class SchedulerMetrics:
     batch_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
     prefill_limit: int = 0
     prefill_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
+    encoder_budgets: dict[str, int] = field(default_factory=lambda: _by_reason(BudgetReason))
     encoder_parts: dict[str, int] = field(default_factory=lambda: _by_reason(ModalityReason))
     step_requests: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
     ttft_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)

@@ -23,8 +23,9 @@ from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 SLOW = SlaClass("slow", ttft_seconds=10.0, itl_seconds=1.0, rank=1)
 
 
-def request(name, arrival=0.0, sla=SLOW, cost=0.0, share="", priority=0):
-    return WaitingRequest(name, arrival, sla, cost, affinity=frozenset(share), priority=priority)
+def request(name, arrival=0.0, sla=SLOW, cost=0.0, share="", priority=0, holds_memory=False):
+    affinity = frozenset(share)
+    return WaitingRequest(name, arrival, sla, cost, affinity=affinity, priority=priority, holds_memory=holds_memory)
 
 
 def ids(placed):
@@ -38,7 +39,17 @@ def reasons(placed):
 @pytest.mark.parametrize(
     ("waiting", "now", "order", "why"),
     [
-        # rule 1: aged first, by arrival, whatever their class
+        # rule 1: who holds memory, among them by the other rules
+        (
+            [
+                request("a", 0, BATCH),
+                *(request(n, 99, sla, holds_memory=True) for n, sla in (("b", BATCH), ("c", SLOW))),
+            ],
+            100,
+            "cba",
+            {"a": "aged", "b": "holds_memory", "c": "holds_memory"},
+        ),
+        # rule 2: aged first, by arrival, whatever their class
         (
             [request("a", 1, BATCH), request("b", 0, BATCH), request("c", 99.9, REALTIME)],
             100,
@@ -91,6 +102,11 @@ def test_rules(waiting, now, order, why):
         # never past another class, nor past an aged one
         ([request("a", 0, share="x"), request("b", 1), request("c", 2, BATCH, share="x")], "abc", ""),
         ([request("a", -31, share="x"), request("b", -30), request("c", 2, share="x")], "abc", ""),
+        (
+            [request("a", share="x", holds_memory=True), request("b", 1, holds_memory=True), request("c", share="x")],
+            "abc",
+            "",
+        ),
         # two keys, two groups
         ([request(n, i, BATCH, share=k) for i, (n, k) in enumerate(zip("abcd", "xyxy", strict=True))], "acbd", "c"),
     ],
