@@ -170,14 +170,14 @@ INVENTORY: tuple[Override, ...] = (
         "GPUModelRunner.load_model, _init_mrope_positions (V1)",
         "super() on the tail of a resumed session's prompt; its positions are moved up and put behind the known ones",
         "mrope_append, session_delta, one of the models whose functions were read (by digest of their source)",
-        "tests/unit/mrope/test_mrope_append.py",
+        "tests/engine/mrope/test_mrope_append.py",
         "vLLM computes positions of what is new in a session only",
     ),
     Override(
         "RopeState.init_prefill_positions (V2)",
         "super() on the tail of a resumed session's prompt; its writes go behind what the row holds",
         "as in V1, and the row still holds the session's positions",
-        "tests/unit/mrope/test_mrope_append.py",
+        "tests/engine/mrope/test_mrope_append.py",
         "vLLM computes positions of what is new in a session only",
     ),
     Override(

@@ -1,5 +1,6 @@
 """All options of vllm-omni-sched, with their defaults, bounds and meaning."""
 
+import re
 from enum import Enum
 from typing import Any
 
@@ -114,8 +115,17 @@ class OmniSchedConfig(BaseModel):
         False,
         description="Encode the items of waiting requests in a lane beside the LLM, so that tokens of others go on.",
     )
-    encode_lane_nice: int = Field(
-        10, ge=0, le=19, description="CPUs only: niceness of the encoder process, so that the LLM's threads win."
+    encode_lane_nice: int | None = Field(
+        None,
+        ge=0,
+        le=19,
+        description="CPUs only: niceness of encoder processes; default is 10 on the LLM's processors, 0 on others.",
+    )
+    encode_lane_cpus: str = Field(
+        "auto",
+        description="CPUs only: where encoder processes work. 'auto': one on the cores that no thread of the LLM is "
+        "bound to, if those are at least half as many, and one on the LLM's; 'shared': one on the LLM's; or a list of "
+        "its processors, such as '1,4-7'.",
     )
     encode_lane_sms: int | None = Field(
         None,
@@ -131,12 +141,13 @@ class OmniSchedConfig(BaseModel):
         le=60_000.0,
         description="Inter-token latency to keep, in milliseconds; above it the lane's share falls.",
     )
-    decode_pace: float = Field(
-        0.8,
+    decode_pace: float | None = Field(
+        None,
         ge=0.0,
         le=1.0,
         description="While an encode runs on a CPU, steps come no faster than this part of the inter-token-latency "
-        "target, so that the encoder gets its share of the processors; 0 for as fast as they can.",
+        "target, so that the encoder gets its share of the processors; default is 0.8, or 0.3 where it has some of its "
+        "own; 0 for as fast as they can.",
     )
     waiting_order: OrderMode = Field(
         OrderMode.ARRIVAL,
@@ -240,6 +251,13 @@ class OmniSchedConfig(BaseModel):
         if self.batch_control is ControlMode.ADAPTIVE:
             raise ValueError("option 'batch_control' must be 'off', 'pid' or 'aimd': 'adaptive' is for prefill_control")
         return self
+
+    @field_validator("encode_lane_cpus")
+    @classmethod
+    def _cpus(cls, value: str) -> str:
+        if value not in ("auto", "shared") and not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
+            raise ValueError("must be 'auto', 'shared' or a list of processors such as '1,4-7'")
+        return value
 
     @field_validator(
         "metrics_interval_seconds",

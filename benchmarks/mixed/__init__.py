@@ -12,6 +12,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     # each mechanism off in turn, or another one on
     "no lane": {**OURS, "encode_ahead": False},
     "no pace": {**OURS, "decode_pace": 0.0},
+    "on LLM's cores": {**OURS, "encode_lane_cpus": "shared"},
     "by arrival": {**OURS, "waiting_order": "arrival"},
     "prefill adaptive": {**OURS, "prefill_control": "adaptive"},
     "prefill PID": {**OURS, "prefill_control": "pid"},

@@ -62,6 +62,7 @@ def build_engine(model: str, variant: str, options: dict[str, Any]) -> Any:
         "limit_mm_per_prompt": {"image": 32},
         "enable_prefix_caching": False,
         "mm_processor_cache_gb": 0,
+        "gpu_memory_utilization": 0.5,  # several engines share the machine's memory
     }
     ours = VARIANTS[variant]
     if ours is not None:

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,22 @@ from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.utils.platform_utils import is_pin_memory_available
 
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.engine.warm_up import WARM_UP
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.lanes import CudaDevice, Lane, ProcessLane, StreamLane
+from vllm_omni_sched.lanes import CudaDevice, Lane, LaneTeam, ProcessLane, StreamLane
 from vllm_omni_sched.lanes.base import Pause
+from vllm_omni_sched.lanes.processors import (
+    AUTO,
+    SHARED,
+    Processors,
+    allowed_here,
+    bound_here,
+    choose,
+    move_here,
+    siblings_of,
+)
+
+_NICE = 10  # the LLM's threads win
 
 
 class Encode:
@@ -21,24 +34,41 @@ class Encode:
 
     Args:
         dummies: batches to warm the encoder up with, made where that is done.
+        processors: where it works in a process of its own.
     """
 
-    def __init__(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        dummies: Callable[[], Iterable[Any]] = tuple,
+        processors: Processors | None = None,
+    ) -> None:
         self._model = model
         self._dummies = dummies
         self._device = device
-        self._threads = torch.get_num_threads()
-        self._cpus = os.sched_getaffinity(os.getpid())
+        self._processors = processors
         self._pid = os.getpid()
         self._here = threading.local()  # its pause; the step's own encodes go through the same layers
+
+    def at(self, processors: Processors | None) -> "Encode":
+        """The same, for a process on these processors."""
+        return Encode(self._model, self._device, self._dummies, processors)
 
     def __call__(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
         """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size).
 
         None as payload is to warm up, and returns None.
         """
-        if os.getpid() != self._pid:
-            self._settle()
+        if os.getpid() == self._pid:
+            return self._encode(payload, pause)
+        self._settle()
+        try:
+            return self._encode(payload, pause)
+        finally:
+            self._move()  # once more: OpenMP has started its threads, and bound them as in the process before
+
+    def _encode(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
         if payload is None:
             with torch.inference_mode():
                 for batch in self._dummies():
@@ -60,9 +90,14 @@ class Encode:
     def _settle(self) -> None:
         """First call in a process of its own: OpenMP starts anew there."""
         self._pid = os.getpid()
-        os.sched_setaffinity(0, self._cpus)
-        torch.set_num_threads(self._threads)
+        self._move()
+        if self._processors is not None:
+            torch._C.set_num_threads(self._processors.threads)  # vLLM has made torch.set_num_threads do nothing
         self.give_way()
+
+    def _move(self) -> None:
+        if self._processors is not None:
+            move_here(self._processors.cpus)
 
     def give_way(self) -> None:
         """From now on encodes of a lane pause between layers."""
@@ -75,8 +110,29 @@ class Encode:
             pause()
 
 
-def build_lane(encode: Encode, model: Any, device: torch.device, config: OmniSchedConfig, capacity: int) -> Lane:
-    """A side stream on CUDA; on a CPU a process.
+def processors_here(config: OmniSchedConfig, device: torch.device, *, alone: bool) -> tuple[Processors, ...]:
+    """Where process lanes of this worker work; empty where no lane is a process.
+
+    ``alone``: no other engine has its processors on this machine, as far as vLLM knows.
+
+    Raises:
+        ConfigError: ``encode_lane_cpus`` names a processor that this process may not use.
+    """
+    if device.type != "cpu":
+        return ()
+    option = config.encode_lane_cpus if alone or config.encode_lane_cpus != AUTO else SHARED
+    return choose(option, allowed_here(), bound_here(), siblings_of, torch.get_num_threads())
+
+
+def build_lane(
+    encode: Encode,
+    model: Any,
+    device: torch.device,
+    config: OmniSchedConfig,
+    capacity: int,
+    processors: Sequence[Processors] = (),
+) -> Lane:
+    """A side stream on CUDA; on a CPU a process, or one for each of ``processors``.
 
     Raises:
         ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option is for CUDA and this is
@@ -86,13 +142,23 @@ def build_lane(encode: Encode, model: Any, device: torch.device, config: OmniSch
     if device.type != "cuda":
         if config.encode_lane_sms is not None:
             raise ConfigError(f"option 'encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
-        return ProcessLane(encode, capacity, nice=config.encode_lane_nice)
+        lanes = [ProcessLane(encode.at(one), capacity, nice=niceness(config, one)) for one in processors or (None,)]
+        for lane in lanes:
+            lane.submit(WARM_UP)
+        return lanes[0] if len(lanes) == 1 else LaneTeam(lanes)
     reason = why_no_thread(model)
     if reason is not None:
         raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}; or set it to false")
-    lane = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
+    beside = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
     encode.give_way()
-    return lane
+    return beside
+
+
+def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
+    """Of a lane's process: none where it is in nobody's way."""
+    if config.encode_lane_nice is not None:
+        return config.encode_lane_nice
+    return 0 if processors is not None and processors.own else _NICE
 
 
 def why_no_thread(model: Any) -> str | None:

@@ -1,7 +1,7 @@
 """What the two halves of the encode-ahead connector tell each other."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 
@@ -31,6 +31,18 @@ class AheadOrders(ECConnectorMetadata):
     host: HostOrders = field(default_factory=HostOrders)
 
 
+class LaneFacts(NamedTuple):
+    """What the scheduler must know of a lane.
+
+    Attributes:
+        items: how many it encodes at a time.
+        own_processors: on a CPU, whether it takes little from decode steps: most of it works on other processors.
+    """
+
+    items: int = 1
+    own_processors: bool = False
+
+
 @dataclass
 class AheadReport(ECConnectorWorkerMetadata):
     """From a worker, with each step: encodes that ended, by the tickets of their orders.
@@ -41,6 +53,7 @@ class AheadReport(ECConnectorWorkerMetadata):
         restarts: times that the lane's process was replaced.
         times: modality -> embeddings made, seconds that took.
         host: what became of orders about host memory.
+        lane: what the lane is.
     """
 
     ready: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -48,6 +61,7 @@ class AheadReport(ECConnectorWorkerMetadata):
     restarts: int = 0
     times: dict[str, tuple[int, float]] = field(default_factory=dict)
     host: HostReport = field(default_factory=HostReport)
+    lane: LaneFacts = field(default_factory=LaneFacts)
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
         """Reports of one worker, one after the other."""
@@ -62,4 +76,5 @@ class AheadReport(ECConnectorWorkerMetadata):
             max(self.restarts, other.restarts),
             times,
             self.host.plus(other.host),
+            other.lane,
         )

@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport, LaneFacts
 from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
@@ -21,6 +21,7 @@ from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pace import DecodePace
 from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where
 
+_PACE, _PACE_BESIDE = 0.8, 0.3  # of the target between tokens: where the encoder needs the LLM's processors, or not
 _LEAST_PIECE = 64  # tokens; a shorter piece of prompt in front of a missing item is not worth a step
 
 
@@ -46,7 +47,11 @@ class AheadPlanner:
             LaneShare(config.encode_lane_min_share), math.inf, max_stall=0, max_alone_seconds=2 * self._target
         )
         on_cpu = getattr(vllm_config.device_config, "device_type", "") == "cpu"
-        self._pace = DecodePace(config.decode_pace if on_cpu else 0.0)
+        self._paces = {
+            own: DecodePace(pace if config.decode_pace is None else config.decode_pace) if on_cpu else DecodePace(0.0)
+            for own, pace in ((False, _PACE), (True, _PACE_BESIDE))
+        }
+        self._lane = LaneFacts()
         self.rest_seconds = 0.0  # of the last step
         self._in_step_seconds = 0.0  # of encodes in the step that is being planned
         self.share = 1.0
@@ -93,7 +98,7 @@ class AheadPlanner:
         """Seconds for which this step is held back for the lane."""
         encoding = self.ledger.num_pending > 0 and output.total_num_scheduled_tokens > 0
         loads = self._running() if encoding else ()
-        seconds, _ = self._pace.rest(
+        seconds, _ = self._paces[self._lane.own_processors].rest(
             self.share,
             self._steps.predict(output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)),
             self._steps.itl.seconds,
@@ -225,6 +230,9 @@ class AheadPlanner:
     def take_report(self, report: AheadReport) -> None:
         """What a worker has done."""
         metrics = self._metrics
+        if report.lane != self._lane:
+            self._lane = report.lane
+            self.ledger.max_encoding = report.lane.items + 1  # one is there when one is done
         for ticket, (mm_hash, seconds) in report.ready.items():
             self.ledger.ready(mm_hash, ticket)
             metrics.ahead_encoded += 1

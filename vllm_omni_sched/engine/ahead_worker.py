@@ -7,12 +7,12 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.engine.ahead_encode import Encode, build_lane
-from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.ahead_encode import Encode, build_lane, processors_here
+from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport, LaneFacts
 from vllm_omni_sched.engine.host_store import HostStore
 from vllm_omni_sched.engine.warm_up import WARM_UP
 from vllm_omni_sched.errors import LaneError
-from vllm_omni_sched.lanes import InlineLane, Job, Lane, ProcessLane
+from vllm_omni_sched.lanes import InlineLane, Job, Lane
 
 logger = init_logger("vllm_omni_sched.encode_ahead")
 
@@ -25,8 +25,11 @@ class AheadWorker:
     The lane is built by `start`, once the model is loaded.
     """
 
-    def __init__(self, config: OmniSchedConfig) -> None:
+    def __init__(self, config: OmniSchedConfig, *, alone: bool = True) -> None:
         self._config = config
+        self._alone = alone
+        self._facts = LaneFacts()
+        self._told: LaneFacts | None = None
         self._lane: Lane | None = None
         self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
         self._at_lane: dict[str, tuple[str, Any]] = {}
@@ -41,10 +44,13 @@ class AheadWorker:
 
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
         """Build the lane around this model's encoders, and warm it up; raises as `build_lane` does."""
+        processors = processors_here(self._config, device, alone=self._alone)
+        for one in processors:
+            whose = "its own" if one.own else "the LLM's"
+            logger.info("An encoder works beside the LLM, on %s processors %s", whose, sorted(one.cpus))
         self._encode = Encode(model, device, dummies)
-        self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS)
-        if isinstance(self._lane, ProcessLane):  # in this process it would disturb vLLM's own profiling
-            self._lane.submit(WARM_UP)
+        self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS, processors)
+        self._facts = LaneFacts(max(1, len(processors)), own_processors=any(one.own for one in processors))
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """What the scheduler wants of this step."""
@@ -100,7 +106,7 @@ class AheadWorker:
         except LaneError as error:
             logger.error("Items are encoded in the step from now on: the lane is beyond repair (%s)", error)
             self._restarts += getattr(self._lane, "restarts", 0) + 1
-            self._lane = InlineLane(self._encode, _LANE_JOBS)
+            self._lane, self._facts = InlineLane(self._encode, _LANE_JOBS), LaneFacts()
             self._backlog = {**self._at_lane, **self._backlog}
             self._at_lane = {}
             return getattr(self._lane, method)(*args)
@@ -116,10 +122,11 @@ class AheadWorker:
             return None
         self._collect()
         self._feed()
-        host = self.host.take_report()
-        if not self._ready and not self._failed and not host:
+        host, restarts = self.host.take_report(), self._restarts + self._lane.restarts
+        if not self._ready and not self._failed and not host and self._told == self._facts:
             return None
-        report = AheadReport(self._ready, self._failed, self._restarts + self._lane.restarts, self._times, host)
+        self._told = self._facts
+        report = AheadReport(self._ready, self._failed, restarts, self._times, host, self._facts)
         self._ready, self._failed, self._times = {}, {}, {}
         return report
 

@@ -28,7 +28,9 @@ class EncodeAheadConnector(ECConnectorBase):
         super().__init__(vllm_config, role)
         config = load_config(vllm_config.additional_config)
         self.planner: Any = AheadPlanner(vllm_config, config) if role is ECConnectorRole.SCHEDULER else None
-        self.worker: Any = AheadWorker(config) if role is ECConnectorRole.WORKER else None
+        self.worker: Any = None
+        if role is ECConnectorRole.WORKER:
+            self.worker = AheadWorker(config, alone=vllm_config.parallel_config.data_parallel_size == 1)
 
     # -- the scheduler's half ----------------------------------------------
 

@@ -5,6 +5,7 @@ A lane takes jobs one after another and never blocks its owner: `submit`, later 
 - `ThreadLane`: a thread of this process, for work whose kernels share no scratch memory (those of vLLM on a CPU do).
 - `StreamLane`: a thread that launches its work on a stream of its own, for devices that have streams; `CudaDevice`.
 - `ProcessLane`: a forked process, with the memory of this one; Linux.
+- `LaneTeam`: several such processes, for as many jobs at a time.
 - `InlineLane`: none; the owner waits.
 """
 
@@ -13,6 +14,18 @@ from vllm_omni_sched.lanes.cuda import CudaDevice
 from vllm_omni_sched.lanes.inline import InlineLane
 from vllm_omni_sched.lanes.process import ProcessLane
 from vllm_omni_sched.lanes.stream import StreamLane
+from vllm_omni_sched.lanes.team import LaneTeam
 from vllm_omni_sched.lanes.thread import ThreadLane
 
-__all__ = ["CudaDevice", "Done", "InlineLane", "Job", "Lane", "ProcessLane", "StreamLane", "ThreadLane", "Work"]
+__all__ = [
+    "CudaDevice",
+    "Done",
+    "InlineLane",
+    "Job",
+    "Lane",
+    "LaneTeam",
+    "ProcessLane",
+    "StreamLane",
+    "ThreadLane",
+    "Work",
+]

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import traceback
+import weakref
 from collections import deque
 from functools import partial
 from typing import Any, NoReturn
@@ -29,6 +30,8 @@ from vllm_omni_sched.lanes.pacer import Pacer
 _SHARE = struct.Struct("d")  # the owner's word
 _BEGUN = struct.Struct("Q")  # the worker's: number of the job it is at; 0 between jobs
 _BEGUN_AT = _SHARE.size
+_OWNERS_ENDS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Of all lanes of this process. A child must not keep one open, or the other side would never see it closed."""
 
 
 class Nursery:
@@ -44,8 +47,9 @@ class Nursery:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with all children
         self.share = 1.0
         self._end, theirs = wire.channel()
+        _OWNERS_ENDS.add(self._end)
         self.pid = 0
-        self._nursery_pid = _fork_from_new_thread(lambda: _nursery(theirs, self._page, work, nice, self._end))
+        self._nursery_pid = _fork_from_new_thread(lambda: _nursery(theirs, self._page, work, nice))
         theirs.close()
 
     @property
@@ -68,6 +72,7 @@ class Nursery:
         """Start a working process; the channel to it."""
         _BEGUN.pack_into(self._page, _BEGUN_AT, 0)
         ours, theirs = wire.channel()
+        _OWNERS_ENDS.add(ours)
         try:
             socket.send_fds(self._end, [b"spawn"], [theirs.fileno()])
             self.pid = int(self._answer())
@@ -133,8 +138,9 @@ def _run_and_exit(function: Any) -> NoReturn:
         os._exit(code)
 
 
-def _nursery(end: socket.socket, page: mmap.mmap, work: Work, nice: int, owners_end: socket.socket) -> None:
-    owners_end.close()
+def _nursery(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
+    for owners in _OWNERS_ENDS:
+        owners.close()
     for number in (signal.SIGINT, signal.SIGTERM):  # the owner decides, by closing its end
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()

@@ -51,6 +51,10 @@ class ProcessLane(Lane):
         """The process at work."""
         return self._nursery.pid
 
+    def fileno(self) -> int:
+        """Readable when `poll` may have something to say: for ``select``."""
+        return self._end.fileno()
+
     @property
     def held(self) -> int:
         return len(self._jobs) - len(self._cancelled) + len(self._ended)

@@ -1,0 +1,115 @@
+"""On which processors a process lane works.
+
+vLLM binds the threads of a CPU worker to one hardware thread of each core, and leaves a core to the scheduler
+and the front end, which use little of it. A lane that works there takes nothing from decode steps.
+"""
+
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_omni_sched.errors import ConfigError
+
+SHARED, AUTO = "shared", "auto"
+_OPENMP = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
+_CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+@dataclass(frozen=True)
+class Processors:
+    """The processors of a process lane, and its threads.
+
+    ``own``: none of them is one that the LLM's threads are bound to.
+    """
+
+    cpus: frozenset[int]
+    threads: int
+    own: bool
+
+
+def choose(
+    option: str, allowed: Iterable[int], bound: Iterable[int], siblings: Callable[[int], Iterable[int]], threads: int
+) -> tuple[Processors, ...]:
+    """Where lanes work, the quickest first.
+
+    1. A list is taken as it is, for one lane.
+    2. ``auto``: one on the cores that the LLM is not bound to, if there are at least half as many of them, with a
+       thread on each; a hardware thread whose core works for the LLM is none of them. And one on the LLM's,
+       for the time that it leaves.
+    3. Otherwise, and with ``shared``: one on the LLM's, with as many threads.
+
+    Args:
+        option: ``auto``, ``shared``, or a list such as ``1,4-7``.
+        allowed: processors that this engine may use.
+        bound: those that the LLM's threads are bound to.
+        siblings: all hardware threads of a processor's core.
+        threads: how many the LLM uses.
+
+    Raises:
+        ConfigError: the list has a processor that is not allowed.
+    """
+    allowed, bound = frozenset(allowed), frozenset(bound)
+    if option not in (AUTO, SHARED):
+        wanted = parse(option)
+        if missing := wanted - allowed - bound:
+            here = _shown(allowed | bound)
+            raise ConfigError(f"option 'encode_lane_cpus' has {_shown(missing)}, but this process may use {here} only")
+        return (Processors(wanted, len(wanted), not wanted & bound),)
+    shared = Processors(bound or allowed, threads, own=False)
+    busy = {cpu for one in bound for cpu in siblings(one)} | bound
+    free = {cpu for cpu in allowed - busy if cpu == min(allowed.intersection(siblings(cpu)), default=cpu)}
+    if option == AUTO and free and 2 * len(free) >= len(bound):
+        return Processors(frozenset(free), len(free), own=True), shared
+    return (shared,)
+
+
+def parse(text: str) -> frozenset[int]:
+    """``1,4-7`` as numbers.
+
+    Raises:
+        ConfigError: it is no such list.
+    """
+    if not _CPU_LIST.fullmatch(text):
+        raise ConfigError(f"option 'encode_lane_cpus' must be 'auto', 'shared' or a list such as '1,4-7', got {text!r}")
+    ends = [[int(number) for number in part.split("-")] for part in text.split(",")]
+    return frozenset(cpu for part in ends for cpu in range(part[0], part[-1] + 1))
+
+
+def allowed_here() -> set[int]:
+    """What this process may use: a thread that OpenMP has bound says little, but its parent was bound to nothing."""
+    here = os.sched_getaffinity(0)
+    if multiprocessing.parent_process() is not None:
+        here |= os.sched_getaffinity(os.getppid())
+    return here
+
+
+def bound_here() -> set[int]:
+    """What the threads of this process are bound to, or will be once OpenMP has started them."""
+    bound = set()
+    for task in Path("/proc/self/task").iterdir():
+        bound |= os.sched_getaffinity(int(task.name))
+    listed = (part for name in _OPENMP for part in re.findall(r"\d+(?:-\d+)?", os.environ.get(name, "")))
+    places = {cpu for part in listed for cpu in parse(part)}
+    return places & allowed_here() or bound
+
+
+def siblings_of(cpu: int) -> frozenset[int]:
+    """All hardware threads of a processor's core; itself alone where the system does not say."""
+    try:
+        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+        return parse(listed)
+    except (OSError, ConfigError):
+        return frozenset({cpu})
+
+
+def move_here(cpus: Iterable[int]) -> None:
+    """All threads of this process to these processors; also those that OpenMP has bound to others."""
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), cpus)
+
+
+def _shown(cpus: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(cpus)))
