@@ -19,7 +19,8 @@ class AdaptivePrefill(BatchControl):
        and falls without limit: a stall costs more than a step that could have been longer.
     3. While the same size comes again and again, nothing tells a from b. Then a fades to 0, and the budget
        is corrected in proportion to target / latency: slower, but never too far.
-    4. A step that took more than the target is never answered with more than that step held.
+    4. A step that took more than the target is never answered with more than that step held, if it was half full
+       at least: what made an emptier one slow was not its prompts.
     5. A step under target that was not full does not raise the budget, but is learnt from.
     6. A step of more than 4 times the target counts as 4 times: one hiccup must not outweigh hundreds of steps.
 
@@ -65,7 +66,7 @@ class AdaptivePrefill(BatchControl):
         wanted = self.minimum
         if room > 0:  # compared before divided: the slope may be 0
             wanted = self.maximum if room >= slope * self.maximum else int(room / slope)
-        over = latency_seconds > self.itl_target_seconds
+        over = latency_seconds > self.itl_target_seconds and 2 * size >= self.limit
         if over:
             wanted = min(wanted, size, self.limit)
         elif size < self.limit and wanted > self.limit:

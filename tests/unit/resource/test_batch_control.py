@@ -222,6 +222,17 @@ def test_one_hiccup_does_not_cost_the_prefill_budget_for_long():
     assert control.limit == pytest.approx(1500, rel=0.1)
 
 
+def test_a_slow_step_without_prompts_says_nothing_against_them():
+    control = AdaptivePrefill(maximum=2048)
+    for i in range(60):
+        control.observe(0.02 + 2e-5 * control.limit, float(i))
+    before = control.limit
+    control.observe(0.06, 60.0, size=0)
+    assert control.limit >= 0.8 * before
+    control.observe(0.06, 61.0, size=before)
+    assert control.limit <= before
+
+
 @pytest.mark.parametrize("points", [[(0, 1), (10, 3)], [(5, 2), (5, 2), (1, 1.2)]])
 def test_line_fit(points):
     fit = LineFit(0.98)
