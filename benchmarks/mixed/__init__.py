@@ -15,6 +15,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "on LLM's cores": {**OURS, "encode_lane_cpus": "shared"},
     "by arrival": {**OURS, "waiting_order": "arrival"},
     "prefill adaptive": {**OURS, "prefill_control": "adaptive"},
+    "prefill adaptive 80 ms": {**OURS, "prefill_control": "adaptive", "control_target_ms": 80},
     "prefill PID": {**OURS, "prefill_control": "pid"},
     "prefill AIMD": {**OURS, "prefill_control": "aimd"},
     "batch PID": {**OURS, "batch_control": "pid"},
