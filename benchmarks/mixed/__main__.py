@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         raise SystemExit(f"{variant} at load {load}: {failure}") from None
                     answers.setdefault((variant, load), []).append(answer)
             console.print(table(answers, load, options.variants))
+    if not answers:
+        raise SystemExit("interrupted before the first round had ended: nothing was written")
     workload = {
         "loads": options.loads,
         "seconds": options.seconds,
