@@ -116,14 +116,17 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
     gaps = [gap * 1e3 for r in text for gap in r["gaps"]]
     good = [is_good(r) for r in answer["requests"]]
     beside = [gap * 1e3 for gap in gaps_beside(text, image)]
-    found = {
-        "text ITL P50": quantile(gaps, 0.5),
-        "text ITL P99": quantile(gaps, 0.99),
-        "text ITL max": max(gaps),
-        "text TTFT P50": quantile([r["ttft"] * 1e3 for r in text], 0.5),
-        "within SLO %": 100.0 * statistics.fmean(good),
-        "tokens / s": sum(r["tokens"] for r in answer["requests"]) / answer["seconds"],
-    }
+    found = {}
+    if gaps:  # a short round may have no text request
+        found |= {
+            "text ITL P50": quantile(gaps, 0.5),
+            "text ITL P99": quantile(gaps, 0.99),
+            "text ITL max": max(gaps),
+            "text TTFT P50": quantile([r["ttft"] * 1e3 for r in text], 0.5),
+        }
+    if good:
+        found["within SLO %"] = 100.0 * statistics.fmean(good)
+        found["tokens / s"] = sum(r["tokens"] for r in answer["requests"]) / answer["seconds"]
     if beside:
         found |= {"ITL beside images P50": quantile(beside, 0.5), "ITL beside images P99": quantile(beside, 0.99)}
     latencies = [1e3 * seconds for r in answer["requests"] for seconds in r.get("latencies", ())]

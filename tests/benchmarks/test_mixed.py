@@ -79,3 +79,11 @@ def test_the_first_request_after_a_start_is_compared_with_the_last():
     records = {r["measure"]: r for r in record_of_starts({"ours": rounds})}
     assert records["first / last"]["median"] == 1.5
     assert records["TTFT ms of request 1"]["median"] == 250.0
+
+
+def test_a_round_without_text_or_without_any_request_has_no_measures_of_them():
+    assert measures({"requests": [], "seconds": 1.0}) == {}
+    image = {"kind": "image", "ttft": 0.5, "at": 0.1, "gaps": [], "tokens": 1}
+    found = measures({"requests": [image], "seconds": 1.0})
+    assert found["image TTFT P50"] == 500.0
+    assert "text ITL P50" not in found
