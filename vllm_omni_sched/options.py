@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+"""Processors, as in ``1,4-7``."""
+
 
 class Toggle(str, Enum):
     """``auto``: where this vLLM has the extension points; ``on``: or refuse to start; ``off``: never."""
@@ -255,7 +258,7 @@ class OmniSchedConfig(BaseModel):
     @field_validator("encode_lane_cpus")
     @classmethod
     def _cpus(cls, value: str) -> str:
-        if value not in ("auto", "shared") and not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
+        if value not in ("auto", "shared") and not CPU_LIST.fullmatch(value):
             raise ValueError("must be 'auto', 'shared' or a list of processors such as '1,4-7'")
         return value
 

@@ -155,7 +155,7 @@ def build_lane(
 
 
 def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
-    """Of a lane's process: none where it is in nobody's way."""
+    """Of a lane's process: none where the LLM computes elsewhere."""
     if config.encode_lane_nice is not None:
         return config.encode_lane_nice
     return 0 if processors is not None and processors.own else _NICE

@@ -35,7 +35,7 @@ class Done:
 class Lane(ABC):
     """Work beside the owner's own.
 
-    1. Jobs are done one at a time, in the order of their `submit`.
+    1. Jobs are done one at a time, in the order of their `submit`; a `LaneTeam` has several such orders.
     2. Every job accepted is reported by `poll` exactly once, with a result or an error;
        one that was cancelled is not reported at all.
     3. Nothing here blocks but `wait`, `drain` and `close`, and these end by their timeout.

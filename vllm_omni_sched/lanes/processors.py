@@ -1,7 +1,7 @@
 """On which processors a process lane works.
 
 vLLM binds the threads of a CPU worker to one hardware thread of each core, and leaves a core to the scheduler
-and the front end, which use little of it. A lane that works there takes nothing from decode steps.
+and the front end, which need little of it. A lane that works there takes little from decode steps.
 """
 
 import multiprocessing
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.options import CPU_LIST
 
 SHARED, AUTO = "shared", "auto"
 _OPENMP = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
-_CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def parse(text: str) -> frozenset[int]:
     Raises:
         ConfigError: it is no such list.
     """
-    if not _CPU_LIST.fullmatch(text):
+    if not CPU_LIST.fullmatch(text):
         raise ConfigError(f"option 'encode_lane_cpus' must be 'auto', 'shared' or a list such as '1,4-7', got {text!r}")
     ends = [[int(number) for number in part.split("-")] for part in text.split(",")]
     return frozenset(cpu for part in ends for cpu in range(part[0], part[-1] + 1))
