@@ -9,10 +9,16 @@
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone
     ├── SessionOutOfSyncError    a worker holds another state of a session than the scheduler believes
     ├── EncodingLostError        a worker does not hold an encoding that the scheduler believes it holds
-    └── LaneError                a piece of work in a lane came to nothing
-        ├── LaneClosedError      the lane was closed before
-        ├── LaneDiedError        its process ended in the middle of it
-        └── LaneWorkError        the work itself raised
+    ├── LaneError                a piece of work in a lane came to nothing
+    │   ├── LaneClosedError      the lane was closed before
+    │   ├── LaneDiedError        its process ended in the middle of it
+    │   └── LaneWorkError        the work itself raised
+    └── ConnectorError           a message between stages did not get through
+        ├── PayloadError         something in it cannot be sent
+        ├── NoRoomError          the path has no room for it, or its receiver is too far behind
+        ├── CorruptMessageError  what arrived is not what was sent
+        ├── RendezvousError      the place where two processes meet cannot be used, or is not ours
+        └── PathClosedError      the path was closed before
 """
 
 
@@ -58,3 +64,27 @@ class LaneDiedError(LaneError):
 
 class LaneWorkError(LaneError):
     """The work itself raised; the message is that of its exception."""
+
+
+class ConnectorError(OmniSchedError, RuntimeError):
+    """A message between stages did not get through; says which edge or key, and the fix where there is one."""
+
+
+class PayloadError(ConnectorError, TypeError):
+    """Something in a payload cannot be sent; the message names its type and what can."""
+
+
+class NoRoomError(ConnectorError):
+    """The path has no room for a message, or the receiver of its edge is that far behind."""
+
+
+class CorruptMessageError(ConnectorError):
+    """What arrived is cut off, damaged, or another message than the one asked for; it was dropped."""
+
+
+class RendezvousError(ConnectorError):
+    """The directory where processes meet cannot be used, or does not belong to this user alone."""
+
+
+class PathClosedError(ConnectorError):
+    """The path was closed before."""

@@ -1,0 +1,92 @@
+"""Where things lie in the file of an outbox, and how long they are.
+
+::
+
+    0      head: magic, version, slots, offset and length of the ring, pid
+    4096   digests: one u64 per slot, 0 where the slot is free
+    …      records: one per slot (`Record`)
+    …      ring
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC, VERSION = b"vosarena", 1
+PAGE = 4096
+HEAD = struct.Struct("<8sIIQQI")
+RECORD = struct.Struct("<IIIIQQQd")
+STATE = struct.Struct("<I")
+RECORD_BYTES = 64
+BUCKET = 16
+DIGESTS = struct.Struct(f"<{BUCKET}Q")
+DIGEST = struct.Struct("<Q")
+
+
+class State(IntEnum):
+    """Of a slot. The sender goes from FREE to READY and back to FREE, a receiver from READY over LEASED to CONSUMED."""
+
+    FREE = 0
+    READY = 1
+    LEASED = 2
+    CONSUMED = 3
+
+
+class Record(NamedTuple):
+    """One message in an outbox. ``pool`` 0 is the ring; ``holder`` is the receiver that has it, as a number."""
+
+    state: int
+    generation: int
+    pool: int
+    reserved: int
+    offset: int
+    nbytes: int
+    holder: int
+    put_at: float
+
+
+HOLDER_AT = 32  # within a record
+
+
+class Layout(NamedTuple):
+    """Offsets within the file of an outbox."""
+
+    slots: int
+    records: int
+    ring: int
+    ring_bytes: int
+
+    @classmethod
+    def of(cls, slots: int, ring_bytes: int) -> Layout:
+        """Of a file with so many slots, rounded up to a power of two of whole buckets."""
+        slots = max(2 * BUCKET, 1 << (slots - 1).bit_length())
+        records = PAGE + slots * DIGEST.size
+        ring = -(-(records + slots * RECORD_BYTES) // PAGE) * PAGE
+        return cls(slots, records, ring, -(-ring_bytes // PAGE) * PAGE)
+
+    @property
+    def nbytes(self) -> int:
+        return self.ring + self.ring_bytes
+
+    @property
+    def buckets(self) -> int:
+        return self.slots // BUCKET
+
+    def digest_at(self, slot: int) -> int:
+        return PAGE + slot * DIGEST.size
+
+    def record_at(self, slot: int) -> int:
+        return self.records + slot * RECORD_BYTES
+
+
+def digest_of(name: bytes) -> int:
+    """64 bits of a name, never 0. Who finds a message by it compares the name in the message."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
+
+
+def buckets_of(digest: int, buckets: int) -> tuple[int, int]:
+    """The two buckets in which a message may lie; the sender takes the emptier one, which keeps them even."""
+    return digest & (buckets - 1), (digest >> 32) & (buckets - 1)

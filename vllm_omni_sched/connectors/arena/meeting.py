@@ -1,0 +1,161 @@
+"""Where senders and receivers of one arena find each other: a directory of this user alone.
+
+A process is alive as long as it holds the lock of its file; the kernel lets go of it however the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from vllm_omni_sched.errors import RendezvousError
+
+ARENA_VARIABLE = "VLLM_OMNI_SCHED_ARENA"
+"""Environment variable with the name of the arena, set by the process that starts the stages."""
+
+OUTBOX, INBOX, POOL = ".out", ".in", ".pool"
+
+_locks: set[int] = set()  # descriptors whose locks say that this process is alive
+
+
+def _forget_locks() -> None:  # in a forked child: a copy of the descriptor would keep the lock when the parent has died
+    for fd in _locks:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def arena_directory(root: str, arena: str) -> Path:
+    """``<root>/vllm-omni-sched-<uid>/<arena>``, made if it is not there.
+
+    Raises:
+        RendezvousError: it cannot be made, or somebody else could read or change what is in it.
+    """
+    home = Path(root) / f"vllm-omni-sched-{os.geteuid()}"
+    for directory in (home, home / arena):
+        try:
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(mode=0o700)
+            found = directory.lstat()
+        except OSError as error:
+            raise RendezvousError(
+                f"cannot make {directory} ({error.strerror}); set the connector's option `directory` to a file system "
+                "in memory that this user can write"
+            ) from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise RendezvousError(
+                f"{directory} is not a directory of this user alone (owner {found.st_uid}, mode "
+                f"{stat.S_IMODE(found.st_mode):o}); remove it, or set the connector's option `directory`"
+            )
+    return directory
+
+
+def enter(root: str, arena: str) -> tuple[Path, int]:
+    """Be counted in an arena: its directory, and the descriptor whose shared lock says so.
+
+    Raises:
+        RendezvousError: see `arena_directory`.
+    """
+    while True:
+        directory = arena_directory(root, arena)
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:  # the last one has left just now, and has taken it away
+            continue
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if os.fstat(fd).st_nlink:
+            _locks.add(fd)
+            return directory, fd
+        os.close(fd)
+
+
+def leave(directory: Path, fd: int) -> None:
+    """Be counted no longer; the last one takes the arena away."""
+    let_go(fd)
+    os.close(fd)
+    _remove_if_empty_of_life(directory)
+
+
+def sweep(home: Path) -> int:
+    """Remove the arenas of this user in which no process is alive; how many."""
+    arenas = [path for path in home.iterdir() if path.is_dir() and not path.is_symlink()] if home.is_dir() else []
+    return sum(_remove_if_empty_of_life(arena) for arena in arenas)
+
+
+def _remove_if_empty_of_life(directory: Path) -> bool:
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in directory.iterdir():
+            path.unlink(missing_ok=True)
+        directory.rmdir()
+    except OSError:  # somebody is alive in there, or it holds what we have not made
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def is_private(fd: int) -> bool:
+    """Whether an open file is a regular one of this user that nobody else may open."""
+    found = os.fstat(fd)
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def create(path: Path, nbytes: int) -> int:
+    """A new private file with its memory set aside; its descriptor.
+
+    Raises:
+        OSError: ENOSPC, where writing to a file that was only made long would end the process.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if nbytes:
+            os.posix_fallocate(fd, 0, nbytes)
+    except OSError:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def live(fd: int) -> None:
+    """Say that this process is alive, by a lock on its open file."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _locks.add(fd)
+
+
+def let_go(fd: int) -> None:
+    """Take back what `live` said."""
+    _locks.discard(fd)
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def is_alive(path: Path) -> bool:
+    """Whether the process whose file this is runs still."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove_member(path: Path) -> None:
+    """Remove the file of an outbox or inbox, and the pools of an outbox."""
+    for own in (path, *path.parent.glob(f"{path.stem}.*{POOL}")):
+        own.unlink(missing_ok=True)

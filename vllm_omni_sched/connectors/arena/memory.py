@@ -1,0 +1,91 @@
+"""One mapped file: room that is set aside before anybody writes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from pathlib import Path
+
+_FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+
+
+class Memory:
+    """A file of an arena, mapped whole.
+
+    Attributes:
+        view: all of it, in single bytes.
+        address: of its first byte.
+        committed: bytes from its start that have memory behind them.
+    """
+
+    def __init__(self, fd: int, nbytes: int, committed: int) -> None:
+        self.fd, self.committed = fd, committed
+        self.map = mmap.mmap(fd, nbytes)
+        self.view = memoryview(self.map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    def commit(self, upto: int) -> None:
+        """Set memory aside up to there, and touch it, so that the first message is as quick as the next.
+
+        Raises:
+            OSError: ENOSPC, the file system is full; nothing has changed.
+        """
+        if upto <= self.committed:
+            return
+        start, length = self.committed, upto - self.committed
+        os.posix_fallocate(self.fd, start, length)
+        try:
+            self.map.madvise(_POPULATE_WRITE, start, length)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EFAULT):  # an older kernel touches pages as they come
+                raise
+        self.committed = upto
+
+    def close(self) -> None:
+        """Unmap once nobody looks at it any more, and close the file."""
+        self.view.release()
+        with contextlib.suppress(BufferError):  # views of messages are about; the mapping goes with the last of them
+            self.map.close()
+        os.close(self.fd)
+
+
+class ByteLocks:
+    """Locks of single bytes of a file: of this process against others, by the kernel, and among its threads."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._mutex = threading.Lock()
+
+    def acquire(self, at: int, wait: bool = True) -> bool:
+        """Take the lock of byte ``at``; False when somebody has it and ``wait`` is False."""
+        if not self._mutex.acquire(blocking=wait):
+            return False
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
+        except BaseException as error:
+            self._mutex.release()
+            if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def release(self, at: int) -> None:
+        """Give it back."""
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
+        self._mutex.release()
+
+
+def open_private(path: Path) -> int | None:
+    """Descriptor of somebody's file of this arena; None when it has gone meanwhile."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,81 @@
+"""Options of the arena, with their defaults: ``extra`` of a connector in vLLM-Omni's stage config."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from vllm_omni_sched.connectors.modality import Modality
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class PoolOptions(BaseModel):
+    """One pool: what it starts with, how far and how it grows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    block_bytes: int = Field(ge=64, description="Room is given out in multiples of it.")
+    initial_bytes: int = Field(ge=64 * KIB, description="Set aside, in the background, once the pool is used.")
+    max_bytes: int = Field(ge=64 * KIB, description="It never has more.")
+    inline_bytes: int = Field(64 * KIB, ge=0, description="Messages up to this size go through the ring.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PoolOptions:
+        if self.max_bytes < self.initial_bytes:
+            raise ValueError(f"max_bytes ({self.max_bytes}) must be at least initial_bytes ({self.initial_bytes})")
+        if self.block_bytes % 64 or self.block_bytes > self.initial_bytes:
+            raise ValueError(f"block_bytes ({self.block_bytes}) must be a multiple of 64, and fit into initial_bytes")
+        return self
+
+
+def _text() -> PoolOptions:
+    return PoolOptions(block_bytes=4 * KIB, initial_bytes=256 * MIB, max_bytes=1 * GIB)
+
+
+def _image() -> PoolOptions:
+    return PoolOptions(block_bytes=64 * KIB, initial_bytes=2 * GIB, max_bytes=8 * GIB)
+
+
+def _audio() -> PoolOptions:
+    return PoolOptions(block_bytes=4 * KIB, initial_bytes=512 * MIB, max_bytes=2 * GIB)
+
+
+class ArenaOptions(BaseModel):
+    """All options of the arena. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    directory: str = Field("/dev/shm", description="File system of the shared memory.")
+    arena: str | None = Field(
+        None,
+        description="Processes that name the same arena see each other's messages; "
+        "default: all processes that one vLLM-Omni has started.",
+    )
+    modality: Modality | None = Field(None, description="Pool of all messages; default: by what is in each.")
+    text: PoolOptions = Field(default_factory=_text)
+    image: PoolOptions = Field(default_factory=_image)
+    audio: PoolOptions = Field(default_factory=_audio)
+    growth_factor: float = Field(1.5, gt=1, le=4, description="A pool that is full grows by it.")
+    ring_bytes: int = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
+    max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")
+    max_inflight: int | None = Field(
+        None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
+    )
+    window_size: int | None = Field(None, ge=1, description="The same, in bytes.")
+    put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+    ttl_seconds: float = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
+
+    @field_validator("arena")
+    @classmethod
+    def _file_name(cls, value: str | None) -> str | None:
+        if value is not None and not (_NAME.fullmatch(value) and value.strip(".")):
+            raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and not only dots")
+        return value
+
+    def pool(self, modality: Modality) -> PoolOptions:
+        """Options of one pool."""
+        return {Modality.TEXT: self.text, Modality.IMAGE: self.image, Modality.AUDIO: self.audio}[modality]

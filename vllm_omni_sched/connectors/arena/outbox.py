@@ -1,0 +1,225 @@
+"""The sending side of an arena: one process's messages on their way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.arena import layout as at
+from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena.index import Index
+from vllm_omni_sched.connectors.arena.layout import Layout, Record, State
+from vllm_omni_sched.connectors.arena.memory import Memory
+from vllm_omni_sched.connectors.arena.options import ArenaOptions
+from vllm_omni_sched.connectors.arena.pool import Pool
+from vllm_omni_sched.connectors.arena.room import Ring
+from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.modality import Modality
+
+logger = logging.getLogger(__name__)
+
+RING = 0
+POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
+
+
+class Sent(NamedTuple):
+    """A message on its way: ``held_bytes`` of room for its ``nbytes``."""
+
+    slot: int
+    edge: Edge
+    key: str
+    name: bytes
+    pool: int
+    offset: int
+    nbytes: int
+    held_bytes: int
+    put_at: float
+
+
+@dataclass
+class OutboxCounts:
+    """What has become of messages."""
+
+    put: int = 0
+    put_bytes: int = 0
+    inline: int = 0
+    consumed: int = 0
+    replaced: int = 0
+    discarded: int = 0
+    expired: int = 0
+    given_back: int = 0  # by receivers that died
+    refused: int = 0
+    waiting: Counter[Edge] = field(default_factory=Counter)  # messages in flight
+    waiting_bytes: Counter[Edge] = field(default_factory=Counter)
+
+
+class Outbox:
+    """Messages of one process. Its callers hold one lock (see `ArenaPath`); receivers come in at any time.
+
+    Args:
+        directory: of the arena.
+
+    Raises:
+        OSError: no memory for the index and the ring.
+    """
+
+    def __init__(self, directory: Path, options: ArenaOptions, clock: Clock) -> None:
+        self._directory, self._options, self._clock = directory, options, clock
+        self.layout = Layout.of(options.max_messages, options.ring_bytes)
+        self.token = secrets.token_hex(8)
+        self.path = directory / f"{self.token}{meeting.OUTBOX}"
+        unfinished = directory / f"{self.token}.new"
+        fd = meeting.create(unfinished, self.layout.nbytes)
+        meeting.live(fd)
+        self._memory = Memory(fd, self.layout.nbytes, self.layout.nbytes)
+        head = (at.MAGIC, at.VERSION, self.layout.slots, self.layout.ring, self.layout.ring_bytes, os.getpid())
+        at.HEAD.pack_into(self._memory.map, 0, *head)
+        unfinished.rename(self.path)  # receivers only see it whole
+        self._index = Index(self._memory, self.layout)
+        self.ring = Ring(self.layout.ring_bytes)
+        self.pools: dict[int, Pool] = {}
+        self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
+        self._generation = 0
+        self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
+        self._by_name: dict[bytes, int] = {}
+        self._by_key: dict[str, set[int]] = {}
+        self.counts = OutboxCounts()
+
+    def put(self, message: Message, modality: Modality) -> Sent | None:
+        """Write a message and show it to receivers; None when there is no room now."""
+        edge, key, name, nbytes = message.edge, message.key, message.name, message.nbytes
+        digest = at.digest_of(name)
+        bucket = max(at.buckets_of(digest, self.layout.buckets), key=lambda bucket: len(self._free[bucket]))
+        if not self._free[bucket]:
+            return None
+        place = self._room_for(nbytes, modality)
+        if place is None:
+            return None
+        pool, offset, held_bytes = place
+        self._generation = self._generation % 0xFFFFFFFF + 1
+        memory = self._memory if pool == RING else self.pools[pool].memory
+        start = offset + (self.layout.ring if pool == RING else 0)
+        try:
+            message.write_to(memory.view[start : start + nbytes], memory.address + start, self._generation)
+        except BaseException:
+            self._give_room_back(pool, offset)
+            raise
+        if (before := self._by_name.get(name)) is not None and self._withdraw(before):
+            self.counts.replaced += 1
+        sent = Sent(self._free[bucket].pop(), edge, key, name, pool, offset, nbytes, held_bytes, self._clock())
+        record = Record(State.FREE, self._generation, pool, 0, offset, nbytes, 0, sent.put_at)
+        self.sent[sent.slot] = sent
+        self._by_name[name] = sent.slot
+        self._by_key.setdefault(key, set()).add(sent.slot)
+        self.counts.waiting[edge] += 1
+        self.counts.waiting_bytes[edge] += nbytes
+        self.counts.put += 1
+        self.counts.put_bytes += nbytes
+        self.counts.inline += pool == RING
+        self._index.publish(sent.slot, digest, record)
+        return sent
+
+    def discard(self, key: str) -> int:
+        """Take back what nobody has got under ``key``, on all edges; how many messages."""
+        found = sum(self._withdraw(slot) for slot in list(self._by_key.get(key, ())))
+        self.counts.discarded += found
+        return found
+
+    def reap(self, limit: int | None = None) -> int:
+        """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""
+        done = 0
+        for _ in range(len(self.sent) if limit is None else min(limit, len(self.sent))):
+            slot, sent = next(iter(self.sent.items()))
+            self.sent.move_to_end(slot)
+            state = self._index.state(slot)
+            if state == State.CONSUMED:
+                self._forget(sent)
+                self.counts.consumed += 1
+            elif state == State.READY and self._clock() - sent.put_at > self._options.ttl_seconds:
+                if not self._withdraw(slot):
+                    continue
+                self.counts.expired += 1
+                logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
+            elif state != State.LEASED or not self._take_from_the_dead(sent):
+                continue
+            done += 1
+        return done
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
+        pools = {
+            modality.value: {
+                "capacity_bytes": pool.extents.capacity,
+                "used_bytes": pool.extents.used_bytes,
+                "fragmentation": round(pool.extents.fragmentation, 3),
+                "refused": pool.refused,
+            }
+            for modality, number in POOLS.items()
+            if (pool := self.pools.get(number)) is not None
+        }
+        ring = {"capacity_bytes": self.ring.capacity, "used_bytes": self.ring.used_bytes}
+        return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools}
+
+    def close(self) -> None:
+        """End sending. Messages on their way stay for receivers; without any, the files go."""
+        self.reap()
+        if not self.sent:
+            meeting.remove_member(self.path)
+        for pool in self.pools.values():
+            pool.close()
+        meeting.let_go(self._memory.fd)
+        self._memory.close()
+
+    def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
+        options = self._options.pool(modality)
+        if nbytes <= options.inline_bytes and (offset := self.ring.allocate(nbytes)) is not None:
+            return RING, offset, self.ring.rounded(nbytes)
+        number = POOLS[modality]
+        pool = self.pools.get(number)
+        if pool is None:
+            path = self._directory / f"{self.token}.{number}{meeting.POOL}"
+            pool = self.pools[number] = Pool(path, options, self._options.growth_factor)
+        place = pool.allocate(nbytes)
+        return None if place is None else (number, *place)
+
+    def _give_room_back(self, pool: int, offset: int) -> None:
+        (self.ring if pool == RING else self.pools[pool]).free(offset)
+
+    def _withdraw(self, slot: int) -> bool:
+        """Take back one message unless a receiver has it."""
+        if not self._index.withdraw(slot):
+            return False
+        self._forget(self.sent[slot], freed=True)
+        return True
+
+    def _take_from_the_dead(self, sent: Sent) -> bool:
+        holder = self._index.record(sent.slot).holder
+        if meeting.is_alive(self._directory / f"{holder:016x}{meeting.INBOX}"):
+            return False
+        if self._index.give_back(sent.slot, holder):
+            self.counts.given_back += 1
+            logger.warning("the receiver of message %r of %s died: it can be got again", sent.key[:80], sent.edge)
+        return False
+
+    def _forget(self, sent: Sent, freed: bool = False) -> None:
+        if not freed:
+            self._index.free(sent.slot)
+        self._free[sent.slot // at.BUCKET].append(sent.slot)
+        self._give_room_back(sent.pool, sent.offset)
+        del self.sent[sent.slot]
+        self.counts.waiting[sent.edge] -= 1
+        self.counts.waiting_bytes[sent.edge] -= sent.nbytes
+        if self._by_name.get(sent.name) == sent.slot:
+            del self._by_name[sent.name]
+        slots = self._by_key[sent.key]
+        slots.discard(sent.slot)
+        if not slots:
+            del self._by_key[sent.key]

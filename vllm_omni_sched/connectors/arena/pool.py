@@ -1,0 +1,102 @@
+"""A pool of an outbox: one file that grows up to its bound."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena.memory import Memory
+from vllm_omni_sched.connectors.arena.options import MIB, PoolOptions
+from vllm_omni_sched.connectors.arena.room import Extents
+
+logger = logging.getLogger(__name__)
+
+PIECE = 32 * MIB  # set aside at a time
+
+
+class Pool:
+    """Room for the messages of one modality.
+
+    The first message sets aside what it needs; a thread goes on to ``initial_bytes``, so that nobody waits for
+    gigabytes to be zeroed. After that the pool grows by ``growth_factor`` when it is full, up to ``max_bytes``.
+
+    Attributes:
+        refused: why it could not grow at last, "" if it could.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, options: PoolOptions, growth_factor: float) -> None:
+        self._options, self._factor = options, growth_factor
+        self.limit = options.max_bytes // options.block_bytes * options.block_bytes
+        fd = meeting.create(path, 0)
+        os.ftruncate(fd, self.limit)  # only addresses; memory comes with `commit`
+        self.memory = Memory(fd, self.limit, 0)
+        self.extents = Extents(options.block_bytes)
+        self.refused = ""
+        self._books = threading.Lock()
+        self._growing = threading.Lock()
+        self._closed = False
+        self._warming: threading.Thread | None = None
+
+    def allocate(self, nbytes: int) -> tuple[int, int] | None:
+        """Where ``nbytes`` lie now and how many are held for them; None when the pool can grow no further."""
+        offset = self._allocate(nbytes)
+        if offset is None:
+            with self._growing:
+                offset = self._allocate(nbytes)  # it may have grown while we waited
+                while offset is None and self._grow(nbytes):
+                    offset = self._allocate(nbytes)
+        if offset is None:
+            return None
+        if self._warming is None and self.extents.capacity < self._options.initial_bytes:
+            self._warming = threading.Thread(target=self._warm, name="arena-pool", daemon=True)
+            self._warming.start()
+        return offset, self.extents.rounded(nbytes)
+
+    def free(self, offset: int) -> int:
+        """Take room back; how many bytes."""
+        with self._books:
+            return self.extents.free(offset)
+
+    def close(self) -> None:
+        """Unmap, once its thread has ended; the file stays."""
+        self._closed = True
+        if self._warming is not None:
+            self._warming.join()
+        self.memory.close()
+
+    def _allocate(self, nbytes: int) -> int | None:
+        with self._books:
+            return self.extents.allocate(nbytes)
+
+    def _grow(self, nbytes: int) -> bool:
+        """Set more memory aside, `_growing` held; False when there is none."""
+        capacity = self.extents.capacity
+        step = max(self.extents.rounded(nbytes), PIECE)
+        if capacity >= self._options.initial_bytes:
+            step = max(step, int(capacity * (self._factor - 1)))
+        upto = min(capacity + self.extents.rounded(step), self.limit)
+        if upto <= capacity:
+            self.refused = f"it has its max_bytes ({self.limit})"
+            return False
+        try:
+            self.memory.commit(upto)
+        except OSError as error:
+            self.refused = f"its file system says: {os.strerror(error.errno or 0)}"
+            return False
+        with self._books:
+            self.extents.extend(upto)
+        self.refused = ""
+        return True
+
+    def _warm(self) -> None:
+        while not self._closed and self.extents.capacity < self._options.initial_bytes:
+            with self._growing:
+                if not self._grow(min(PIECE, self._options.initial_bytes - self.extents.capacity)):
+                    logger.warning("an arena pool stays at %d bytes: %s", self.extents.capacity, self.refused)
+                    return

@@ -1,0 +1,103 @@
+"""What a path between two stages is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.connectors.framing import Arrival, Message
+
+
+class Edge(NamedTuple):
+    """From one stage to another, by the names that vLLM-Omni gives them."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.target}"
+
+
+def name_of(edge: Edge, key: str) -> bytes:
+    """Edge and key in one, different for different ones: every part has its length in front."""
+    return _prefix(edge) + key.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=1024)
+def _prefix(edge: Edge) -> bytes:
+    parts = [part.encode("utf-8", "surrogatepass") for part in edge]
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+class Status(str, Enum):
+    """What `Path.health` says in one word."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"  # works, and something was lost, reclaimed or refused lately
+    SICK = "sick"  # refuses messages now
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Health:
+    """State of a path: `facts` are numbers for people and monitors, `reason` says what is not well."""
+
+    status: Status
+    reason: str
+    facts: dict[str, Any]
+
+
+class Path(ABC):
+    """One way for messages to go from stage to stage.
+
+    1. A message is addressed by edge and key alone: nothing that `put` returns has to reach the receiver.
+    2. A message put is got at most once by receivers that live; one that dies while it holds a message gives it back.
+    3. What was put is never lost in silence: it is got, discarded by its sender, or expires and is counted.
+    4. The same key on another edge is another message. A second `put` of a key that was not got yet replaces the first.
+    5. `put` and `get` may be called from several threads.
+    """
+
+    name: str
+
+    @abstractmethod
+    def put(self, message: Message, deadline: float | None = None) -> int:
+        """Send; returns the bytes that the path holds for it.
+
+        Args:
+            deadline: until when to wait for room, on `clock.monotonic_seconds`; None does not wait.
+
+        Raises:
+            NoRoomError: the path is full, or the receiver of the edge is that far behind.
+            PathClosedError: after `close`.
+        """
+
+    @abstractmethod
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        """The message, or None when there is none yet.
+
+        Its tensors may be views of the path's memory, which stays theirs until none of them is there any more.
+
+        Raises:
+            CorruptMessageError: it is not what was put; it is dropped.
+            PathClosedError: after `close`.
+        """
+
+    @abstractmethod
+    def discard(self, key: str) -> int:
+        """Take back what this process has put under ``key``, on any edge; how many messages. Those got stay valid."""
+
+    @abstractmethod
+    def reap(self, limit: int | None = None) -> int:
+        """Look at ``limit`` messages in flight (None: all) and take back the room of those done with; how many."""
+
+    @abstractmethod
+    def health(self) -> Health:
+        """True to what happens."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Twice is fine. Messages on their way stay for receivers that live."""
