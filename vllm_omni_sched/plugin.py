@@ -3,11 +3,12 @@
 vLLM calls it in the API server, the engine core, every worker and the subprocess
 that inspects models, sometimes twice. It hooks two methods, both of which ask
 first whether this engine was started with our scheduler, and do nothing else
-when it was not.
+when it was not. Where vLLM-Omni is loaded, it gets to know our connectors by name.
 """
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -41,6 +42,11 @@ def register() -> None:
             wrapper = functools.wraps(method)(wrap(method))
             setattr(wrapper, _MARK, True)
             setattr(cls, name, wrapper)
+
+    if "vllm_omni" in sys.modules:  # else this process has no stages
+        from vllm_omni_sched.omni.registration import register_connectors
+
+        register_connectors()
 
 
 def uses_our_scheduler(vllm_config: Any) -> bool:

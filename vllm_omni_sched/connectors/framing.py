@@ -51,14 +51,17 @@ class Message:
     """A payload on its way from stage to stage, not yet written anywhere.
 
     Attributes:
+        body: msgpack of all but the buffers.
+        flags: 0, or `REVIVE`.
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
         longest: dtype and number of dimensions of its longest buffer; None without one.
     """
 
-    def __init__(self, edge: Edge, key: str, body: bytes, buffers: list[Any], flags: int = 0) -> None:
+    def __init__(self, edge: Edge, key: str, body: bytes, buffers: list[Any]) -> None:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
-        self._body, self._buffers, self._flags = body, buffers, flags
+        self.body, self._buffers = body, buffers
+        self.flags = 0
         self._places: list[tuple[int, int]] = []
         self.payload_bytes = longest = 0
         self.longest: tuple[str, int] | None = None
@@ -82,8 +85,8 @@ class Message:
             generation: what `open_message` may ask for.
         """
         table = b"".join([_PLACE.pack(*place) for place in self._places])
-        body = self.name + self._body
-        fields = (MAGIC, VERSION, self._flags, len(body), len(table) // 16, self.nbytes, generation, len(self.name))
+        body = self.name + self.body
+        fields = (MAGIC, VERSION, self.flags, len(body), len(table) // 16, self.nbytes, generation, len(self.name))
         checksum = zlib.crc32(body, zlib.crc32(table, zlib.crc32(_HEAD.pack(*fields, 0))))
         front = b"".join((_HEAD.pack(*fields, checksum), table, body))
         target[: len(front)] = front
@@ -98,12 +101,11 @@ class Message:
         return written
 
 
-def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = None, revives: bool = False) -> Message:
+def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = None) -> Message:
     """Take a payload apart.
 
     Args:
         fallback: makes plain data of objects that msgspec does not know.
-        revives: whether the receiver has to make such objects again (see `REVIVE`).
 
     Raises:
         PayloadError: something in it cannot be sent.
@@ -130,7 +132,7 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PayloadError(f"the payload cannot be sent: {error}") from error
-    return Message(edge, key, body, buffers, REVIVE if revives else 0)
+    return Message(edge, key, body, buffers)
 
 
 class Arrival:

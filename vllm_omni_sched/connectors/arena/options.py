@@ -31,16 +31,28 @@ class PoolOptions(BaseModel):
         return self
 
 
-def _text() -> PoolOptions:
-    return PoolOptions(block_bytes=4 * KIB, initial_bytes=256 * MIB, max_bytes=1 * GIB)
+class TextPool(PoolOptions):
+    """Ids and other integers: many small messages."""
+
+    block_bytes: int = Field(4 * KIB, ge=64)
+    initial_bytes: int = Field(256 * MIB, ge=64 * KIB)
+    max_bytes: int = Field(1 * GIB, ge=64 * KIB)
 
 
-def _image() -> PoolOptions:
-    return PoolOptions(block_bytes=64 * KIB, initial_bytes=2 * GIB, max_bytes=8 * GIB)
+class ImagePool(PoolOptions):
+    """Features and pixels: large blocks."""
+
+    block_bytes: int = Field(64 * KIB, ge=64)
+    initial_bytes: int = Field(2 * GIB, ge=64 * KIB)
+    max_bytes: int = Field(8 * GIB, ge=64 * KIB)
 
 
-def _audio() -> PoolOptions:
-    return PoolOptions(block_bytes=4 * KIB, initial_bytes=512 * MIB, max_bytes=2 * GIB)
+class AudioPool(PoolOptions):
+    """Samples: contiguous, of any length."""
+
+    block_bytes: int = Field(4 * KIB, ge=64)
+    initial_bytes: int = Field(512 * MIB, ge=64 * KIB)
+    max_bytes: int = Field(2 * GIB, ge=64 * KIB)
 
 
 class ArenaOptions(BaseModel):
@@ -55,9 +67,9 @@ class ArenaOptions(BaseModel):
         "default: all processes that one vLLM-Omni has started.",
     )
     modality: Modality | None = Field(None, description="Pool of all messages; default: by what is in each.")
-    text: PoolOptions = Field(default_factory=_text)
-    image: PoolOptions = Field(default_factory=_image)
-    audio: PoolOptions = Field(default_factory=_audio)
+    text: TextPool = TextPool()
+    image: ImagePool = ImagePool()
+    audio: AudioPool = AudioPool()
     growth_factor: float = Field(1.5, gt=1, le=4, description="A pool that is full grows by it.")
     ring_bytes: int = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
     max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")

@@ -1,0 +1,35 @@
+"""`ArenaConnector`: stages of one host, through shared memory that is made once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE, sweep
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.extra import options_from_extra
+
+
+class ArenaConnector(PathConnector):
+    """See `vllm_omni_sched.connectors.arena`.
+
+    Args:
+        config: ``extra`` of the connector: fields of `ArenaOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work; the message names it.
+        RendezvousError: the arena's directory cannot be used.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = options_from_extra(ArenaOptions, config, type(self).__name__)
+        if options.arena is None and ARENA_VARIABLE not in os.environ:
+            raise ConfigError(
+                f"{type(self).__name__}: {ARENA_VARIABLE} is not set, as it is in stages that vLLM-Omni starts with "
+                "the plugin; set the option `arena` to one name for all stages of this pipeline"
+            )
+        sweep(Path(options.directory) / f"vllm-omni-sched-{os.geteuid()}")  # of runs that were killed
+        super().__init__(config, lambda: ArenaPath(options), options.put_timeout_seconds)

@@ -1,0 +1,116 @@
+"""A path as an OmniConnector."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.base import Edge, Path, Status
+from vllm_omni_sched.errors import ConnectorError
+from vllm_omni_sched.omni.payloads import pack, unpack
+
+logger = logging.getLogger(__name__)
+
+REAPED = 64  # messages looked at in one `reap_consumed`
+SHORTEST_LOOK, LONGEST_LOOK = 50e-6, 1e-3  # seconds between two looks for a message
+
+
+class PathConnector(SharedMemoryConnector):
+    """What vLLM-Omni asks of a connector, answered by one of our paths.
+
+    It is a SharedMemoryConnector in name only: vLLM-Omni takes back the messages of an aborted request from no other
+    class (`OmniChunkTransferAdapter._queue_shm_cleanup_locked`).
+
+    Args:
+        config: ``extra`` of the connector in the stage config, and what vLLM-Omni adds to it.
+        path: makes the path, once the options are known to be good.
+        put_timeout_seconds: how long `put` waits for room.
+    """
+
+    def __init__(self, config: dict[str, Any], path: Callable[[], Path], put_timeout_seconds: float) -> None:
+        super().__init__(config)
+        self._put_timeout = put_timeout_seconds
+        self._path: Path | None = path()
+
+    @property
+    def path(self) -> Path:
+        """Where messages go.
+
+        Raises:
+            ConnectorError: the connector could not be made.
+        """
+        if self._path is None:
+            raise ConnectorError("this connector was never opened")
+        return self._path
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
+        """Send; ``(False, 0, None)`` when it does not get through, which makes vLLM-Omni fail the request.
+
+        Returns:
+            Whether it was sent, bytes of the message, and facts that nobody needs to receive it.
+        """
+        try:
+            message = pack(Edge(str(from_stage), str(to_stage)), put_key, data)
+            self.path.put(message, monotonic_seconds() + self._put_timeout)
+        except ConnectorError as error:
+            logger.error("%s: message %r was not sent: %s", type(self).__name__, put_key[:80], error)
+            return False, 0, None
+        return True, message.nbytes, {"path": self.path.name, "size": message.nbytes}
+
+    def get(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
+    ) -> tuple[Any, int] | None:
+        """The payload and its bytes, or None; ``metadata`` is not needed.
+
+        Raises:
+            CorruptMessageError: it is not what was put; it is gone.
+        """
+        arrival = self.path.get(Edge(str(from_stage), str(to_stage)), get_key)
+        return None if arrival is None else (unpack(arrival), arrival.nbytes)
+
+    def get_with_deadline(
+        self,
+        from_stage: str,
+        to_stage: str,
+        get_key: str,
+        metadata: dict[str, Any] | None = None,
+        *,
+        deadline: float,
+    ) -> tuple[Any, int] | None:
+        """As `get`, waiting until ``deadline`` (of the monotonic clock)."""
+        wait = SHORTEST_LOOK
+        while (left := deadline - monotonic_seconds()) > 0:
+            found = self.get(from_stage, to_stage, get_key, metadata)
+            if found is not None:
+                return found
+            sleep_seconds(min(wait, left))
+            wait = min(2 * wait, LONGEST_LOOK)
+        return None
+
+    def cleanup(self, request_id: str) -> None:
+        """Take back what was put under exactly this key and nobody has got."""
+        self.path.discard(request_id)
+
+    def reap_consumed(self) -> None:
+        """Take back the room of messages that were got."""
+        self.path.reap(REAPED)
+
+    def health(self) -> dict[str, Any]:
+        """``status`` is "healthy" or says what is not, ``reason`` why; the rest are numbers."""
+        health = self.path.health()
+        return {"status": health.status.value, "reason": health.reason, **health.facts}
+
+    def close(self) -> None:
+        """Let go of everything; messages on their way stay for receivers that live."""
+        path = getattr(self, "_path", None)  # `__del__` comes here, too, when the constructor has failed
+        if path is not None:
+            path.close()
+
+
+def is_well(connector: PathConnector) -> bool:
+    """Whether messages get through."""
+    return connector.path.health().status in (Status.HEALTHY, Status.DEGRADED)

@@ -1,0 +1,39 @@
+"""Options of our connectors in ``extra`` of vLLM-Omni's stage config, beside what others put there."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from vllm_omni_sched.errors import ConfigError
+
+ENGINES = frozenset({"stage_id", "role", "from_stage", "to_stage", "replica_id", "outgoing"})
+"""What vLLM-Omni adds itself."""
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def options_from_extra(model: type[Options], extra: dict[str, Any], connector: str) -> Options:
+    """Our options out of ``extra``.
+
+    Models of vLLM-Omni keep options of their own there (``codec_chunk_frames``), so a key that we do not know is an
+    error only when it looks like one of ours.
+
+    Raises:
+        ConfigError: an option is misspelt, of the wrong type or out of range; the message names it and the fix.
+    """
+    own = model.model_fields
+    for key in extra.keys() - own.keys() - ENGINES:
+        near = get_close_matches(key, own, n=1, cutoff=0.8)
+        if near:
+            raise ConfigError(f"{connector}: unknown option {key!r} in `extra`; did you mean {near[0]!r}?")
+    try:
+        return model.model_validate({key: value for key, value in extra.items() if key in own})
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = ".".join(str(part) for part in found["loc"])
+        raise ConfigError(
+            f"{connector}: option {where!r} in `extra`: {found['msg']}, got {found['input']!r}"
+        ) from error

@@ -1,0 +1,31 @@
+"""Makes our connectors known to vLLM-Omni, in every process that loads its plugins."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
+
+
+def register_connectors() -> None:
+    """Register by name; nothing is imported or made before a stage config names one. Twice is fine."""
+    from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+
+    known = OmniConnectorFactory.list_registered_connectors()
+    for name, make in CONNECTORS.items():
+        if name not in known:
+            OmniConnectorFactory.register_connector(name, make)
+    # stages inherit it from the process that starts them, and so meet in one arena
+    os.environ.setdefault(ARENA_VARIABLE, f"run-{secrets.token_hex(8)}")
+
+
+def _arena(config: dict[str, Any]) -> Any:
+    from vllm_omni_sched.omni.arena_connector import ArenaConnector
+
+    return ArenaConnector(config)
+
+
+CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {"ArenaConnector": _arena}
