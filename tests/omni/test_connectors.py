@@ -1,0 +1,129 @@
+"""Our connectors by the names that a stage config uses, through vLLM-Omni's own factory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
+from vllm_omni_sched.plugin import register
+
+pytestmark = pytest.mark.omni
+
+SMALL = {"initial_bytes": 1 << 20, "max_bytes": 4 << 20}
+EXTRAS: dict[str, dict[str, Any]] = {
+    "SharedMemoryConnector": {},
+    "ArenaConnector": {"text": SMALL, "image": SMALL, "audio": SMALL, "put_timeout_seconds": 0},
+}
+OURS = [name for name in EXTRAS if name != "SharedMemoryConnector"]
+
+
+def make(name: str, **extra: Any) -> Any:
+    register()
+    return OmniConnectorFactory.create_connector(ConnectorSpec(name, {"stage_id": 1, **EXTRAS[name], **extra}))
+
+
+@pytest.fixture(params=EXTRAS)
+def connector(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = make(request.param)
+    yield made
+    made.close()
+
+
+def test_what_is_put_is_got_once_by_key_alone(connector: Any) -> None:
+    sent, nbytes, _ = connector.put("0", "1", "r-1_0_0", {"t": torch.arange(10), "n": 3})
+    assert (sent, nbytes > 80) == (True, True)
+    payload, size = connector.get("0", "1", "r-1_0_0")
+    assert size > 80
+    assert payload["n"] == 3
+    assert torch.equal(payload["t"], torch.arange(10))
+    assert connector.get("0", "1", "r-1_0_0") is None
+
+
+def test_what_was_never_put_is_waited_for_until_the_deadline(connector: Any) -> None:
+    assert connector.get_with_deadline("0", "1", "never", deadline=monotonic_seconds() + 0.01) is None
+    connector.put("0", "1", "now", {"x": 1})
+    assert connector.get_with_deadline("0", "1", "now", deadline=monotonic_seconds() + 5)[0] == {"x": 1}
+
+
+def test_cleanup_takes_back_exactly_the_key(connector: Any) -> None:
+    for key in ("r-1_0_0", "r-1_0_1"):
+        connector.put("0", "1", key, {"x": 1})
+    connector.cleanup("r-1_0_0")
+    assert connector.get("0", "1", "r-1_0_0") is None
+    assert connector.get("0", "1", "r-1_0_1")[0] == {"x": 1}
+
+
+def test_it_says_what_vllm_omni_reads(connector: Any) -> None:
+    assert connector.stage_id == 1
+    assert isinstance(connector, SharedMemoryConnector), "else nobody cleans up after an abort"
+    assert connector.health()["status"] == "healthy"
+    connector.reap_consumed()
+    connector.abandon_get("any")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_same_key_on_two_edges_is_two_messages(name: str) -> None:
+    connector = make(name)
+    connector.put("0", "1", "k", {"edge": "01"})
+    connector.put("1", "2", "k", {"edge": "12"})
+    assert connector.get("1", "2", "k")[0] == {"edge": "12"}
+    assert connector.get("0", "1", "k")[0] == {"edge": "01"}
+    connector.close()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_does_not_get_through_is_said_so_vllm_omni_can_fail_the_request(name: str) -> None:
+    connector = make(name)
+    assert connector.put("0", "1", "k", {"x": object()}) == (False, 0, None)
+    assert connector.put("0", "1", "k", {"x": torch.zeros(8 << 20)}) == (False, 0, None)
+    assert connector.health()["status"] != "healthy"
+    connector.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"ring_byte": 1}, "did you mean 'ring_bytes'"),
+        ({"image": {"max_bytes": 1}}, "'image.max_bytes'"),
+        ({"growth_factor": "big"}, "'growth_factor'"),
+        ({"arena": "a/b"}, "'arena'"),
+        ({"directory": "/nonexistent"}, "/nonexistent"),
+    ],
+)
+def test_a_bad_option_is_named(extra: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make("ArenaConnector", **extra)
+
+
+def test_options_of_models_stay_theirs() -> None:
+    connector = make("ArenaConnector", codec_chunk_frames=25, codec_left_context_frames=2)
+    assert connector.config["codec_chunk_frames"] == 25
+    connector.close()
+
+
+def test_stages_that_could_not_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    monkeypatch.delenv(ARENA_VARIABLE)
+    with pytest.raises(ValueError, match="set the option `arena`"):
+        OmniConnectorFactory.create_connector(ConnectorSpec("ArenaConnector", {"stage_id": 1}))
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    connector = make("ArenaConnector", directory=str(tmp_path))
+    connector.put("0", "1", "k", {"x": torch.zeros(100_000)})
+    connector.get("0", "1", "k")
+    connector.close()
+    assert [*tmp_path.rglob("*")] == [tmp_path / f"vllm-omni-sched-{os.geteuid()}"]
