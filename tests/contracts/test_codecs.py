@@ -141,7 +141,6 @@ def test_no_other_size_is_taken_for_its_data(codec: Codec) -> None:
                 continue  # FLAC ends after the stated frames
             with pytest.raises(CorruptDataError, match=f"codec {codec.name}"):
                 decoded(codec, cut, one)
-                raise AssertionError(f"{name}: took {cut.size} of {data.size} bytes")
         longer = (one.shape[0] * 2, *one.shape[1:])
         if (codec.name, name) != ("ids", "one id"):  # any number of equal ids is as many bytes
             with pytest.raises(CorruptDataError):
