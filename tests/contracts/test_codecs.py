@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from tests.support.buffers import buffer, flat, numbers, samples
+from tests.support.buffers import buffer, flat, large_samples, numbers, samples
 from vllm_omni_sched.connectors.compression import CODECS, Buffer, Codec
 from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES, num_bytes
 from vllm_omni_sched.errors import CorruptDataError
@@ -39,9 +39,9 @@ def codec(request: pytest.FixtureRequest) -> Codec:
     return request.param()
 
 
-def of_codec(codec: Codec) -> dict[str, Buffer]:
+def of_codec(codec: Codec, samples: dict[str, Buffer] = SAMPLES) -> dict[str, Buffer]:
     """The samples it takes and does not decline."""
-    taken = {name: one for name, one in SAMPLES.items() if codec.suits(one.dtype, one.shape)}
+    taken = {name: one for name, one in samples.items() if codec.suits(one.dtype, one.shape)}
     return {name: one for name, one in taken.items() if codec.encode(one.raw, one.dtype, one.shape) is not None}
 
 
@@ -67,7 +67,7 @@ def test_names_are_unique():
 
 
 def test_what_went_in_comes_out(codec: Codec) -> None:
-    taken = of_codec(codec)
+    taken = of_codec(codec, SAMPLES | large_samples())
     assert taken
     for name, one in taken.items():
         before = one.raw.copy()

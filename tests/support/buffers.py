@@ -64,3 +64,15 @@ def samples() -> dict[str, Buffer]:
         "mask": buffer(RNG.random(1000) < 0.1),
         "float64": buffer(np.linspace(0, 1, 300)),
     }
+
+
+def large_samples() -> dict[str, Buffer]:
+    """Buffers that codecs work on in several pieces, the last one shorter."""
+    states, pcm = hidden_states(1500, 50), tone(70_001)
+    return {
+        "large bfloat16": buffer(bfloat16(states), "bfloat16"),
+        "large float32": buffer(states),
+        "large int16 PCM": buffer(pcm),
+        "large float32 PCM": buffer((pcm / np.float32(32768)).astype(np.float32)),
+        "large ids": buffer(np.arange(70_001) % 250 * 1000),
+    }

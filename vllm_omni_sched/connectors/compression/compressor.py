@@ -96,6 +96,8 @@ class Compressor:
         self._lock = threading.Lock()  # of the ledger and the counts
         self._buffers: Counter[tuple[Kind, str, Reason]] = Counter()
         self._raw_bytes = self._sent_bytes = 0
+        for name, why in self.codecs.absent.items():
+            logger.info("Codec %s is absent: %s", name, why)
         for edge in self.options.edges:
             if (lossy := self.options.of_edge(edge).lossy) is not None:
                 bound = self.codecs.get(lossy).error_bound("float32")

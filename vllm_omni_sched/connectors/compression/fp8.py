@@ -22,6 +22,7 @@ NUMBERS = np.where(CODES < 8, CODES * 2.0**-9, (1 + CODES % 8 / 8) * np.exp2(COD
 class Fp8Codec(Codec):
     """e4m3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022) of the buffer over a power of two.
 
+    One scale does for all channels: the format spans 18 binary orders of magnitude, 15 of them with all its digits.
     Error: 1/16 of the value (float32 goes by bfloat16: 0.07 of it), and 4.4e-6 of the largest magnitude in the buffer.
     Less exact than int8 where a channel's values are of one size, and better where they are not. NaN and infinity are
     declined.

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.support.buffers import buffer, flat, hidden_states, tone
+from tests.support.buffers import bfloat16, buffer, flat, hidden_states, tone
 from vllm_omni_sched.connectors.compression import CODECS, Kind, kind_of, load_codecs
 from vllm_omni_sched.connectors.compression import flac as flac_module
 from vllm_omni_sched.connectors.compression import shuffle as shuffle_module
@@ -116,6 +116,11 @@ def test_int8_is_exact_where_fp8_is_not_and_the_other_way_round():
 
     assert off(Int8Codec(), states) < off(Fp8Codec(), states) < 0.04
     assert off(Fp8Codec(), wide) < 0.04 < off(Int8Codec(), wide)
+
+
+def test_bfloat16_ties_go_to_even():
+    tie = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8], np.float32)
+    assert bfloat16(tie).tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e38])

@@ -83,7 +83,7 @@ def test_what_is_sent_is_what_is_received():
         assert np.array_equal(out, item.raw)
         assert sent.error_bound is None
         assert sent.data.size <= item.raw.size
-    assert {sent.codec for sent in packed} > {RAW}
+    assert len({sent.codec for sent in packed} - {RAW}) > 1
 
 
 def test_nothing_is_touched_on_shared_memory():
@@ -121,7 +121,10 @@ def test_the_decision_follows_the_speed_that_is_measured():
 
 def test_a_receiver_that_is_slow_counts():
     compressor, _ = with_halver(probe_bytes=1024, reprobe_every=1000)
-    packed = one(compressor, filled(0), 100e6)
+    packed = one(compressor, filled(0), 100e6)  # 5 ns/byte are saved, and encoding takes one
+    for _ in range(50):
+        compressor.observe_decode("0->1", packed, 100_000 * 3e-9)
+    assert one(compressor, filled(0), 100e6).reason is Reason.PAYS
     for _ in range(5):
         compressor.observe_decode("0->1", packed, 100_000 * 50e-9)
     assert one(compressor, filled(0), 100e6).reason is Reason.LINK_FASTER
