@@ -11,7 +11,7 @@ import numpy as np
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.compression.cache import CacheCounts, CompressionCache, content_digest
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, check_buffer, kind_of
-from vllm_omni_sched.connectors.compression.decide import Candidate, Plan, Reason, Snapshot, decide
+from vllm_omni_sched.connectors.compression.decide import Candidate, Plan, Reason, Snapshot, decide, raw_anyway
 from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_bytes
 from vllm_omni_sched.connectors.compression.learn import Ledger, Stream, sample
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge
@@ -91,6 +91,8 @@ class Compressor:
         self.options = options or CompressionOptions()
         self.codecs = codecs or load_codecs()
         self.cache = CompressionCache(self.options.cache_bytes)
+        self._of_edge = {edge: self.options.of_edge(edge) for edge in self.options.edges}
+        self._of_others = self.options.of_edge("")
         self._clock = clock
         self._ledger = Ledger(self.options.reprobe_every)
         self._lock = threading.Lock()  # of the ledger and the counts
@@ -98,10 +100,10 @@ class Compressor:
         self._raw_bytes = self._sent_bytes = 0
         for name, why in self.codecs.absent.items():
             logger.info("Codec %s is absent: %s", name, why)
-        for edge in self.options.edges:
-            if (lossy := self.options.of_edge(edge).lossy) is not None:
-                bound = self.codecs.get(lossy).error_bound("float32")
-                logger.warning("Edge %s may compress with loss, by %s: float32 within %s", edge, lossy, bound)
+        for edge, own in self._of_edge.items():
+            if own.lossy is not None:
+                bound = self.codecs.get(own.lossy).error_bound("float32")
+                logger.warning("Edge %s may compress with loss, by %s: float32 within %s", edge, own.lossy, bound)
 
     def compress(
         self, edge: str, buffers: Sequence[Buffer], link_bytes_per_second: float | None = None
@@ -115,7 +117,7 @@ class Compressor:
         """
         if link_bytes_per_second is not None and not link_bytes_per_second > 0:
             raise ValueError(f"link_bytes_per_second must be above 0, got {link_bytes_per_second}")
-        options = self.options.of_edge(edge)
+        options = self._of_edge.get(edge, self._of_others)
         return [self._compress(edge, options, buffer, link_bytes_per_second) for buffer in buffers]
 
     def decompress(
@@ -174,6 +176,8 @@ class Compressor:
         return packed
 
     def _plan(self, stream: Stream, options: ForEdge, buffer: Buffer, link: float | None) -> Plan:
+        if reason := raw_anyway(options.mode, buffer.raw.size, options.min_bytes, link):
+            return Plan(reason)
         found = self.codecs.suited_to(stream[1], buffer.dtype, buffer.shape)
         with self._lock:
             due = self._ledger.count(stream)

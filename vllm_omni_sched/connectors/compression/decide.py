@@ -74,6 +74,15 @@ class Plan:
     compressed_seconds: float | None = None
 
 
+def raw_anyway(mode: Mode, num_bytes: int, min_bytes: int, link_bytes_per_second: float | None) -> Reason | None:
+    """Rule 1 of `decide`, for which no codec has to be looked at; None where the other rules decide."""
+    if mode is Mode.OFF:
+        return Reason.OFF
+    if num_bytes < max(1, min_bytes):
+        return Reason.TOO_SMALL
+    return Reason.SHARED_MEMORY if link_bytes_per_second is None and mode is Mode.AUTO else None
+
+
 def decide(snapshot: Snapshot) -> Plan:
     """1. Raw, with mode 'off'; below ``min_bytes``; and on shared memory, unless mode is 'always'.
 
@@ -84,13 +93,9 @@ def decide(snapshot: Snapshot) -> Plan:
        memory, the one that shrinks most.
     6. It is used if that is less than ``send(raw)``; with mode 'always', in any case.
     """
-    if snapshot.mode is Mode.OFF:
-        return Plan(Reason.OFF)
-    if snapshot.num_bytes < max(1, snapshot.min_bytes):
-        return Plan(Reason.TOO_SMALL)
     link = snapshot.link_bytes_per_second
-    if link is None and snapshot.mode is Mode.AUTO:
-        return Plan(Reason.SHARED_MEMORY)
+    if reason := raw_anyway(snapshot.mode, snapshot.num_bytes, snapshot.min_bytes, link):
+        return Plan(reason)
     allowed = [one for one in snapshot.candidates if not one.lossy or one.codec == snapshot.lossy]
     if not allowed:
         return Plan(Reason.LOSSY_NOT_ALLOWED if snapshot.candidates else Reason.NO_CODEC)
