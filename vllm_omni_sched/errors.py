@@ -18,7 +18,10 @@
         ├── NoRoomError          the path has no room for it, or its receiver is too far behind
         ├── CorruptMessageError  what arrived is not what was sent
         ├── RendezvousError      the place where two processes meet cannot be used, or is not ours
-        └── PathClosedError      the path was closed before
+        ├── PathClosedError      the path was closed before
+        └── CompressionError     a compressed buffer cannot be read
+            ├── CorruptDataError   it is nothing that its codec can have written
+            └── CodecMissingError  its codec is unknown here, or the library of the codec is not installed
 """
 
 
@@ -88,3 +91,15 @@ class RendezvousError(ConnectorError):
 
 class PathClosedError(ConnectorError):
     """The path was closed before."""
+
+
+class CompressionError(ConnectorError):
+    """A compressed buffer cannot be read."""
+
+
+class CorruptDataError(CompressionError):
+    """It is nothing that the encoder of its codec can have written for its data type and shape."""
+
+
+class CodecMissingError(CompressionError):
+    """Its codec is unknown here, or the library of the codec is not installed."""

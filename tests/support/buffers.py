@@ -1,0 +1,78 @@
+"""Tensors as connectors hand them over: flat bytes with the name of a data type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vllm_omni_sched.connectors.compression import Buffer
+from vllm_omni_sched.connectors.compression.dtypes import FLOATS, bfloat16_bits, to_float32
+
+RNG = np.random.default_rng(5)
+
+
+def flat(array: Any) -> np.ndarray:
+    """Its bytes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def bfloat16(values: Any) -> np.ndarray:
+    """The nearest bfloat16, as bits."""
+    return bfloat16_bits(np.ascontiguousarray(values, np.float32))
+
+
+def buffer(array: Any, dtype: str | None = None, **more: Any) -> Buffer:
+    array = np.asarray(array)
+    return Buffer(flat(array), dtype or str(array.dtype), array.shape, **more)
+
+
+def numbers(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Values of a buffer, as float64."""
+    if dtype in FLOATS:
+        return to_float32(raw.view(FLOATS[dtype].bits), dtype).astype(np.float64)
+    return raw.view(dtype).astype(np.float64)
+
+
+def hidden_states(rows: int = 64, channels: int = 48) -> np.ndarray:
+    """Features with channels of very different size, in float32."""
+    return RNG.standard_normal((rows, channels), np.float32) * RNG.lognormal(0, 2, channels).astype(np.float32)
+
+
+def tone(samples: int = 4096) -> np.ndarray:
+    """A tone with noise, in int16."""
+    return (9000 * np.sin(np.arange(samples) / 11) + RNG.normal(0, 50, samples)).astype(np.int16)
+
+
+def samples() -> dict[str, Buffer]:
+    """One buffer of each sort, by name."""
+    states, pcm = hidden_states(), tone()
+    ids = RNG.zipf(1.4, 3000) % 151_936
+    return {
+        "int64 ids": buffer(ids),
+        "int32 ids": buffer(ids.reshape(30, 100).astype(np.int32)),
+        "few ids": buffer(RNG.choice([-100, 7, 151_645, 1 << 40], 2000)),
+        "one id": buffer(np.full(500, -1)),
+        "bfloat16": buffer(bfloat16(states), "bfloat16"),
+        "float16": buffer((states / 64).astype(np.float16)),
+        "float32": buffer(states),
+        "three dimensions": buffer(states.reshape(4, 16, 48)),
+        "int16 PCM": buffer(pcm),
+        "int16 stereo": buffer(pcm.reshape(-1, 2)),
+        "float32 PCM": buffer((pcm / np.float32(32768)).astype(np.float32)),
+        "picture": buffer((np.add.outer(np.arange(64), np.arange(96)) % 251).astype(np.uint8)),
+        "mask": buffer(RNG.random(1000) < 0.1),
+        "float64": buffer(np.linspace(0, 1, 300)),
+    }
+
+
+def large_samples() -> dict[str, Buffer]:
+    """Buffers that codecs work on in several pieces, the last one shorter."""
+    states, pcm = hidden_states(1500, 50), tone(70_001)
+    return {
+        "large bfloat16": buffer(bfloat16(states), "bfloat16"),
+        "large float32": buffer(states),
+        "large int16 PCM": buffer(pcm),
+        "large float32 PCM": buffer((pcm / np.float32(32768)).astype(np.float32)),
+        "large ids": buffer(np.arange(70_001) % 250 * 1000),
+    }

@@ -1,0 +1,50 @@
+"""Options of compression are strict, and lossy codecs belong to edges."""
+
+import pytest
+
+from vllm_omni_sched.connectors.compression import Lossy, Mode, load_options
+from vllm_omni_sched.errors import ConfigError
+
+
+def test_defaults_lose_nothing():
+    options = load_options({})
+    assert (options.mode, options.cache_bytes, options.edges) == (Mode.AUTO, 0, {})
+    assert options.of_edge("0->1").lossy is None
+
+
+def test_an_edge_says_what_it_does_differently():
+    options = load_options(
+        {
+            "mode": "always",
+            "min_bytes": 7,
+            "edges": {"0->1": {"lossy": "int8", "mode": False}, "a->b": {"min_bytes": 0}},
+        }
+    )
+    assert options.edges["0->1"].lossy is Lossy.INT8
+    first, second, other = (options.of_edge(edge) for edge in ("0->1", "a->b", "1->2"))
+    assert (first.mode, first.lossy, first.min_bytes) == (Mode.OFF, "int8", 7)
+    assert (second.mode, second.lossy, second.min_bytes) == (Mode.ALWAYS, None, 0)
+    assert (other.mode, other.lossy, other.min_bytes) == (Mode.ALWAYS, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mod": "auto"}, r"unknown option 'mod'; did you mean 'mode'\?"),
+        ({"mode": "fast"}, r"'mode' must be one of \['off', 'auto', 'always'\], got 'fast'"),
+        ({"min_bytes": -1}, "'min_bytes': input should be greater than or equal to 0, got -1"),
+        ({"min_bytes": 1.5}, "'min_bytes'"),
+        ({"probe_bytes": 1}, "'probe_bytes'"),
+        ({"lossy": "int8"}, "'lossy' belongs to an edge: write"),
+        (
+            {"edges": {"0->1": {"lossy": "int4"}}},
+            r"'edges.0->1.lossy' must be one of \['none', 'int8', 'fp8', 'mulaw'\]",
+        ),
+        ({"edges": {"0->1": {"lossi": "int8"}}}, r"unknown option 'edges.0->1.lossi'; did you mean 'lossy'\?"),
+        ({"edges": {"0-1": {}}}, "an edge is written 'from_stage->to_stage', such as '0->1', got '0-1'"),
+        ({"edges": {"0->1": 3}}, "'edges.0->1'"),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(ConfigError, match=f"^compression: .*{message}"):
+        load_options(options)

@@ -1,0 +1,44 @@
+"""Buffers between stages in fewer bytes, where that takes less time.
+
+- `Compressor`: what a connector calls; it decides per buffer, learns per edge and data type, and caches by content.
+- `decide`: the policy alone. `LinkSpeed`: what it has to be told.
+- `Codec`: token ids (`ids`), any data (`shuffle_lz4`, `shuffle_zstd`), PCM (`flac`); with loss, on edges that allow it,
+  features (`int8`, `fp8`) and PCM (`mulaw`).
+"""
+
+from vllm_omni_sched.connectors.compression.cache import CacheCounts, CompressionCache
+from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, kind_of
+from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor, Counts, Packed
+from vllm_omni_sched.connectors.compression.decide import Candidate, Measured, Plan, Reason, Snapshot, decide
+from vllm_omni_sched.connectors.compression.learn import LinkSpeed
+from vllm_omni_sched.connectors.compression.options import CompressionOptions, EdgeOptions, Lossy, Mode, load_options
+from vllm_omni_sched.connectors.compression.registry import CODECS, Codecs, load_codecs
+
+__all__ = [
+    "CODECS",
+    "RAW",
+    "Buffer",
+    "CacheCounts",
+    "Candidate",
+    "Codec",
+    "Codecs",
+    "CompressionCache",
+    "CompressionOptions",
+    "Compressor",
+    "Counts",
+    "EdgeOptions",
+    "ErrorBound",
+    "Kind",
+    "LinkSpeed",
+    "Lossy",
+    "Measured",
+    "Mode",
+    "Packed",
+    "Plan",
+    "Reason",
+    "Snapshot",
+    "decide",
+    "kind_of",
+    "load_codecs",
+    "load_options",
+]

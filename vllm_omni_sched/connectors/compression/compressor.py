@@ -1,0 +1,236 @@
+"""Buffers of a message, compressed where it pays."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.connectors.compression.cache import CacheCounts, CompressionCache, content_digest
+from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, check_buffer, kind_of
+from vllm_omni_sched.connectors.compression.decide import Candidate, Plan, Reason, Snapshot, decide, raw_anyway
+from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_bytes
+from vllm_omni_sched.connectors.compression.learn import Ledger, Stream, sample
+from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge
+from vllm_omni_sched.connectors.compression.registry import Codecs, load_codecs
+from vllm_omni_sched.errors import CorruptDataError
+
+logger = logging.getLogger(__name__)
+
+RAW = "raw"
+"""In the place of a codec's name: the buffer as it is."""
+PROBE_RUNS = 2  # the quicker counts: the first may find cold tables
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One tensor as flat bytes, with its data type as torch names it.
+
+    ``kind`` where the owner knows better than `kind_of`; ``content_key``: a name that only this content has, such as an
+    ``mm_hash`` with the stage, which spares hashing it for the cache.
+
+    Raises:
+        ValueError: ``raw`` is not flat, contiguous, uint8 and of the size that type and shape give.
+    """
+
+    raw: Bytes
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Kind | None = None
+    content_key: str | None = None
+
+    def __post_init__(self) -> None:
+        check_buffer(self.raw, self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What to send of a buffer: ``codec`` (or `RAW`), ``dtype`` and ``shape`` in the message, ``data`` behind it.
+
+    ``data`` is not to be changed: it may be the buffer itself, or in the cache. ``error_bound`` is None for lossless.
+    """
+
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+    kind: Kind
+    reason: Reason
+    error_bound: ErrorBound | None = None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """``buffers`` by kind, codec and reason; bytes before and after; what the cache did."""
+
+    buffers: dict[tuple[Kind, str, Reason], int]
+    raw_bytes: int
+    sent_bytes: int
+    cache: CacheCounts
+
+
+class Compressor:
+    """Decides for every buffer, compresses, and learns from it.
+
+    1. `decide` says what to do; a probe tries codecs on a sample from the buffer's middle.
+    2. What was encoded corrects what probes found. What did not shrink, or was declined, goes raw all the same.
+    3. A cached buffer costs a hash, and teaches nothing. The time of hashing counts as encoding.
+    4. May be used from several threads.
+    """
+
+    def __init__(
+        self,
+        options: CompressionOptions | None = None,
+        *,
+        clock: Clock = monotonic_seconds,
+        codecs: Codecs | None = None,
+    ) -> None:
+        self.options = options or CompressionOptions()
+        self.codecs = codecs or load_codecs()
+        self.cache = CompressionCache(self.options.cache_bytes)
+        self._of_edge = {edge: self.options.of_edge(edge) for edge in self.options.edges}
+        self._of_others = self.options.of_edge("")
+        self._clock = clock
+        self._ledger = Ledger(self.options.reprobe_every)
+        self._lock = threading.Lock()  # of the ledger and the counts
+        self._buffers: Counter[tuple[Kind, str, Reason]] = Counter()
+        self._raw_bytes = self._sent_bytes = 0
+        for name, why in self.codecs.absent.items():
+            logger.info("Codec %s is absent: %s", name, why)
+        for edge, own in self._of_edge.items():
+            if own.lossy is not None:
+                bound = self.codecs.get(own.lossy).error_bound("float32")
+                logger.warning("Edge %s may compress with loss, by %s: float32 within %s", edge, own.lossy, bound)
+
+    def compress(
+        self, edge: str, buffers: Sequence[Buffer], link_bytes_per_second: float | None = None
+    ) -> list[Packed]:
+        """What to send of each buffer over ``edge``, ``from_stage->to_stage``.
+
+        ``link_bytes_per_second`` as it was measured; None where the receiver shares memory with the sender.
+
+        Raises:
+            ValueError: the link's speed is not above 0.
+        """
+        if link_bytes_per_second is not None and not link_bytes_per_second > 0:
+            raise ValueError(f"link_bytes_per_second must be above 0, got {link_bytes_per_second}")
+        options = self._of_edge.get(edge, self._of_others)
+        return [self._compress(edge, options, buffer, link_bytes_per_second) for buffer in buffers]
+
+    def decompress(
+        self, codec: str, data: bytes | bytearray | memoryview | Bytes, dtype: str, shape: tuple[int, ...], out: Bytes
+    ) -> float:
+        """Write a received buffer into ``out``; the seconds it took, for `observe_decode` where it was sent.
+
+        Raises:
+            CodecMissingError: this side does not have the codec.
+            CorruptDataError: ``data`` is nothing that it can have written.
+            ValueError: ``out`` is not writeable, flat, contiguous and of the stated size.
+        """
+        started = self._clock()
+        if codec == RAW:
+            check_buffer(out, dtype, shape)
+            flat = np.frombuffer(data, np.uint8)
+            if flat.size != out.size:
+                raise CorruptDataError(f"{dtype} of shape {shape} is {out.size} bytes, got {flat.size}")
+            out[:] = flat
+        else:
+            self.codecs.get(codec).decode(data, dtype, shape, out)
+        return self._clock() - started
+
+    def observe_decode(self, edge: str, packed: Packed, seconds: float) -> None:
+        """The receiver took ``seconds`` to decode it; until told, what this side took for samples is assumed."""
+        if packed.codec == RAW:
+            return
+        with self._lock:
+            stream = (edge, packed.kind, packed.dtype)
+            self._ledger.decoded(stream, packed.codec, num_bytes(packed.dtype, packed.shape), seconds)
+
+    def counts(self) -> Counts:
+        """So far."""
+        with self._lock:
+            return Counts(dict(self._buffers), self._raw_bytes, self._sent_bytes, self.cache.counts())
+
+    def _compress(self, edge: str, options: ForEdge, buffer: Buffer, link: float | None) -> Packed:
+        kind = buffer.kind or kind_of(buffer.dtype, buffer.shape)
+        plan = self._plan((edge, kind, buffer.dtype), options, buffer, link)
+        data, codec, reason = None, plan.codec, plan.reason
+        if codec is not None:
+            data = self._encoded((edge, kind, buffer.dtype), self.codecs.get(codec), buffer)
+            if data is None:
+                reason = Reason.DECLINED
+            elif data.size >= buffer.raw.size:
+                data, reason = None, Reason.DOES_NOT_SHRINK
+        if codec is None or data is None:
+            packed = Packed(RAW, buffer.dtype, buffer.shape, buffer.raw, kind, reason)
+        else:
+            bound = self.codecs.get(codec).error_bound(buffer.dtype)
+            packed = Packed(codec, buffer.dtype, buffer.shape, data, kind, reason, bound)
+        with self._lock:
+            self._buffers[kind, packed.codec, reason] += 1
+            self._raw_bytes += buffer.raw.size
+            self._sent_bytes += packed.data.size
+        return packed
+
+    def _plan(self, stream: Stream, options: ForEdge, buffer: Buffer, link: float | None) -> Plan:
+        if reason := raw_anyway(options.mode, buffer.raw.size, options.min_bytes, link):
+            return Plan(reason)
+        found = self.codecs.suited_to(stream[1], buffer.dtype, buffer.shape)
+        with self._lock:
+            due = self._ledger.count(stream)
+
+        def ask(due: bool) -> Plan:
+            with self._lock:
+                candidates = tuple(
+                    Candidate(codec.name, codec.lossy, self._ledger.measured(stream, codec.name)) for codec in found
+                )
+            return decide(
+                Snapshot(
+                    buffer.raw.size, link, candidates, options.mode, options.lossy, options.min_bytes, probe_due=due
+                )
+            )
+
+        plan = ask(due)
+        if plan.reason is Reason.PROBE:
+            for codec in plan.probe:
+                self._probe(stream, self.codecs.get(codec), buffer)
+            plan = ask(due=False)
+        return plan
+
+    def _probe(self, stream: Stream, codec: Codec, buffer: Buffer) -> None:
+        part, shape = sample(buffer.raw, buffer.dtype, buffer.shape, self.options.probe_bytes)
+        if not codec.suits(buffer.dtype, shape):  # fewer rows than it wants
+            part, shape = buffer.raw, buffer.shape
+        out, data = np.empty_like(part), None
+        encode_seconds = decode_seconds = float("inf")
+        for _ in range(PROBE_RUNS):
+            started = self._clock()
+            data = codec.encode(part, buffer.dtype, shape)
+            encoded = self._clock()
+            encode_seconds = min(encode_seconds, encoded - started)
+            if data is None:
+                break
+            codec.decode(data, buffer.dtype, shape, out)
+            decode_seconds = min(decode_seconds, self._clock() - encoded)
+        with self._lock:
+            self._ledger.encoded(stream, codec.name, part.size, None if data is None else data.size, encode_seconds)
+            if data is not None:
+                self._ledger.decoded(stream, codec.name, part.size, decode_seconds)
+
+    def _encoded(self, stream: Stream, codec: Codec, buffer: Buffer) -> Bytes | None:
+        started = self._clock()
+        key = None
+        if self.cache.max_bytes:
+            key = (content_digest(buffer.raw, buffer.content_key), buffer.dtype, buffer.shape, codec.name)
+            if (cached := self.cache.get(key)) is not None:
+                return cached
+        data = codec.encode(buffer.raw, buffer.dtype, buffer.shape)
+        with self._lock:
+            size = None if data is None else data.size
+            self._ledger.encoded(stream, codec.name, buffer.raw.size, size, self._clock() - started)
+        if key is not None and data is not None and data.size < buffer.raw.size:
+            self.cache.put(key, data)
+        return data

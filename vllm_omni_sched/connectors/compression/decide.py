@@ -1,0 +1,128 @@
+"""Whether to compress a buffer, and how: pure policy."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_omni_sched.connectors.compression.options import Mode
+
+
+class Reason(str, Enum):
+    """Why a buffer goes as it goes."""
+
+    OFF = "off"
+    TOO_SMALL = "too_small"
+    SHARED_MEMORY = "shared_memory"
+    NO_CODEC = "no_codec"
+    LOSSY_NOT_ALLOWED = "lossy_not_allowed"
+    PROBE = "probe"
+    DOES_NOT_SHRINK = "does_not_shrink"
+    LINK_FASTER = "link_faster"
+    PAYS = "pays"
+    ALWAYS = "always"
+    DECLINED = "declined"  # the codec cannot keep its promise for these values
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a codec did to buffers of this type on this edge.
+
+    ``size_fraction``: bytes after / bytes before. Seconds are per byte before.
+    """
+
+    size_fraction: float
+    encode_seconds_per_byte: float
+    decode_seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A codec that takes the buffer; ``measured`` is None until it was tried."""
+
+    codec: str
+    lossy: bool
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One buffer about to be sent.
+
+    ``link_bytes_per_second``: None where the receiver reads the sender's memory. ``lossy``: the one lossy codec that
+    the edge allows. ``probe_due``: it is time to measure again.
+    """
+
+    num_bytes: int
+    link_bytes_per_second: float | None
+    candidates: tuple[Candidate, ...]
+    mode: Mode = Mode.AUTO
+    lossy: str | None = None
+    min_bytes: int = 0
+    probe_due: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do: measure the codecs in ``probe`` and ask again, or send with ``codec``, or raw when it is None.
+
+    Seconds are of the best codec, and of sending raw, where both were compared.
+    """
+
+    reason: Reason
+    codec: str | None = None
+    probe: tuple[str, ...] = ()
+    raw_seconds: float | None = None
+    compressed_seconds: float | None = None
+
+
+def raw_anyway(mode: Mode, num_bytes: int, min_bytes: int, link_bytes_per_second: float | None) -> Reason | None:
+    """Rule 1 of `decide`, for which no codec has to be looked at; None where the other rules decide."""
+    if mode is Mode.OFF:
+        return Reason.OFF
+    if num_bytes < max(1, min_bytes):
+        return Reason.TOO_SMALL
+    return Reason.SHARED_MEMORY if link_bytes_per_second is None and mode is Mode.AUTO else None
+
+
+def decide(snapshot: Snapshot) -> Plan:
+    """1. Raw, with mode 'off'; below ``min_bytes``; and on shared memory, unless mode is 'always'.
+
+    2. Raw, when no codec takes the buffer, or none that the edge allows.
+    3. Codecs not yet measured are probed first; when it is time to measure again, all are.
+    4. Raw, when none makes it smaller.
+    5. The codec with the least ``encode + send(compressed) + decode``; the earlier candidate in a tie. On shared
+       memory, the one that shrinks most.
+    6. It is used if that is less than ``send(raw)``; with mode 'always', in any case.
+    """
+    link = snapshot.link_bytes_per_second
+    if reason := raw_anyway(snapshot.mode, snapshot.num_bytes, snapshot.min_bytes, link):
+        return Plan(reason)
+    allowed = [one for one in snapshot.candidates if not one.lossy or one.codec == snapshot.lossy]
+    if not allowed:
+        return Plan(Reason.LOSSY_NOT_ALLOWED if snapshot.candidates else Reason.NO_CODEC)
+    if probe := tuple(one.codec for one in allowed if snapshot.probe_due or one.measured is None):
+        return Plan(Reason.PROBE, probe=probe)
+    known = [(one.codec, one.measured) for one in allowed if one.measured is not None]
+    smaller = [(codec, measured) for codec, measured in known if measured.size_fraction < 1]
+    if not smaller:
+        return Plan(Reason.DOES_NOT_SHRINK)
+    if link is None:
+        return Plan(Reason.ALWAYS, min(smaller, key=lambda one: one[1].size_fraction)[0])
+    seconds, codec = min(
+        ((_seconds(measured, snapshot.num_bytes, link), codec) for codec, measured in smaller), key=lambda one: one[0]
+    )
+    raw_seconds = snapshot.num_bytes / link
+    if snapshot.mode is Mode.ALWAYS:
+        return Plan(Reason.ALWAYS, codec, raw_seconds=raw_seconds, compressed_seconds=seconds)
+    pays = seconds < raw_seconds
+    return Plan(
+        Reason.PAYS if pays else Reason.LINK_FASTER,
+        codec if pays else None,
+        raw_seconds=raw_seconds,
+        compressed_seconds=seconds,
+    )
+
+
+def _seconds(measured: Measured, num_bytes: int, link: float) -> float:
+    """To encode, send and decode, one after the other."""
+    work = measured.encode_seconds_per_byte + measured.decode_seconds_per_byte
+    return num_bytes * (work + measured.size_fraction / link)

@@ -1,0 +1,99 @@
+"""PCM audio without loss, by the soundfile library."""
+
+import io
+from functools import cache
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_omni_sched.connectors.compression.codec import Codec, Kind
+from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_elements
+from vllm_omni_sched.connectors.compression.lookup import pieces
+
+MAX_CHANNELS = 8
+SAMPLE_RATE = 16_000  # FLAC wants one, and nothing here reads it
+FULL_SCALE = 32768.0
+
+
+@cache
+def soundfile() -> ModuleType:
+    """The binding of libsndfile.
+
+    Raises:
+        ImportError: soundfile is not installed.
+        OSError: libsndfile is not found.
+    """
+    import soundfile as module
+
+    loaded: ModuleType = module
+    return loaded
+
+
+class FlacCodec(Codec):
+    """FLAC (RFC 9639) of int16, and of float32 that came from int16.
+
+    1. float32 is taken if each value is, bit for bit, an int16 / 32768, which is how audio files are read; it is
+       declined at the first that is not (-0.0 too).
+    2. A last dimension of 2 to 8 is channels; anything else goes as one channel.
+    """
+
+    name: ClassVar[str] = "flac"
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.AUDIO, Kind.OTHER})
+    max_bytes: ClassVar[int] = 1 << 32
+
+    def __init__(self) -> None:
+        soundfile()
+
+    def takes(self, dtype: str, shape: tuple[int, ...]) -> bool:
+        return dtype in ("int16", "float32")
+
+    def _encode(self, raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes | None:
+        pcm = raw.view(np.int16) if dtype == "int16" else _as_int16(raw.view(np.float32))
+        if pcm is None:
+            return None
+        file, channels = io.BytesIO(), _channels(shape)
+        with self._open(file, mode="w", samplerate=SAMPLE_RATE, channels=channels, format="FLAC") as sound:
+            sound.write(pcm.reshape(-1, channels))
+        return np.frombuffer(file.getbuffer(), np.uint8)
+
+    def _decode(self, data: Bytes, dtype: str, shape: tuple[int, ...], out: Bytes) -> None:
+        if data[:4].tobytes() != b"fLaC":
+            raise self._corrupt("it does not begin with fLaC")
+        channels = _channels(shape)
+        frames = num_elements(shape) // channels
+        pcm = out.view(np.int16) if dtype == "int16" else np.empty(frames * channels, np.int16)
+        try:
+            with self._open(io.BytesIO(data.tobytes()), mode="r") as sound:
+                stated = (sound.format, sound.channels, sound.frames, sound.subtype)
+                if stated != ("FLAC", channels, frames, "PCM_16"):
+                    raise self._corrupt(f"{stated} for {frames} frames of {channels} channels")
+                read = sound.read(frames, out=pcm.reshape(-1, channels), dtype="int16")
+        except RuntimeError as error:  # libsndfile's
+            if isinstance(error, soundfile().SoundFileError):
+                raise self._corrupt(str(error)) from None
+            raise
+        if len(read) != frames:
+            raise self._corrupt(f"it ends after {len(read)} of {frames} frames")
+        if dtype == "float32":
+            np.multiply(pcm, np.float32(1 / FULL_SCALE), out=out.view(np.float32), dtype=np.float32)
+
+    def _open(self, file: io.BytesIO, **how: Any) -> Any:
+        return soundfile().SoundFile(file, **how)
+
+
+def _channels(shape: tuple[int, ...]) -> int:
+    return shape[-1] if len(shape) >= 2 and 2 <= shape[-1] <= MAX_CHANNELS else 1
+
+
+def _as_int16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int16] | None:
+    """The int16 that these floats are, or None."""
+    pcm = np.empty(values.size, np.int16)
+    for piece in pieces(values.size):
+        with np.errstate(invalid="ignore", over="ignore"):
+            pcm[piece] = values[piece] * np.float32(FULL_SCALE)
+        again = pcm[piece] * np.float32(1 / FULL_SCALE)
+        if not np.array_equal(again.view(np.uint32), values[piece].view(np.uint32)):
+            return None
+    return pcm

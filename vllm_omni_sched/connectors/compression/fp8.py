@@ -1,0 +1,96 @@
+"""Float features as fp8 e4m3 and one scale, with loss."""
+
+import math
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind
+from vllm_omni_sched.connectors.compression.dtypes import FLOATS, Bytes, Floats, bfloat16_bits, from_float32, to_float32
+from vllm_omni_sched.connectors.compression.lookup import lookup, pieces
+
+MAX_E4M3 = 448.0
+NAN = 0x7F
+MIN_EXPONENT, MAX_EXPONENT = -117, 120  # the smallest e4m3 times 2^-117 is 2^-126
+CODES = np.arange(NAN)
+NUMBERS = np.where(CODES < 8, CODES * 2.0**-9, (1 + CODES % 8 / 8) * np.exp2(CODES // 8 - 7.0))
+"""The numbers of e4m3 from 0 up, by their codes."""
+
+
+class Fp8Codec(Codec):
+    """e4m3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022) of the buffer over a power of two.
+
+    One scale does for all channels: the format spans 18 binary orders of magnitude, 15 of them with all its digits.
+    Error: 1/16 of the value (float32 goes by bfloat16: 0.07 of it), and 4.4e-6 of the largest magnitude in the buffer.
+    Less exact than int8 where a channel's values are of one size, and better where they are not. NaN and infinity are
+    declined.
+    """
+
+    name: ClassVar[str] = "fp8"
+    lossy: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FEATURES})
+
+    def takes(self, dtype: str, shape: tuple[int, ...]) -> bool:
+        return dtype in FLOATS
+
+    def error_bound(self, dtype: str) -> ErrorBound:
+        by_bfloat16 = 2.0**-7 if dtype == "float32" else 0.0
+        # half of the smallest step, 2^-10, times a scale of up to 2 * peak / 448
+        return ErrorBound(2.0**-4 + by_bfloat16, 2.0**-9 / MAX_E4M3, FLOATS[dtype].tiny)
+
+    def _encode(self, raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes | None:
+        form = FLOATS[dtype]
+        bits = raw.view(form.bits)
+        peak = max(int((bits[piece] & form.magnitude).max()) for piece in pieces(bits.size))
+        if peak >= form.infinity:
+            return None
+        exponent = _exponent(float(to_float32(np.array([peak], form.bits), dtype)[0]))
+        data = np.empty(1 + bits.size, np.uint8)
+        data[0], codes = exponent % 256, data[1:]
+        if dtype != "float32":
+            lookup(_encoder(dtype, exponent), bits, codes)
+            return data
+        table = _encoder("bfloat16", exponent)
+        for piece in pieces(bits.size):
+            lookup(table, bfloat16_bits(raw.view(np.float32)[piece]), codes[piece])
+        return data
+
+    def _decode(self, data: Bytes, dtype: str, shape: tuple[int, ...], out: Bytes) -> None:
+        bits = out.view(FLOATS[dtype].bits)
+        if data.size != 1 + bits.size:
+            raise self._corrupt(f"{data.size} bytes for {bits.size} values")
+        exponent, codes = int(data[:1].view(np.int8)[0]), data[1:]
+        if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
+            raise self._corrupt(f"a scale of 2^{exponent}")
+        if any(int((codes[piece] & NAN).max()) == NAN for piece in pieces(codes.size)):
+            raise self._corrupt("NaN, which is never encoded")
+        lookup(_decoder(dtype, exponent), codes, bits)
+
+
+def _exponent(peak: float) -> int:
+    """Of the smallest power of two that brings ``peak`` to 448 or below."""
+    mantissa, exponent = math.frexp(peak / MAX_E4M3)
+    return max(MIN_EXPONENT, exponent - (mantissa == 0.5))
+
+
+@lru_cache(maxsize=32)  # 64 KiB each
+def _encoder(dtype: str, exponent: int) -> npt.NDArray[np.uint8]:
+    """Code of each 16-bit float over ``2^exponent``, by its bits: the nearest number, ties to the even code."""
+    magnitudes = to_float32(np.arange(1 << 15).astype(np.uint16), dtype)[: FLOATS[dtype].infinity]
+    scaled = np.ldexp(magnitudes.astype(np.float64), -exponent)
+    middles = (NUMBERS[:-1] + NUMBERS[1:]) / 2
+    codes = np.searchsorted(middles, scaled)
+    odd_tie = (codes % 2 == 1) & (scaled == np.append(middles, np.inf)[codes])
+    half = np.full(1 << 15, NUMBERS.size - 1, np.uint8)  # infinity: what float32 rounds to beyond the last bfloat16
+    half[: codes.size] = codes + odd_tie
+    return np.concatenate([half, half | 0x80])
+
+
+@lru_cache(maxsize=64)
+def _decoder(dtype: str, exponent: int) -> npt.NDArray[np.unsignedinteger]:
+    """Bits of the value of each code; none is beyond the type's largest number."""
+    values: Floats = np.minimum(np.ldexp(NUMBERS, exponent), FLOATS[dtype].max).astype(np.float32)
+    half = np.append(values, np.float32(0))  # NaN's place is never read
+    return from_float32(np.concatenate([half, -half]), dtype)

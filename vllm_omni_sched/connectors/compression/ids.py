@@ -1,0 +1,115 @@
+"""Token ids: as narrow as their range, or as entries of a dictionary."""
+
+import struct
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_omni_sched.connectors.compression.codec import Codec, Kind
+from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_elements
+from vllm_omni_sched.connectors.compression.lookup import lookup
+
+HEADER = struct.Struct("<BHq")  # bytes per value, entries of the dictionary or 0, reference
+MAX_ENTRIES = 256
+PROBED_VALUES = 1024
+DENSE_RANGE = 1 << 22  # up to here distinct values are found in a table, beyond by sorting
+Ints = npt.NDArray[np.signedinteger]
+
+
+class IdsCodec(Codec):
+    """Frame of reference (Goldstein, Ramakrishnan, Shaft, "Compressing Relations and Indexes", ICDE 1998).
+
+    1. Of int32 and int64, the differences to the smallest value are kept in 0, 1, 2, 3 or 4 bytes each. 3 bytes are
+       what vocabularies above 65,536 need; they are kept as a plane of 2 bytes and one of 1.
+    2. Where that takes more than a byte and at most 256 values are distinct, a dictionary and a byte each.
+    3. Values whose range is too wide to gain anything are declined.
+
+    Varints would take less for mixtures of small and large values, but no numpy operation reads them.
+    """
+
+    name: ClassVar[str] = "ids"
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.IDS})
+
+    def takes(self, dtype: str, shape: tuple[int, ...]) -> bool:
+        return dtype in ("int32", "int64")
+
+    def _encode(self, raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes | None:
+        values: Ints = raw.view(dtype)
+        low, high = int(values.min()), int(values.max())
+        width = ((high - low).bit_length() + 7) // 8
+        if width > 1 and (found := _dictionary(values, low, high)) is not None:
+            entries, codes = found
+            return _packed(HEADER.pack(1, entries.size, 0), entries.astype("<i8"), codes)
+        if width >= min(5, values.itemsize):
+            return None
+        header = HEADER.pack(width, 0, low)
+        if width == 0:
+            return _packed(header)
+        if width == 3:
+            offsets = _offsets(values, low, np.uint32)
+            return _packed(header, offsets.astype(np.uint16), (offsets >> 16).astype(np.uint8))
+        return _packed(header, _offsets(values, low, np.dtype(f"u{width}").type))
+
+    def _decode(self, data: Bytes, dtype: str, shape: tuple[int, ...], out: Bytes) -> None:
+        if data.size < HEADER.size:
+            raise self._corrupt(f"{data.size} bytes have no header")
+        width, num_entries, reference = HEADER.unpack(data[: HEADER.size].tobytes())
+        body, count, values = data[HEADER.size :], num_elements(shape), out.view(dtype)
+        if width > 4 or num_entries > MAX_ENTRIES or (num_entries and width != 1):
+            raise self._corrupt(f"width {width} with {num_entries} entries")
+        if body.size != width * count + 8 * num_entries:
+            raise self._corrupt(f"{body.size} bytes for {count} values of {width} bytes and {num_entries} entries")
+        bounds = np.iinfo(dtype)
+        if num_entries:
+            entries, codes = body[: 8 * num_entries].view("<i8"), body[8 * num_entries :]
+            if int(codes.max()) >= num_entries:
+                raise self._corrupt("a value is beyond the dictionary")
+            self._check_range(int(entries.min()), int(entries.max()), bounds)
+            lookup(entries.astype(dtype), codes, values)
+            return
+        if width == 0:
+            self._check_range(reference, reference, bounds)
+            values[:] = reference
+            return
+        if width == 3:
+            offsets = body[2 * count :].astype(np.uint32)
+            offsets <<= 16
+            offsets |= body[: 2 * count].view(np.uint16)
+        else:
+            offsets = body.view(f"u{width}")
+        self._check_range(reference, reference + int(offsets.max()), bounds)
+        values[:] = offsets
+        values += np.array(reference, dtype)
+
+    def _check_range(self, low: int, high: int, bounds: "np.iinfo[np.signedinteger]") -> None:
+        if low < bounds.min or high > bounds.max:
+            raise self._corrupt(f"values from {low} to {high} in {bounds.dtype}")
+
+
+def _offsets(values: Ints, low: int, width: type[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
+    """``values - low``, for differences that fit: cast first, since narrow arithmetic wraps and is the quicker."""
+    offsets = values.astype(width)
+    offsets -= width(low % (1 << 8 * offsets.itemsize))
+    return offsets
+
+
+def _dictionary(values: Ints, low: int, high: int) -> tuple[Ints, Bytes] | None:
+    """Distinct values and the place of each value among them; None when there are too many."""
+    if np.unique(values[:: -(-values.size // PROBED_VALUES)]).size > MAX_ENTRIES // 2:
+        return None
+    if high - low >= DENSE_RANGE:
+        entries = np.unique(values)
+        return (entries, np.searchsorted(entries, values).astype(np.uint8)) if entries.size <= MAX_ENTRIES else None
+    offsets = (values - np.array(low, values.dtype)).astype(np.intp)
+    codes_of = np.zeros(high - low + 1, np.uint8)
+    codes_of[offsets] = 1
+    present = np.flatnonzero(codes_of)
+    if present.size > MAX_ENTRIES:
+        return None
+    codes_of[present] = np.arange(present.size, dtype=np.uint8)
+    return (present + low).astype(values.dtype), codes_of[offsets]
+
+
+def _packed(header: bytes, *parts: npt.NDArray[np.generic]) -> Bytes:
+    return np.concatenate([np.frombuffer(header, np.uint8), *(part.view(np.uint8) for part in parts)])

@@ -1,0 +1,95 @@
+"""What codecs do to buffers, learnt per edge and data type from those that were encoded."""
+
+from vllm_omni_sched.connectors.compression.codec import Kind
+from vllm_omni_sched.connectors.compression.decide import Measured
+from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES, Bytes
+from vllm_omni_sched.resource.rate import Rate
+
+MAX_ROW_BYTES = 1 << 20
+MIN_ROWS = 8
+
+Stream = tuple[str, Kind, str]
+"""Edge, kind, data type: buffers of one stream shrink alike."""
+
+
+class _Learnt:
+    def __init__(self) -> None:
+        self.size = Rate(1.0)  # bytes per byte
+        self.encode = Rate(0.0)
+        self.decode = Rate(0.0)
+
+
+class Ledger:
+    """Moving averages of size fraction, encode and decode seconds per byte of every codec on every stream.
+
+    1. A codec is known on a stream once it was both encoded and decoded there; declining counts as not shrinking.
+    2. Probes are due again after ``reprobe_every`` buffers of a stream, whatever was decided about them.
+
+    It grows with the edges of the deployment, not with its requests.
+    """
+
+    def __init__(self, reprobe_every: int) -> None:
+        self.reprobe_every = reprobe_every
+        self._learnt: dict[tuple[Stream, str], _Learnt] = {}
+        self._since_probe: dict[Stream, int] = {}
+
+    def measured(self, stream: Stream, codec: str) -> Measured | None:
+        """What is known; None if nothing."""
+        learnt = self._learnt.get((stream, codec))
+        if learnt is None or not (learnt.encode.is_measured and learnt.decode.is_measured):
+            return None
+        return Measured(learnt.size.per_unit, learnt.encode.per_unit, learnt.decode.per_unit)
+
+    def count(self, stream: Stream) -> bool:
+        """One more buffer of this stream is to be sent; whether probes are due."""
+        since = self._since_probe.get(stream, 0) + 1
+        due = since > self.reprobe_every
+        self._since_probe[stream] = 1 if due else since
+        return due
+
+    def encoded(self, stream: Stream, codec: str, num_bytes: int, to_bytes: int | None, seconds: float) -> None:
+        """A buffer became ``to_bytes``, or was declined, in ``seconds``."""
+        learnt = self._learnt.setdefault((stream, codec), _Learnt())
+        learnt.size.observe(num_bytes, num_bytes if to_bytes is None else to_bytes)
+        learnt.encode.observe(num_bytes, seconds)
+        if to_bytes is None and not learnt.decode.is_measured:
+            learnt.decode.observe(num_bytes, 0.0)
+
+    def decoded(self, stream: Stream, codec: str, num_bytes: int, seconds: float) -> None:
+        """A buffer of ``num_bytes``, decoded, took its receiver ``seconds``."""
+        self._learnt.setdefault((stream, codec), _Learnt()).decode.observe(num_bytes, seconds)
+
+
+class LinkSpeed:
+    """Bytes per second of a link, from the transfers over it.
+
+    1. None until one was seen: as long as nothing is known, ask for nothing to be compressed.
+    2. Transfers below ``min_bytes`` say how long a round trip takes, not how fast the link is; they do not count.
+    """
+
+    def __init__(self, min_bytes: int = 64 << 10) -> None:
+        self.min_bytes = min_bytes
+        self._rate = Rate(0.0)
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """``num_bytes`` on the wire took ``seconds``."""
+        if num_bytes >= self.min_bytes and seconds > 0:
+            self._rate.observe(num_bytes, seconds)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """What was measured."""
+        return 1 / self._rate.per_unit if self._rate.is_measured else None
+
+
+def sample(raw: Bytes, dtype: str, shape: tuple[int, ...], sample_bytes: int) -> tuple[Bytes, tuple[int, ...]]:
+    """About ``sample_bytes`` from the middle of a tensor: whole rows of its last dimension, at least 8 where there are.
+
+    Rows of more than 1 MiB are cut; so is a vector.
+    """
+    item = ITEM_BYTES[dtype]
+    row = item * shape[-1] if len(shape) >= 2 and 0 < item * shape[-1] <= MAX_ROW_BYTES else item
+    rows = min(raw.size // row, max(MIN_ROWS, sample_bytes // row))
+    start = (raw.size // row - rows) // 2 * row
+    part = raw[start : start + rows * row]
+    return part, (rows, shape[-1]) if row > item else (rows,)

@@ -1,0 +1,157 @@
+"""Options of compression, with their defaults, bounds and meaning."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from vllm_omni_sched.errors import ConfigError
+
+EDGE = re.compile(r"[^\s>]+->[^\s>]+")
+"""``from_stage->to_stage``, such as ``0->1``."""
+
+
+class Mode(str, Enum):
+    """When to compress."""
+
+    OFF = "off"
+    AUTO = "auto"  # when it pays
+    ALWAYS = "always"
+
+
+class Lossy(str, Enum):
+    """Which lossy codec an edge allows, beside all lossless ones."""
+
+    NONE = "none"
+    INT8 = "int8"
+    FP8 = "fp8"
+    MULAW = "mulaw"
+
+
+CHOICES = {"mode": [mode.value for mode in Mode], "lossy": [lossy.value for lossy in Lossy]}
+
+
+def _mode(value: Any) -> Any:
+    if value is False:  # YAML's off
+        return Mode.OFF
+    return Mode(value) if isinstance(value, str) and value in {m.value for m in Mode} else value
+
+
+class EdgeOptions(BaseModel):
+    """What one edge does differently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    mode: Mode | None = Field(None, description="As above, for this edge; default is what is said for all.")
+    lossy: Lossy = Field(
+        Lossy.NONE,
+        description="The lossy codec that this edge allows: 'int8' or 'fp8' of float features, 'mulaw' of audio.",
+    )
+    min_bytes: int | None = Field(None, ge=0, description="As above, for this edge.")
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _read_mode(cls, value: Any) -> Any:
+        return _mode(value)
+
+    @field_validator("lossy", mode="before")
+    @classmethod
+    def _read_lossy(cls, value: Any) -> Any:
+        return Lossy(value) if isinstance(value, str) and value in {one.value for one in Lossy} else value
+
+
+class CompressionOptions(BaseModel):
+    """All options of compression. There is no lossy codec for all edges: who wants one names the edge."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    mode: Mode = Field(
+        Mode.AUTO,
+        description="'auto': when encoding, sending and decoding takes less time than sending, so never on shared "
+        "memory; 'always': whatever shrinks; 'off': nothing.",
+    )
+    min_bytes: int = Field(16 << 10, ge=0, description="Smaller buffers are sent as they are, in bytes.")
+    cache_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory for compressed buffers, in bytes, so that what goes to several consumers is compressed "
+        "once; worth it only where that happens. 0 keeps none.",
+    )
+    probe_bytes: int = Field(
+        64 << 10,
+        ge=1 << 10,
+        le=16 << 20,
+        description="What is taken from a buffer's middle to try codecs on, in bytes.",
+    )
+    reprobe_every: int = Field(
+        256, ge=1, description="Buffers of an edge and data type after which all its codecs are tried again."
+    )
+    edges: dict[str, EdgeOptions] = Field(
+        {}, description="What single edges do differently, by 'from_stage->to_stage', such as '0->1'."
+    )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _read_mode(cls, value: Any) -> Any:
+        return _mode(value)
+
+    @field_validator("edges")
+    @classmethod
+    def _read_edges(cls, value: dict[str, EdgeOptions]) -> dict[str, EdgeOptions]:
+        for edge in value:
+            if not EDGE.fullmatch(edge):
+                raise ValueError(f"an edge is written 'from_stage->to_stage', such as '0->1', got {edge!r}")
+        return value
+
+    def of_edge(self, edge: str) -> "ForEdge":
+        """What counts on this edge."""
+        own = self.edges.get(edge, EdgeOptions())
+        return ForEdge(
+            mode=self.mode if own.mode is None else own.mode,
+            lossy=None if own.lossy is Lossy.NONE else own.lossy.value,
+            min_bytes=self.min_bytes if own.min_bytes is None else own.min_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class ForEdge:
+    """Options of one edge, with nothing left open; ``lossy`` is a codec's name."""
+
+    mode: Mode
+    lossy: str | None
+    min_bytes: int
+
+
+def load_options(options: Mapping[str, Any]) -> CompressionOptions:
+    """The options in a mapping.
+
+    Raises:
+        ConfigError: one is unknown, of the wrong type or out of range; the message names it and what would be right.
+    """
+    try:
+        return CompressionOptions(**options)
+    except ValidationError as error:
+        raise ConfigError("compression: " + "; ".join(_explain(one) for one in error.errors())) from None
+
+
+def _explain(error: Any) -> str:
+    """One validation error in one sentence."""
+    where = error["loc"]
+    key = ".".join(map(str, where))
+    model = EdgeOptions if len(where) > 2 else CompressionOptions
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(where[-1]), list(model.model_fields), n=1, cutoff=0.4)
+        if where == ("lossy",):
+            return "option 'lossy' belongs to an edge: write {'edges': {'0->1': {'lossy': ...}}}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(model.model_fields)}"
+        return f"unknown option {key!r}; {hint}"
+    if choices := CHOICES.get(str(where[-1])):
+        return f"option {key!r} must be one of {choices}, got {error['input']!r}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"option {key!r}: {message[:1].lower()}{message[1:]}" + (
+        "" if error["type"] == "value_error" else f", got {error['input']!r}"
+    )

@@ -1,0 +1,57 @@
+"""All codecs, and which of them this machine has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from vllm_omni_sched.connectors.compression.codec import Codec, Kind
+from vllm_omni_sched.connectors.compression.flac import FlacCodec
+from vllm_omni_sched.connectors.compression.fp8 import Fp8Codec
+from vllm_omni_sched.connectors.compression.ids import IdsCodec
+from vllm_omni_sched.connectors.compression.int8 import Int8Codec
+from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
+from vllm_omni_sched.connectors.compression.shuffle import Lz4Codec, ZstdCodec
+from vllm_omni_sched.errors import CodecMissingError
+
+CODECS: tuple[type[Codec], ...] = (IdsCodec, Lz4Codec, ZstdCodec, FlacCodec, MuLawCodec, Int8Codec, Fp8Codec)
+"""In the order in which ties between them are broken: lossless ones first."""
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """Codecs by name, and why others are absent."""
+
+    present: Mapping[str, Codec]
+    absent: Mapping[str, str]
+
+    def get(self, name: str) -> Codec:
+        """The codec of this name.
+
+        Raises:
+            CodecMissingError: there is none, with what to do about it.
+        """
+        if name in self.present:
+            return self.present[name]
+        if name in self.absent:
+            raise CodecMissingError(
+                f"codec {name!r} is not available: {self.absent[name]}; "
+                "install vllm-omni-sched[compression], or switch compression off where the data is sent"
+            )
+        known = ", ".join(self.present)
+        raise CodecMissingError(f"codec {name!r} is unknown; known are {known}: do both sides run the same version?")
+
+    def suited_to(self, kind: Kind, dtype: str, shape: tuple[int, ...]) -> list[Codec]:
+        """Those worth trying on such a buffer."""
+        return [codec for codec in self.present.values() if kind in codec.kinds and codec.suits(dtype, shape)]
+
+
+def load_codecs(factories: tuple[Callable[[], Codec], ...] = CODECS) -> Codecs:
+    """All codecs whose libraries are installed; imports these now, not in the middle of a transfer."""
+    present, absent = {}, {}
+    for factory in factories:
+        try:
+            codec = factory()
+            present[codec.name] = codec
+        except (ImportError, OSError) as error:
+            absent[getattr(factory, "name", repr(factory))] = str(error)
+    return Codecs(MappingProxyType(present), MappingProxyType(absent))
