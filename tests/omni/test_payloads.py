@@ -34,7 +34,9 @@ def outputs() -> RequestOutput:
 PAYLOADS: dict[str, Any] = {
     "end of a stream": OmniPayloadStruct(meta=MetaStruct(finished=torch.tensor(True))),
     "codes": OmniPayloadStruct(codes=CodesStruct(audio=torch.arange(32).reshape(2, 16)), meta=MetaStruct()),
-    "hidden states": OmniPayloadStruct(hidden_states=HiddenStatesStruct(output=torch.randn(7, 8, dtype=torch.bfloat16))),
+    "hidden states": OmniPayloadStruct(
+        hidden_states=HiddenStatesStruct(output=torch.randn(7, 8, dtype=torch.bfloat16))
+    ),
     "plain": {"ids": [1, -2, 3 << 40], "text": "ä", "none": None, "deep": {"x": [1.5, True, b"\x00\xff"]}, "t": (1, 2)},
     "tensors": {
         "empty": torch.empty(0, 4),

@@ -2,7 +2,8 @@
 
 ::
 
-    0   magic, version, flags, bytes of name and body, buffers, bytes in all, generation, bytes of name, checksum
+    0   checksum of all up to the buffers but itself, magic, version, flags, generation,
+        bytes of name, bytes of body, number of buffers, bytes in all
     40  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
     …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape
@@ -20,6 +21,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 MAGIC, VERSION = 0x31534F56, 1  # "VOS1"
 ALIGNMENT = 64
-_HEAD = struct.Struct("<IHHIIQQII")
+_HEAD = struct.Struct("<IIHHIIIQQ")
+_CHECKSUM = struct.Struct("<I")
 _PLACE = struct.Struct("<QQ")
 REVIVE = 1
 """Flag: the receiver makes objects of some dicts again, with the hook that it is given."""
@@ -73,7 +76,7 @@ class Message:
             at += nbytes
             self.payload_bytes += nbytes
             if nbytes > longest:
-                longest, self.longest = nbytes, (str(buffer.dtype).removeprefix("torch."), buffer.ndim)
+                longest, self.longest = nbytes, (_dtype_name(buffer.dtype), buffer.ndim)
         self.nbytes = at
 
     def write_to(self, target: memoryview, address: int, generation: int = 0) -> None:
@@ -84,12 +87,11 @@ class Message:
             address: of the first byte of ``target``.
             generation: what `open_message` may ask for.
         """
-        table = b"".join([_PLACE.pack(*place) for place in self._places])
-        body = self.name + self.body
-        fields = (MAGIC, VERSION, self.flags, len(body), len(table) // 16, self.nbytes, generation, len(self.name))
-        checksum = zlib.crc32(body, zlib.crc32(table, zlib.crc32(_HEAD.pack(*fields, 0))))
-        front = b"".join((_HEAD.pack(*fields, checksum), table, body))
-        target[: len(front)] = front
+        name, body, places = self.name, self.body, self._places
+        head = _HEAD.pack(0, MAGIC, VERSION, self.flags, generation, len(name), len(body), len(places), self.nbytes)
+        front = b"".join((head[_CHECKSUM.size :], *[_PLACE.pack(*place) for place in places], name, body))
+        target[: _CHECKSUM.size] = _CHECKSUM.pack(zlib.crc32(front))
+        target[_CHECKSUM.size : _CHECKSUM.size + len(front)] = front
         for (at, nbytes), buffer in zip(self._places, self._buffers, strict=True):
             if nbytes:
                 _copy(buffer, target, at, address + at)
@@ -151,25 +153,24 @@ class Arrival:
         view = memoryview(data)
         if len(view) < _HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        magic, version, flags, in_body, count, total, made, named, checksum = _HEAD.unpack_from(view)
+        checksum, magic, version, flags, made, in_name, in_body, count, total = _HEAD.unpack_from(view)
         if magic != MAGIC or version != VERSION:
             raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
-        end = _HEAD.size + _PLACE.size * count + in_body
-        if not end <= total <= len(view) or named > in_body:
+        start = _HEAD.size + _PLACE.size * count  # of the name
+        end = start + in_name + in_body
+        if not end <= total <= len(view):
             raise CorruptMessageError(f"a message says it has {total} bytes, {end} in front; here are {len(view)}")
-        fields = (magic, version, flags, in_body, count, total, made, named)
-        if zlib.crc32(view[_HEAD.size : end], zlib.crc32(_HEAD.pack(*fields, 0))) != checksum:
+        if zlib.crc32(view[_CHECKSUM.size : end]) != checksum:
             raise CorruptMessageError("the checksum of a message does not fit its front")
         if generation is not None and made != generation:
             raise CorruptMessageError(f"a message of generation {made} lies where generation {generation} should be")
-        start = end - in_body
-        if name is not None and view[start : start + named] != name:
+        if name is not None and view[start : start + in_name] != name:
             raise CorruptMessageError("a message with another key lies where this one should be")
-        self._places = list(_PLACE.iter_unpack(view[_HEAD.size : start]))
+        self._places = [_PLACE.unpack_from(view, _HEAD.size + _PLACE.size * place) for place in range(count)]
         for at, nbytes in self._places:
             if at + nbytes > total or at < end:
                 raise CorruptMessageError("a buffer lies outside its message")
-        self._body = view[start + named : end]
+        self._body = view[start + in_name : end]
         self._flags = flags
         self.nbytes: int = total
 
@@ -212,13 +213,12 @@ class Arrival:
 def _as_extension(value: Any, buffers: list[Any]) -> msgspec.msgpack.Ext | None:
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach()
         if value.layout is not torch.strided or value.is_quantized:
             raise PayloadError(f"a tensor of layout {value.layout} cannot be sent; make it dense first")
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
-        code, dtype, shape = _TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape)
-        described: list[Any] = [len(buffers), dtype, shape]
+        code = _TENSOR
+        described: list[Any] = [len(buffers), _dtype_name(value.dtype), tuple(value.shape)]
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject or value.dtype.kind == "V":
             raise PayloadError(f"an array of dtype {value.dtype} cannot be sent")
@@ -236,15 +236,27 @@ def _as_extension(value: Any, buffers: list[Any]) -> msgspec.msgpack.Ext | None:
     return msgspec.msgpack.Ext(code, _packed(described))
 
 
-def _tensor(data: Any, at: int, nbytes: int, kind: str, shape: list[int]) -> torch.Tensor:
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=256)
+def _torch_dtype(name: str) -> tuple[Any, int]:
     import torch
 
-    dtype = getattr(torch, kind, None)
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise CorruptMessageError(f"a message holds a tensor of unknown dtype {kind!r}")
+        raise CorruptMessageError(f"a message holds a tensor of unknown dtype {name!r}")
+    return dtype, dtype.itemsize
+
+
+def _tensor(data: Any, at: int, nbytes: int, kind: str, shape: list[int]) -> torch.Tensor:
+    dtype, itemsize = _torch_dtype(kind)
+    torch = sys.modules["torch"]
     if not nbytes:
         return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(data, dtype=dtype, count=nbytes // dtype.itemsize, offset=at)
+    flat = torch.frombuffer(data, dtype=dtype, count=nbytes // itemsize, offset=at)
     return flat if len(shape) == 1 else flat.view(shape)
 
 
@@ -262,4 +274,4 @@ def _copy(source: Any, target: memoryview, at: int, address: int) -> None:
     import torch
 
     flat = torch.frombuffer(target, dtype=source.dtype, count=source.numel(), offset=at)
-    flat.view(source.shape).copy_(source)
+    flat.view(source.shape).copy_(source.detach())

@@ -1,0 +1,11 @@
+"""One message between two processes of a host: what does each connector take for it, against vLLM-Omni's own?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+THEIRS = "SharedMemoryConnector"
+VARIANTS: dict[str, dict[str, Any]] = {THEIRS: {}, "ArenaConnector": {}}
+"""``extra`` of each connector; all other options are the defaults."""
+
+SIZES = {"1 KB": 1 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "256 MB": 256 << 20}
