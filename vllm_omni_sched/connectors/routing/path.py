@@ -1,0 +1,189 @@
+"""Several paths as one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.routing.cost import Illness, TransferCost
+from vllm_omni_sched.connectors.routing.route import PathState, RouteReason, route
+from vllm_omni_sched.errors import ConfigError, ConnectorError, NoRoomError, PathClosedError
+
+logger = logging.getLogger(__name__)
+
+
+class RoutingOptions(BaseModel):
+    """Options of routing. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    edges: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Paths that reach the receiver of an edge ('0->1'), by name; default: all. Stages with replicas "
+        "on other hosts must not be sent to through 'arena'.",
+    )
+    trial_every: int = Field(
+        500, ge=1, description="A path that was not used for so many messages of an edge is tried, to measure it."
+    )
+    first_retry_seconds: float = Field(0.5, gt=0, description="When a sick path is tried again; twice that next time.")
+    longest_retry_seconds: float = Field(30.0, gt=0, description="The most that this becomes.")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One path, and how far it goes: 0 within a host, 1 between hosts."""
+
+    path: Path
+    distance: int
+
+
+@dataclass
+class _Flow:
+    """What is known of one path on one edge."""
+
+    put: TransferCost = field(default_factory=TransferCost)
+    got: TransferCost = field(default_factory=TransferCost)
+    unused: int = 0
+
+
+class RoutedPath(Path):
+    """Sends each message by the path that suits it, and finds it whichever it came by.
+
+    1. A path that refuses a message is sick: the next one takes it, and the sick one is tried again after a while.
+    2. A message is on one path at a time; one that no path takes is refused, with what each of them said.
+    3. Costs are those that this process has seen: of putting where it sends, of getting where it receives.
+
+    Raises:
+        ConfigError: there is no path, two have one name, or an edge names one that is not there.
+    """
+
+    name = "auto"
+
+    def __init__(self, ways: Sequence[Way], options: RoutingOptions, clock: Clock = monotonic_seconds) -> None:
+        self._ways = {way.path.name: way for way in ways}
+        if not ways or len(self._ways) < len(ways):
+            raise ConfigError("routing needs at least one path, and paths with different names")
+        for edge, names in options.edges.items():
+            if not names or not set(names) <= self._ways.keys():
+                raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
+        self._options, self._clock = options, clock
+        self._illness = {
+            name: Illness(options.first_retry_seconds, options.longest_retry_seconds) for name in self._ways
+        }
+        self._flows: dict[tuple[Edge, str], _Flow] = {}
+        self._lock = threading.Lock()  # of what was learnt; never held while a path works
+        self.served: Counter[tuple[Edge, str, RouteReason]] = Counter()
+        self.served_bytes: Counter[tuple[Edge, str]] = Counter()
+        self.fell_back: Counter[str] = Counter()
+        self._closed = False
+
+    def put(self, message: Message, deadline: float | None = None) -> int:
+        if self._closed:
+            raise PathClosedError("routing was closed before this put")
+        attempts = route(self._states(message))
+        refusals = []
+        for place, attempt in enumerate(attempts):
+            last = place == len(attempts) - 1
+            started = self._clock()
+            try:
+                held_bytes = self._ways[attempt.path].path.put(message, deadline if last else None)
+            except ConnectorError as error:
+                refusals.append(f"{attempt.path}: {error}")
+                self._refused(attempt.path, error)
+                continue
+            self._took(message, attempt.path, attempt.reason, self._clock() - started)
+            return held_bytes
+        raise NoRoomError(
+            f"no path takes a message on edge {message.edge}: " + "; ".join(refusals or ["none reaches it"])
+        )
+
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        if self._closed:
+            raise PathClosedError("routing was closed before this get")
+        for name in self._reaching(edge):
+            started = self._clock()
+            found = self._ways[name].path.get(edge, key)
+            if found is not None:
+                with self._lock:
+                    self._flow(edge, name).got.observe(found.nbytes, self._clock() - started)
+                return found
+        return None
+
+    def discard(self, key: str) -> int:
+        return sum(way.path.discard(key) for way in self._ways.values())
+
+    def reap(self, limit: int | None = None) -> int:
+        return sum(way.path.reap(limit) for way in self._ways.values())
+
+    def health(self) -> Health:
+        found = {name: way.path.health() for name, way in self._ways.items()}
+        with self._lock:
+            facts: dict[str, Any] = {
+                "served": {f"{edge} {name} {why.value}": n for (edge, name, why), n in sorted(self.served.items())},
+                "served_bytes": {f"{edge} {name}": n for (edge, name), n in sorted(self.served_bytes.items())},
+                "fell_back": dict(self.fell_back),
+            }
+            sick = [name for name, illness in self._illness.items() if not illness.well]
+        facts |= {name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in found.items()}
+        if self._closed:
+            return Health(Status.CLOSED, "it was closed", facts)
+        unwell = sorted({name for name, one in found.items() if one.status != Status.HEALTHY} | set(sick))
+        if not unwell:
+            return Health(Status.HEALTHY, "", facts)
+        reason = "; ".join(f"{name}: {found[name].reason or 'refused its last message'}" for name in unwell)
+        all_sick = all(one.status is Status.SICK for one in found.values()) or len(sick) == len(self._ways)
+        return Health(Status.SICK if all_sick else Status.DEGRADED, reason, facts)
+
+    def close(self) -> None:
+        self._closed = True
+        for way in self._ways.values():
+            way.path.close()
+
+    def _reaching(self, edge: Edge) -> list[str]:
+        return self._options.edges.get(str(edge)) or list(self._ways)
+
+    def _states(self, message: Message) -> list[PathState]:
+        now, edge = self._clock(), message.edge
+        with self._lock:
+            states = []
+            for name in self._reaching(edge):
+                flow, illness = self._flow(edge, name), self._illness[name]
+                put, got = flow.put.seconds(message.nbytes), flow.got.seconds(message.nbytes)
+                seconds = None if put is None else put + (got or 0.0)
+                trial = illness.is_due(now) or (illness.well and flow.unused >= self._options.trial_every)
+                states.append(
+                    PathState(name, self._ways[name].distance, well=illness.well, trial=trial, seconds=seconds)
+                )
+        return states
+
+    def _took(self, message: Message, name: str, reason: RouteReason, seconds: float) -> None:
+        with self._lock:
+            if not self._illness[name].well:
+                logger.warning("path %s takes messages again", name)
+            self._illness[name].took()
+            for other in self._reaching(message.edge):
+                self._flow(message.edge, other).unused += 1
+            flow = self._flow(message.edge, name)
+            flow.unused = 0
+            flow.put.observe(message.nbytes, seconds)
+            self.served[message.edge, name, reason] += 1
+            self.served_bytes[message.edge, name] += message.nbytes
+
+    def _refused(self, name: str, error: ConnectorError) -> None:
+        with self._lock:
+            if self._illness[name].well:
+                logger.warning("path %s refused a message, others take over: %s", name, error)
+            self._illness[name].refused(self._clock())
+            self.fell_back[name] += 1
+
+    def _flow(self, edge: Edge, name: str) -> _Flow:
+        return self._flows.setdefault((edge, name), _Flow())
