@@ -17,6 +17,7 @@ as the same dicts, whatever connector carried it.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import sys
 import zlib
@@ -38,6 +39,10 @@ ALIGNMENT = 64
 _HEAD = struct.Struct("<IIHHIIIQQ")
 _CHECKSUM = struct.Struct("<I")
 _PLACE = struct.Struct("<QQ")
+_UNREADABLE = (
+    *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    *(MemoryError, SyntaxError),  # of NumPy, when it is asked for a dtype that is none
+)
 REVIVE = 1
 """Flag: the receiver makes objects of some dicts again, with the hook that it is given."""
 
@@ -85,8 +90,13 @@ class Message:
         Args:
             target: memory of at least `nbytes` bytes, format "B".
             address: of the first byte of ``target``.
-            generation: what `open_message` may ask for.
+            generation: what the receiver may ask for.
+
+        Raises:
+            ValueError: ``target`` is too short.
         """
+        if len(target) < self.nbytes:
+            raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
         name, body, places = self.name, self.body, self._places
         head = _HEAD.pack(0, MAGIC, VERSION, self.flags, generation, len(name), len(body), len(places), self.nbytes)
         front = b"".join((head[_CHECKSUM.size :], *[_PLACE.pack(*place) for place in places], name, body))
@@ -126,13 +136,15 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
         return fallback(value)
 
     if isinstance(payload, (bytes, bytearray, memoryview)):  # msgpack would copy these into the body
+        if isinstance(payload, memoryview) and not payload.c_contiguous:
+            payload = payload.tobytes()
         buffers.append(np.frombuffer(payload, np.uint8))
         payload = msgspec.msgpack.Ext(_BYTES, _packed(0))
     try:
         body = msgspec.msgpack.Encoder(enc_hook=hook).encode(payload)
     except PayloadError:
         raise
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         raise PayloadError(f"the payload cannot be sent: {error}") from error
     return Message(edge, key, body, buffers)
 
@@ -185,7 +197,9 @@ class Arrival:
         """
         try:
             payload = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode(self._body)
-        except (msgspec.DecodeError, ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        except CorruptMessageError:
+            raise
+        except _UNREADABLE as error:
             raise CorruptMessageError(f"the body of a message cannot be read: {error}") from error
         return revive(payload) if revive is not None and self._flags & REVIVE else payload
 
@@ -200,6 +214,7 @@ class Arrival:
             return _tensor(self._data, at, nbytes, kind, shape)
         if code == _NDARRAY:
             dtype = np.dtype(kind)
+            _check(shape, dtype.itemsize, nbytes)
             return np.frombuffer(self._data, dtype, nbytes // (dtype.itemsize or 1), at).reshape(shape)
         if code == _IMAGE:
             from PIL import Image
@@ -211,21 +226,26 @@ class Arrival:
 
 
 def _as_extension(value: Any, buffers: list[Any]) -> msgspec.msgpack.Ext | None:
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # who has a tensor, or an image, has imported what makes them
     if torch is not None and isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_quantized:
-            raise PayloadError(f"a tensor of layout {value.layout} cannot be sent; make it dense first")
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+            raise PayloadError(f"a tensor that is {kind} cannot be sent; make it dense first")
+        if value.is_meta:
+            raise PayloadError("a tensor on the meta device cannot be sent: it has no data")
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         code = _TENSOR
         described: list[Any] = [len(buffers), _dtype_name(value.dtype), tuple(value.shape)]
     elif isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise PayloadError("a masked array cannot be sent; fill it, or send data and mask")
         if value.dtype.hasobject or value.dtype.kind == "V":
             raise PayloadError(f"an array of dtype {value.dtype} cannot be sent")
         code, described = _NDARRAY, [len(buffers), value.dtype.str, list(value.shape)]
     elif isinstance(value, np.generic):
         return _as_extension(np.asarray(value), buffers)
-    elif type(value).__module__.startswith("PIL."):
+    elif (pil := sys.modules.get("PIL.Image")) is not None and isinstance(value, pil.Image):
         if value.mode in ("1", "P"):  # bits, and indices into a palette, are not rows of bytes
             value = value.convert("L" if value.mode == "1" else "RGBA")
         described = [len(buffers), value.mode, list(value.size)]
@@ -253,11 +273,17 @@ def _torch_dtype(name: str) -> tuple[Any, int]:
 
 def _tensor(data: Any, at: int, nbytes: int, kind: str, shape: list[int]) -> torch.Tensor:
     dtype, itemsize = _torch_dtype(kind)
+    _check(shape, itemsize, nbytes)
     torch = sys.modules["torch"]
     if not nbytes:
         return torch.empty(shape, dtype=dtype)
     flat = torch.frombuffer(data, dtype=dtype, count=nbytes // itemsize, offset=at)
     return flat if len(shape) == 1 else flat.view(shape)
+
+
+def _check(shape: list[int], itemsize: int, nbytes: int) -> None:
+    if min(shape, default=0) < 0 or math.prod(shape) * itemsize != nbytes:
+        raise CorruptMessageError(f"a message says that {nbytes} bytes have the shape {shape}")
 
 
 def _copy(source: Any, target: memoryview, at: int, address: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
 import weakref
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class InboxCounts:
     copied_bytes: int = 0
     corrupt: int = 0
     foreign: int = 0  # files in the arena that are no outbox of ours
+    orphans_expired: int = 0  # messages of dead senders
+    orphans_given_back: int = 0  # the same, by receivers that died
 
 
 @dataclass
@@ -60,7 +62,8 @@ class _Sender:
         memory, start = self.memory, self.layout.ring + record.offset
         if record.pool != RING:
             memory, start = self._pool(record.pool), record.offset
-        if start + record.nbytes > len(memory.view):
+        end = start + record.nbytes
+        if not record.nbytes or end > len(memory.view) or end > os.fstat(memory.fd).st_size:
             raise CorruptMessageError("a message is said to lie outside its outbox")
         return memory.view[start : start + record.nbytes]
 
@@ -70,7 +73,10 @@ class _Sender:
             if fd is None:
                 raise CorruptMessageError("a message is said to lie in a pool that is not there")
             nbytes = os.fstat(fd).st_size
-            self.pools[number] = Memory(fd, nbytes, nbytes)
+            if not nbytes or not meeting.is_private(fd):
+                os.close(fd)
+                raise CorruptMessageError("a message is said to lie in a pool that is none")
+            self.pools[number] = mapped(fd, nbytes)
         return self.pools[number]
 
     def close(self) -> None:
@@ -78,23 +84,38 @@ class _Sender:
             memory.close()
 
 
+def mapped(fd: int, nbytes: int) -> Memory:
+    """Somebody's file, mapped; its descriptor is closed if it cannot be."""
+    try:
+        return Memory(fd, nbytes, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 class Inbox:
     """Messages for one process. Its callers hold one lock (see `ArenaPath`).
+
+    It counts as alive until it is closed and the last view of a message has gone.
 
     Args:
         directory: of the arena.
         copy_out: always copy; else only what is in a ring, whose room is wanted back at once.
+        ttl_seconds: messages of dead senders that nobody gets for so long are dropped.
     """
 
-    def __init__(self, directory: Path, copy_out: bool, clock: Clock) -> None:
-        self._directory, self._copy_out, self._clock = directory, copy_out, clock
+    def __init__(self, directory: Path, copy_out: bool, ttl_seconds: float, clock: Clock) -> None:
+        self._directory, self._copy_out, self._ttl_seconds, self._clock = directory, copy_out, ttl_seconds, clock
         token = secrets.token_hex(8)
         self.holder = int(token, 16)
         self.path = directory / f"{token}{meeting.INBOX}"
-        unfinished = directory / f"{token}.new"
-        self._fd = meeting.create(unfinished, 0)
-        meeting.live(self._fd)
+        unfinished = directory / f"{token}{meeting.UNFINISHED}"
+        os.close(meeting.create(unfinished, 0))
+        self._life = [meeting.live(unfinished)]
         unfinished.rename(self.path)
+        self._pid = os.getpid()
+        self._leases: set[int] = set()  # numbers of those that have not ended
+        self._closed = False
         self._senders: dict[str, _Sender] = {}
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at = -1, -1.0
@@ -115,15 +136,18 @@ class Inbox:
     def bury(self) -> int:
         """Take away outboxes of dead senders from which everything has been got; how many."""
         gone = 0
+        self._listed_stamp = -1  # and look for new ones, whatever time stamps and clocks have said
         for name, sender in list(self._senders.items()):
             if meeting.is_alive(sender.path):
                 continue
-            states = {sender.index.state(slot) for slot in range(sender.layout.slots)}
-            if states <= {State.FREE, State.CONSUMED}:
+            self._settle(sender.index)
+            states = sender.index.columns().state
+            if not np.isin(states, (State.READY, State.LEASED)).any():
                 meeting.remove_member(sender.path)
                 sender.close()
                 del self._senders[name]
                 gone += 1
+        meeting.tidy(self._directory, self.path)
         return gone
 
     def facts(self) -> dict[str, Any]:
@@ -132,12 +156,43 @@ class Inbox:
 
     def close(self) -> None:
         """Let go of all outboxes; views of messages stay valid, and count as consumed when they go."""
+        self._closed = True
+        self.abandon()
+        if not self._leases:
+            self._leave()
+
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited."""
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
-        self.path.unlink(missing_ok=True)
-        meeting.let_go(self._fd)
-        os.close(self._fd)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(IndexError):  # two threads may drop the last two views at once
+            life = self._life.pop()
+            self.path.unlink(missing_ok=True)
+            meeting.let_go(life)
+
+    def _end(self, lease: int, index: Index, slot: int, generation: int) -> None:
+        """Called when the last view of a message goes: by any thread, at any time, so it takes no lock."""
+        if os.getpid() != self._pid:  # a forked child has dropped its copy of the view
+            return
+        index.consume(slot, generation, self.holder)
+        self._leases.discard(lease)
+        if self._closed and not self._leases:
+            self._leave()
+
+    def _settle(self, index: Index) -> None:
+        """Do what a dead sender cannot: show again what dead receivers held, drop what nobody has got in time."""
+        state, holder, put_at = index.columns()
+        late = (state == State.READY) & (self._clock() - put_at > self._ttl_seconds)
+        for slot in np.flatnonzero(late).tolist():
+            self.counts.orphans_expired += index.withdraw(slot) == State.READY
+        leased = state == State.LEASED
+        for number in np.unique(holder[leased]).tolist():
+            if number != self.holder and not meeting.is_alive(self._directory / f"{number:016x}{meeting.INBOX}"):
+                for slot in np.flatnonzero(leased & (holder == number)).tolist():
+                    self.counts.orphans_given_back += index.give_back(slot, number)
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
@@ -151,21 +206,25 @@ class Inbox:
 
     def _take(self, sender: _Sender, slot: int, record: Record, name: bytes) -> Arrival:
         copied = self._copy_out or record.pool == RING
-        consume = partial(sender.index.consume, slot, record.generation, self.holder)
         try:
             region = sender.region(record)
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
             data = bytearray(region) if copied else np.frombuffer(region, np.uint8)
             arrival = Arrival(data, name, record.generation)
         except CorruptMessageError:
-            consume()
+            sender.index.consume(slot, record.generation, self.holder)
             self.counts.corrupt += 1
+            raise
+        except BaseException:  # no memory, no descriptors: it can be got when there are some
+            sender.index.give_back(slot, self.holder)
             raise
         if copied:
             self.counts.copied_bytes += record.nbytes
-            consume()
+            sender.index.consume(slot, record.generation, self.holder)
         else:
-            weakref.finalize(data, consume).atexit = False
+            lease = self.counts.got
+            self._leases.add(lease)
+            weakref.finalize(data, self._end, lease, sender.index, slot, record.generation).atexit = False
         self.counts.got += 1
         self.counts.got_bytes += record.nbytes
         return arrival
@@ -179,33 +238,46 @@ class Inbox:
         if stamp != self._listed_stamp:
             self._listed_stamp, self._listed_at = stamp, now
         known = len(self._senders)
-        for entry in os.scandir(self._directory):
-            if entry.name.endswith(meeting.OUTBOX) and not self._knows(entry.name):
-                self._open(entry)
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(meeting.OUTBOX) and not self._knows(entry.name):
+                    self._open(entry)
         return len(self._senders) > known
 
     def _knows(self, name: str) -> bool:
         return name in self._senders or name in self._ignored
 
     def _open(self, entry: os.DirEntry[str]) -> None:
-        fd = None
-        with contextlib.suppress(OSError):
+        try:
             fd = open_private(Path(entry.path))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            self._ignore(entry)
+            return
         if fd is None:
             return
         nbytes = os.fstat(fd).st_size
-        layout = None
-        if meeting.is_private(fd) and nbytes >= at.PAGE:
-            magic, version, slots, ring, ring_bytes, _ = at.HEAD.unpack(os.pread(fd, at.HEAD.size, 0))
-            if (magic, version) == (at.MAGIC, at.VERSION) and 0 < slots <= 1 << 20:
-                layout = Layout.of(slots, ring_bytes)
-                if (layout.slots, layout.ring, layout.nbytes) != (slots, ring, nbytes):
-                    layout = None
+        layout = _layout_of(fd, nbytes)
         if layout is None:
             os.close(fd)
-            self._ignored.add(entry.name)
-            self.counts.foreign += 1
-            logger.error("%s is no outbox of this arena and is left alone", entry.path)
+            self._ignore(entry)
             return
-        memory = Memory(fd, nbytes, nbytes)
+        memory = mapped(fd, nbytes)
         self._senders[entry.name] = _Sender(Path(entry.path), memory, layout, Index(memory, layout))
+
+    def _ignore(self, entry: os.DirEntry[str]) -> None:
+        self._ignored.add(entry.name)
+        self.counts.foreign += 1
+        logger.error("%s is no outbox of this arena and is left alone", entry.path)
+
+
+def _layout_of(fd: int, nbytes: int) -> Layout | None:
+    """Of somebody's outbox; None when it is none."""
+    if not meeting.is_private(fd) or nbytes < at.PAGE:
+        return None
+    magic, version, slots, ring, ring_bytes, _ = at.HEAD.unpack(os.pread(fd, at.HEAD.size, 0))
+    if (magic, version) != (at.MAGIC, at.VERSION) or not 0 < slots <= 1 << 20:
+        return None
+    layout = Layout.of(slots, ring_bytes)
+    return layout if (layout.slots, layout.ring, layout.nbytes) == (slots, ring, nbytes) else None

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
     DIGESTS,
     HOLDER_AT,
+    PUT_AT,
     RECORD,
+    RECORD_BYTES,
     STATE,
     Layout,
     Record,
@@ -18,6 +24,14 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
+
+
+class Columns(NamedTuple):
+    """Of the records of all slots, as they were at one time."""
+
+    state: npt.NDArray[Any]
+    holder: npt.NDArray[Any]
+    put_at: npt.NDArray[Any]
 
 
 class Index:
@@ -28,7 +42,10 @@ class Index:
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
-        self._map, self.layout = memory.map, layout
+        self._map, self.layout = memoryview(memory.map), layout  # mapped as long as somebody's lease needs it
+        words = np.frombuffer(self._map, "<u8", layout.slots * RECORD_BYTES // 8, layout.records)
+        rows = words.reshape(layout.slots, RECORD_BYTES // 8)
+        self._columns = Columns(rows.view("<u4")[:, 0], rows[:, HOLDER_AT // 8], rows.view("<f8")[:, PUT_AT // 8])
         self._locks = ByteLocks(memory.fd)
         self._order = threading.Lock()
 
@@ -50,25 +67,31 @@ class Index:
         """Of a slot, now."""
         return int(STATE.unpack_from(self._map, self.layout.record_at(slot))[0])
 
-    # the sender's
+    def columns(self) -> Columns:
+        """What all slots say now."""
+        return Columns(*(column.copy() for column in self._columns))
+
+    # the sender's; a receiver's, where the sender is dead
 
     def publish(self, slot: int, digest: int, record: Record) -> None:
         """Show a message that is written to receivers."""
-        with self._order:  # its release puts all writes before it in front of the one after it
+        with self._order:
             RECORD.pack_into(self._map, self.layout.record_at(slot), State.FREE, *record[1:])
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
-        STATE.pack_into(self._map, self.layout.record_at(slot), State.READY)
+        with self._order:  # released and taken again: no processor shows what follows before what went before
+            STATE.pack_into(self._map, self.layout.record_at(slot), State.READY)
 
-    def withdraw(self, slot: int) -> bool:
-        """Free a slot that no receiver has; False when one has it, or is just taking it."""
+    def withdraw(self, slot: int) -> int | None:
+        """Free a slot that no receiver has, and say what it was; None when one has it, or is just taking it."""
         at = self.layout.record_at(slot)
-        if not self._locks.acquire(at, wait=False):
-            return False
+        if not self._locks.acquire(at):
+            return None
         try:
-            if self.state(slot) == State.LEASED:
-                return False
+            state = self.state(slot)
+            if state == State.LEASED:
+                return None
             self.free(slot)
-            return True
+            return state
         finally:
             self._locks.release(at)
 
@@ -78,9 +101,9 @@ class Index:
         DIGEST.pack_into(self._map, self.layout.digest_at(slot), 0)
 
     def give_back(self, slot: int, holder: int) -> bool:
-        """Show a message again whose receiver has died."""
+        """Show a message again whose receiver has died, or cannot take it."""
         at = self.layout.record_at(slot)
-        if not self._locks.acquire(at, wait=False):
+        if not self._locks.acquire(at):
             return False
         try:
             record = self.record(slot)
@@ -94,9 +117,10 @@ class Index:
     # a receiver's
 
     def claim(self, slot: int, digest: int, holder: int) -> Record | None:
-        """Lease a message to ``holder``; None when it is not there to be had any more."""
+        """Lease a message to ``holder``; None when it is not there to be had any more, or somebody is at it."""
         at = self.layout.record_at(slot)
-        self._locks.acquire(at)
+        if not self._locks.acquire(at):
+            return None
         try:
             record = self.record(slot)
             (found,) = DIGEST.unpack_from(self._map, self.layout.digest_at(slot))

@@ -48,7 +48,7 @@ class Record(NamedTuple):
     put_at: float
 
 
-HOLDER_AT = 32  # within a record
+HOLDER_AT, PUT_AT = 32, 40  # within a record
 
 
 class Layout(NamedTuple):

@@ -16,7 +16,9 @@ from vllm_omni_sched.errors import RendezvousError
 ARENA_VARIABLE = "VLLM_OMNI_SCHED_ARENA"
 """Environment variable with the name of the arena, set by the process that starts the stages."""
 
-OUTBOX, INBOX, POOL = ".out", ".in", ".pool"
+OUTBOX, INBOX, POOL, UNFINISHED = ".out", ".in", ".pool", ".new"
+UNFINISHED_FOR = 60.0
+"""Seconds: no living process needs as long to make its outbox."""
 
 _locks: set[int] = set()  # descriptors whose locks say that this process is alive
 
@@ -38,26 +40,40 @@ def arena_directory(root: str, arena: str) -> Path:
         RendezvousError: it cannot be made, or somebody else could read or change what is in it.
     """
     home = Path(root) / f"vllm-omni-sched-{os.geteuid()}"
-    for directory in (home, home / arena):
+    while True:
         try:
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir(mode=0o700)
-            found = directory.lstat()
+            _make_private(home)
+            _make_private(home / arena)
+            return home / arena
+        except FileNotFoundError as error:  # somebody has left just now, and has taken it away
+            if not Path(root).is_dir():
+                raise _cannot_make(home, error) from error
         except OSError as error:
-            raise RendezvousError(
-                f"cannot make {directory} ({error.strerror}); set the connector's option `directory` to a file system "
-                "in memory that this user can write"
-            ) from error
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise RendezvousError(
-                f"{directory} is not a directory of this user alone (owner {found.st_uid}, mode "
-                f"{stat.S_IMODE(found.st_mode):o}); remove it, or set the connector's option `directory`"
-            )
-    return directory
+            raise _cannot_make(home / arena, error) from error
+
+
+def _make_private(directory: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise RendezvousError(
+            f"{directory} is not a directory of this user alone (owner {found.st_uid}, mode "
+            f"{stat.S_IMODE(found.st_mode):o}); remove it, or set the connector's option `directory`"
+        )
+
+
+def _cannot_make(directory: Path, error: OSError) -> RendezvousError:
+    return RendezvousError(
+        f"cannot make {directory} ({error.strerror}); set the connector's option `directory` to a file system in "
+        "memory that this user can write"
+    )
 
 
 def enter(root: str, arena: str) -> tuple[Path, int]:
     """Be counted in an arena: its directory, and the descriptor whose shared lock says so.
+
+    What was left in other arenas, by processes that were all killed, goes.
 
     Raises:
         RendezvousError: see `arena_directory`.
@@ -69,23 +85,28 @@ def enter(root: str, arena: str) -> tuple[Path, int]:
         except FileNotFoundError:  # the last one has left just now, and has taken it away
             continue
         fcntl.flock(fd, fcntl.LOCK_SH)
-        if os.fstat(fd).st_nlink:
-            _locks.add(fd)
-            return directory, fd
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), directory.stat()):
+                break
         os.close(fd)
+    _locks.add(fd)
+    sweep(directory.parent)
+    return directory, fd
 
 
 def leave(directory: Path, fd: int) -> None:
     """Be counted no longer; the last one takes the arena away."""
     let_go(fd)
-    os.close(fd)
     _remove_if_empty_of_life(directory)
+    _remove_if_empty(directory.parent)
 
 
 def sweep(home: Path) -> int:
     """Remove the arenas of this user in which no process is alive; how many."""
     arenas = [path for path in home.iterdir() if path.is_dir() and not path.is_symlink()] if home.is_dir() else []
-    return sum(_remove_if_empty_of_life(arena) for arena in arenas)
+    gone = sum(_remove_if_empty_of_life(arena) for arena in arenas)
+    _remove_if_empty(home)
+    return gone
 
 
 def _remove_if_empty_of_life(directory: Path) -> bool:
@@ -103,6 +124,11 @@ def _remove_if_empty_of_life(directory: Path) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def is_private(fd: int) -> bool:
@@ -128,22 +154,31 @@ def create(path: Path, nbytes: int) -> int:
     return fd
 
 
-def live(fd: int) -> None:
-    """Say that this process is alive, by a lock on its open file."""
+def live(path: Path) -> int:
+    """Say that this process is alive by a lock on its file; the descriptor that `let_go` takes.
+
+    One of its own: a mapping keeps a copy of the descriptor it was made with, which forked children would inherit.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     _locks.add(fd)
+    return fd
 
 
 def let_go(fd: int) -> None:
-    """Take back what `live` said."""
-    _locks.discard(fd)
-    fcntl.flock(fd, fcntl.LOCK_UN)
+    """Take back what `live` or `enter` said; nothing in a forked child, which never said it."""
+    if fd in _locks:
+        _locks.discard(fd)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 def is_alive(path: Path) -> bool:
-    """Whether the process whose file this is runs still."""
+    """Whether the process whose file this is runs still; in an arena that was removed: yes, for all we know."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return not path.parent.exists()
     except OSError:
         return False
     try:
@@ -156,6 +191,21 @@ def is_alive(path: Path) -> bool:
 
 
 def remove_member(path: Path) -> None:
-    """Remove the file of an outbox or inbox, and the pools of an outbox."""
-    for own in (path, *path.parent.glob(f"{path.stem}.*{POOL}")):
+    """Remove the pools of an outbox and then its file: who is killed in between has left something to remove."""
+    for own in (*path.parent.glob(f"{path.stem}.*{POOL}"), path):
         own.unlink(missing_ok=True)
+
+
+def tidy(directory: Path, own: Path) -> None:
+    """Remove the inboxes of the dead, and outboxes whose makers died before they were ready.
+
+    Args:
+        own: a file of the caller; its time stamp tells what time it is for the file system.
+    """
+    os.utime(own)
+    now = own.stat().st_mtime
+    for path in (*directory.glob(f"*{INBOX}"), *directory.glob(f"*{UNFINISHED}")):
+        with contextlib.suppress(FileNotFoundError):
+            born = path.suffix != UNFINISHED or now - path.stat().st_mtime > UNFINISHED_FOR
+            if born and not is_alive(path):
+                path.unlink()

@@ -49,27 +49,29 @@ class Memory:
         self.committed = upto
 
     def close(self) -> None:
-        """Unmap once nobody looks at it any more, and close the file."""
+        """Close the file; it is unmapped once nobody looks at it any more: views of messages, or an `Index`."""
         self.view.release()
-        with contextlib.suppress(BufferError):  # views of messages are about; the mapping goes with the last of them
+        with contextlib.suppress(BufferError):
             self.map.close()
         os.close(self.fd)
 
 
 class ByteLocks:
-    """Locks of single bytes of a file: of this process against others, by the kernel, and among its threads."""
+    """Locks of single bytes of a file: of this process against others, by the kernel, and among its threads.
+
+    Nobody waits for one: a process may be stopped while it has it.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._mutex = threading.Lock()
 
-    def acquire(self, at: int, wait: bool = True) -> bool:
-        """Take the lock of byte ``at``; False when somebody has it and ``wait`` is False."""
-        if not self._mutex.acquire(blocking=wait):
+    def acquire(self, at: int) -> bool:
+        """Take the lock of byte ``at``; False when somebody has it."""
+        if not self._mutex.acquire(blocking=False):
             return False
-        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
         except BaseException as error:
             self._mutex.release()
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EACCES):

@@ -12,6 +12,17 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+def arena_name(value: str) -> str:
+    """A name that makes a directory, and no other than it says.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not (_NAME.fullmatch(value) and value.strip(".")):
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and not only dots")
+    return value
+
+
 class PoolOptions(BaseModel):
     """One pool: what it starts with, how far and how it grows."""
 
@@ -70,22 +81,31 @@ class ArenaOptions(BaseModel):
     text: TextPool = TextPool()
     image: ImagePool = ImagePool()
     audio: AudioPool = AudioPool()
-    growth_factor: float = Field(1.5, gt=1, le=4, description="A pool that is full grows by it.")
+    growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="A pool that is full grows by it.")
     ring_bytes: int = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
     max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")
     max_inflight: int | None = Field(
         None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
     )
     window_size: int | None = Field(None, ge=1, description="The same, in bytes.")
-    put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
-    ttl_seconds: float = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    put_timeout_seconds: float = Field(
+        30.0, ge=0, allow_inf_nan=False, description="How long `put` waits for room or for its receiver."
+    )
+    ttl_seconds: float = Field(
+        600.0, gt=0, allow_inf_nan=False, description="A message nobody gets for so long is dropped, and counted."
+    )
     copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
 
     @field_validator("arena")
     @classmethod
     def _file_name(cls, value: str | None) -> str | None:
-        if value is not None and not (_NAME.fullmatch(value) and value.strip(".")):
-            raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and not only dots")
+        return None if value is None else arena_name(value)
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError("must be absolute: the processes of an arena may work in different directories")
         return value
 
     def pool(self, modality: Modality) -> PoolOptions:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
@@ -27,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 RING = 0
 POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
+ALIVE_FOR = 0.5
+"""Seconds: a receiver that was found alive is not asked again."""
 
 
 class Sent(NamedTuple):
@@ -52,11 +58,12 @@ class OutboxCounts:
     inline: int = 0
     consumed: int = 0
     replaced: int = 0
-    discarded: int = 0
+    discarded: int = 0  # with those that were got, and given back by receivers that died
     expired: int = 0
     given_back: int = 0  # by receivers that died
     refused: int = 0
-    waiting: Counter[Edge] = field(default_factory=Counter)  # messages in flight
+    damaged: int = 0  # in the index, by somebody else
+    waiting: Counter[Edge] = field(default_factory=Counter)  # messages that nobody has got, as far as is known
     waiting_bytes: Counter[Edge] = field(default_factory=Counter)
 
 
@@ -75,13 +82,18 @@ class Outbox:
         self.layout = Layout.of(options.max_messages, options.ring_bytes)
         self.token = secrets.token_hex(8)
         self.path = directory / f"{self.token}{meeting.OUTBOX}"
-        unfinished = directory / f"{self.token}.new"
-        fd = meeting.create(unfinished, self.layout.nbytes)
-        meeting.live(fd)
-        self._memory = Memory(fd, self.layout.nbytes, self.layout.nbytes)
-        head = (at.MAGIC, at.VERSION, self.layout.slots, self.layout.ring, self.layout.ring_bytes, os.getpid())
-        at.HEAD.pack_into(self._memory.map, 0, *head)
-        unfinished.rename(self.path)  # receivers only see it whole
+        unfinished = directory / f"{self.token}{meeting.UNFINISHED}"
+        with contextlib.ExitStack() as undo:
+            fd = meeting.create(unfinished, self.layout.nbytes)
+            undo.callback(os.close, fd)
+            undo.callback(unfinished.unlink, missing_ok=True)
+            self._life = meeting.live(unfinished)
+            undo.callback(meeting.let_go, self._life)
+            self._memory = Memory(fd, self.layout.nbytes, self.layout.nbytes)
+            head = (at.MAGIC, at.VERSION, self.layout.slots, self.layout.ring, self.layout.ring_bytes, os.getpid())
+            at.HEAD.pack_into(self._memory.map, 0, *head)
+            unfinished.rename(self.path)  # receivers only see it whole
+            undo.pop_all()
         self._index = Index(self._memory, self.layout)
         self.ring = Ring(self.layout.ring_bytes)
         self.pools: dict[int, Pool] = {}
@@ -90,7 +102,11 @@ class Outbox:
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
         self._by_name: dict[bytes, int] = {}
         self._by_key: dict[str, set[int]] = {}
+        self._got = np.zeros(self.layout.slots, bool)  # slots that are known to be leased
+        self._unwanted: set[int] = set()  # leased slots whose message was discarded or replaced
+        self._seen_alive: dict[int, float] = {}  # receivers
         self.counts = OutboxCounts()
+        self.progress = 0  # messages got or gone: it tells whether there may be room again
 
     def put(self, message: Message, modality: Modality) -> Sent | None:
         """Write a message and show it to receivers; None when there is no room now."""
@@ -111,8 +127,8 @@ class Outbox:
         except BaseException:
             self._give_room_back(pool, offset)
             raise
-        if (before := self._by_name.get(name)) is not None and self._withdraw(before):
-            self.counts.replaced += 1
+        if (before := self._by_name.get(name)) is not None:
+            self.counts.replaced += self._withdraw(before)
         sent = Sent(self._free[bucket].pop(), edge, key, name, pool, offset, nbytes, held_bytes, self._clock())
         record = Record(State.FREE, self._generation, pool, 0, offset, nbytes, 0, sent.put_at)
         self.sent[sent.slot] = sent
@@ -134,23 +150,21 @@ class Outbox:
 
     def reap(self, limit: int | None = None) -> int:
         """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""
-        done = 0
-        for _ in range(len(self.sent) if limit is None else min(limit, len(self.sent))):
-            slot, sent = next(iter(self.sent.items()))
-            self.sent.move_to_end(slot)
-            state = self._index.state(slot)
-            if state == State.CONSUMED:
-                self._forget(sent)
-                self.counts.consumed += 1
-            elif state == State.READY and self._clock() - sent.put_at > self._options.ttl_seconds:
-                if not self._withdraw(slot):
-                    continue
-                self.counts.expired += 1
-                logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
-            elif state != State.LEASED or not self._take_from_the_dead(sent):
-                continue
-            done += 1
-        return done
+        before, now = len(self.sent), self._clock()
+        if limit is None:
+            self._seen_alive.clear()
+            slots = self._worth_a_look(now)
+        else:
+            slots = list(islice(self.sent, limit))
+        for slot in slots:
+            self._look_at(slot, now)
+        return before - len(self.sent)
+
+    def can_hold(self, nbytes: int, modality: Modality) -> bool:
+        """Whether there is room for a message when there is no other."""
+        options = self._options.pool(modality)
+        inline = nbytes <= options.inline_bytes and nbytes <= self.ring.capacity
+        return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
 
     def facts(self) -> dict[str, Any]:
         """Numbers for `Health.facts`."""
@@ -175,8 +189,13 @@ class Outbox:
             meeting.remove_member(self.path)
         for pool in self.pools.values():
             pool.close()
-        meeting.let_go(self._memory.fd)
         self._memory.close()
+        meeting.let_go(self._life)
+
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited."""
+        for memory in (self._memory, *(pool.memory for pool in self.pools.values())):
+            memory.close()
 
     def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
         options = self._options.pool(modality)
@@ -193,30 +212,84 @@ class Outbox:
     def _give_room_back(self, pool: int, offset: int) -> None:
         (self.ring if pool == RING else self.pools[pool]).free(offset)
 
+    def _worth_a_look(self, now: float) -> list[int]:
+        """All slots but those that are free, and messages that wait or are held as was known before."""
+        state, holder, put_at = self._index.columns()
+        leased = state == State.LEASED
+        dull = (state == State.FREE) | ((state == State.READY) & (now - put_at <= self._options.ttl_seconds))
+        for number in np.unique(holder[leased]).tolist():
+            if self._is_alive(number, now):
+                dull |= leased & self._got & (holder == number)
+        return [int(slot) for slot in np.flatnonzero(~dull)]
+
+    def _look_at(self, slot: int, now: float) -> None:
+        sent = self.sent.get(slot)
+        if sent is None:
+            return
+        self.sent.move_to_end(slot)
+        record = self._index.record(slot)
+        if record.state == State.READY:
+            if slot in self._unwanted:
+                self.counts.discarded += self._withdraw(slot)
+            elif now - sent.put_at > self._options.ttl_seconds and self._withdraw(slot):
+                self.counts.expired += 1
+                logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
+        elif record.state == State.LEASED:
+            self._mark(sent, got=True)
+            if not self._is_alive(record.holder, now):
+                self._take_from_the_dead(sent, record.holder)
+        else:
+            self.counts.consumed += record.state == State.CONSUMED
+            self.counts.damaged += record.state != State.CONSUMED
+            self._forget(sent)
+
     def _withdraw(self, slot: int) -> bool:
-        """Take back one message unless a receiver has it."""
-        if not self._index.withdraw(slot):
+        """Take back one message unless a receiver has it, or had it."""
+        state = self._index.withdraw(slot)
+        if state is None:
+            self._unwanted.add(slot)  # should its receiver die, nobody gets it again
             return False
         self._forget(self.sent[slot], freed=True)
-        return True
+        self.counts.consumed += state == State.CONSUMED
+        return state == State.READY
 
-    def _take_from_the_dead(self, sent: Sent) -> bool:
-        holder = self._index.record(sent.slot).holder
-        if meeting.is_alive(self._directory / f"{holder:016x}{meeting.INBOX}"):
-            return False
-        if self._index.give_back(sent.slot, holder):
+    def _is_alive(self, holder: int, now: float) -> bool:
+        seen = self._seen_alive.get(holder)
+        if seen is not None and 0 <= now - seen < ALIVE_FOR:
+            return True
+        alive = meeting.is_alive(self._directory / f"{holder:016x}{meeting.INBOX}")
+        if alive:
+            self._seen_alive[holder] = now
+        return alive
+
+    def _take_from_the_dead(self, sent: Sent, holder: int) -> None:
+        if not self._index.give_back(sent.slot, holder):
+            return
+        self._mark(sent, got=False)
+        if sent.slot in self._unwanted:
+            self.counts.discarded += self._withdraw(sent.slot)
+        else:
             self.counts.given_back += 1
             logger.warning("the receiver of message %r of %s died: it can be got again", sent.key[:80], sent.edge)
-        return False
+
+    def _mark(self, sent: Sent, got: bool) -> None:
+        """Know whether a message in flight waits."""
+        if self._got[sent.slot] != got:
+            self._got[sent.slot] = got
+            self.counts.waiting[sent.edge] += -1 if got else 1
+            self.counts.waiting_bytes[sent.edge] += -sent.nbytes if got else sent.nbytes
+            self.progress += got
 
     def _forget(self, sent: Sent, freed: bool = False) -> None:
         if not freed:
             self._index.free(sent.slot)
         self._free[sent.slot // at.BUCKET].append(sent.slot)
         self._give_room_back(sent.pool, sent.offset)
+        self._mark(sent, got=True)
+        self._got[sent.slot] = False
+        self._unwanted.discard(sent.slot)
+        self.progress += 1
         del self.sent[sent.slot]
-        self.counts.waiting[sent.edge] -= 1
-        self.counts.waiting_bytes[sent.edge] -= sent.nbytes
         if self._by_name.get(sent.name) == sent.slot:
             del self._by_name[sent.name]
         slots = self._by_key[sent.key]

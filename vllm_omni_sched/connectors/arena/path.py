@@ -5,34 +5,56 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
-from vllm_omni_sched.connectors.arena.options import ArenaOptions
-from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
+from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
+from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox, Sent
 from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
-from vllm_omni_sched.errors import NoRoomError, PathClosedError
+from vllm_omni_sched.errors import ConfigError, NoRoomError, PathClosedError, RendezvousError
 
 REAPED_PER_PUT = 8
 BURY_EVERY = 5.0  # seconds
-LOST = ("refused", "expired", "given_back", "corrupt", "foreign")
+LATELY = 60.0
+"""Seconds that `health` speaks of what happened."""
+LOST = (
+    *("refused", "expired", "given_back", "damaged"),
+    *("corrupt", "foreign", "orphans_expired", "orphans_given_back"),
+)
 """Counts that `health` speaks of."""
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 2e-3  # seconds between two looks for room
+
+
+_paths: weakref.WeakSet[ArenaPath] = weakref.WeakSet()
+
+
+def _abandon_paths() -> None:
+    for path in list(_paths):
+        path.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_paths)
 
 
 class ArenaPath(Path):
     """Messages between processes of this host and user that name the same arena.
 
     A message is copied once, into memory that was touched before, and got as a view of it. What the ring has taken is
-    copied out. A process makes its outbox at its first `put` and its inbox at its first `get`.
+    copied out. A process makes its outbox at its first `put` and its inbox at its first `get`. A forked child does not
+    inherit a path: there it is closed.
+
+    Args:
+        clock: against which deadlines and ages are; that of other processes, too, where their messages outlive them.
 
     Raises:
         RendezvousError: see `meeting.arena_directory`.
+        ConfigError: the environment names an arena that cannot be.
     """
 
     name = "arena"
@@ -44,74 +66,86 @@ class ArenaPath(Path):
         sleep: Callable[[float], None] = sleep_seconds,
     ) -> None:
         self._options, self._clock, self._sleep = options, clock, sleep
-        arena = options.arena or os.environ.get(meeting.ARENA_VARIABLE) or f"pid-{os.getpid()}"
-        self.directory, self._entered = meeting.enter(options.directory, arena)
+        self.directory, self._entered = meeting.enter(options.directory, options.arena or _common_arena())
         self._sending, self._receiving = threading.RLock(), threading.RLock()
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
         self._buried_at = clock()
-        self._closed = False
+        self._closed = ""  # by what
+        self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Outbox.progress` then
+        self._losses: dict[str, int] = {}
+        self._lost_at = 0.0  # when `_losses` were new
+        _paths.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
-        edge = message.edge
+        edge, modality = message.edge, self._options.modality or modality_of(message)
         wait = FIRST_WAIT
         while True:
             with self._sending:
                 outbox = self._sender()
                 outbox.reap(REAPED_PER_PUT)
                 behind = self._is_behind(outbox, edge, message.nbytes)
-                if not behind:
-                    for everything in (False, True):
-                        if everything and not outbox.reap():
-                            break
-                        sent = outbox.put(message, self._modality(message))
-                        if sent is not None:
-                            return sent.held_bytes
-                if deadline is None or self._clock() >= deadline:
+                sent = None if behind else self._put(outbox, message, modality)
+                if sent is not None:
+                    self._refusal = None
+                    return sent.held_bytes
+                possible = outbox.can_hold(message.nbytes, modality)
+                if not possible or deadline is None or self._clock() >= deadline:
+                    why = self._why(outbox, message, modality, behind)
                     outbox.counts.refused += 1
-                    raise NoRoomError(self._why(outbox, edge, message, behind))
+                    if possible:
+                        self._refusal = why, outbox.progress
+                    raise NoRoomError(why)
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         with self._receiving:
             if self._closed:
-                raise PathClosedError("the arena was closed before this get")
-            if self._inbox is None:
-                self._inbox = Inbox(self.directory, self._options.copy_out, self._clock)
-            if (now := self._clock()) - self._buried_at > BURY_EVERY:
-                self._buried_at = now
-                self._inbox.bury()
-            return self._inbox.get(name_of(edge, key))
+                raise PathClosedError(f"the arena was closed {self._closed} before this get")
+            try:
+                if self._inbox is None:
+                    self._inbox = Inbox(self.directory, self._options.copy_out, self._options.ttl_seconds, self._clock)
+                if (now := self._clock()) - self._buried_at > BURY_EVERY:
+                    self._buried_at = now
+                    self._inbox.bury()
+                return self._inbox.get(name_of(edge, key))
+            except OSError as error:
+                raise RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}") from error
 
     def discard(self, key: str) -> int:
         with self._sending:
-            return self._outbox.discard(key) if self._outbox is not None else 0
+            return self._outbox.discard(key) if self._outbox is not None and not self._closed else 0
 
     def reap(self, limit: int | None = None) -> int:
         with self._sending:
-            return self._outbox.reap(limit) if self._outbox is not None else 0
+            return self._outbox.reap(limit) if self._outbox is not None and not self._closed else 0
 
     def health(self) -> Health:
         with self._sending, self._receiving:
+            self.reap()
             facts: dict[str, Any] = {"directory": str(self.directory)}
             if self._outbox is not None:
                 facts |= self._outbox.facts()
             if self._inbox is not None:
                 facts |= self._inbox.facts()
             if self._closed:
-                return Health(Status.CLOSED, "it was closed", facts)
-        full = [name for name, pool in facts.get("pools", {}).items() if pool["refused"]]
-        lost = [f"{facts[name]} {name}" for name in LOST if facts.get(name)]
-        if full:
-            return Health(Status.SICK, f"no more room in pool {', '.join(full)}", facts)
-        return Health(Status.DEGRADED if lost else Status.HEALTHY, ", ".join(lost), facts)
+                return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
+            if self._refusal is not None and self._outbox is not None and self._refusal[1] == self._outbox.progress:
+                return Health(Status.SICK, self._refusal[0], facts)
+            lately = self._lost_lately(facts)
+            lately += [
+                f"pool {name} cannot grow: {pool['refused']}"
+                for name, pool in facts.get("pools", {}).items()
+                if pool["refused"]
+            ]
+        return Health(Status.DEGRADED if lately else Status.HEALTHY, ", ".join(lately), facts)
 
     def close(self) -> None:
         with self._sending, self._receiving:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = "by its process"
             if self._outbox is not None:
                 self._outbox.close()
             if self._inbox is not None:
@@ -119,43 +153,87 @@ class ArenaPath(Path):
             with contextlib.suppress(OSError):
                 meeting.leave(self.directory, self._entered)
 
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited: it is the parent's, and its locks may be held for ever."""
+        self._sending, self._receiving = threading.RLock(), threading.RLock()
+        if self._closed:
+            return
+        self._closed = "by a fork, for the child,"
+        for side in (self._outbox, self._inbox):
+            if side is not None:
+                side.abandon()
+        self._outbox = self._inbox = None
+
     def _sender(self) -> Outbox:
         if self._closed:
-            raise PathClosedError("the arena was closed before this put")
+            raise PathClosedError(f"the arena was closed {self._closed} before this put")
         if self._outbox is None:
             try:
                 self._outbox = Outbox(self.directory, self._options, self._clock)
             except OSError as error:
-                raise NoRoomError(
-                    f"no memory for an outbox in {self.directory} ({error.strerror}): give its file system more room "
-                    "(`docker run --shm-size`), or set the connector's `ring_bytes` or `directory`"
-                ) from error
+                raise self._no_memory("an outbox", "`ring_bytes`", error) from error
         return self._outbox
+
+    def _put(self, outbox: Outbox, message: Message, modality: Modality) -> Sent | None:
+        try:
+            sent = outbox.put(message, modality)
+            return outbox.put(message, modality) if sent is None and outbox.reap() else sent
+        except OSError as error:
+            raise self._no_memory("a pool", "`max_bytes`", error) from error
+
+    def _no_memory(self, what: str, option: str, error: OSError) -> NoRoomError:
+        return NoRoomError(
+            f"no memory for {what} in {self.directory} ({error.strerror}): give its file system more room "
+            f"(`docker run --shm-size`), or set the connector's {option} or `directory`"
+        )
 
     def _is_behind(self, outbox: Outbox, edge: Edge, nbytes: int) -> bool:
         """Whether the receiver of an edge must get something before more is sent; one message is always let through."""
-        limits = (self._options.max_inflight, self._options.window_size)
-        if limits == (None, None) or not outbox.counts.waiting[edge]:
-            return False
-        messages, window = limits
+        messages, window = self._options.max_inflight, self._options.window_size
+        counts = outbox.counts
         for _ in range(2):
-            over = messages is not None and outbox.counts.waiting[edge] >= messages
-            over = over or (window is not None and outbox.counts.waiting_bytes[edge] + nbytes > window)
-            if not over or not outbox.reap():
+            over = messages is not None and counts.waiting[edge] >= messages
+            over = over or (window is not None and counts.waiting_bytes[edge] + nbytes > window)
+            if not over or not counts.waiting[edge]:
+                return False
+            before = outbox.progress
+            outbox.reap()
+            if outbox.progress == before:
                 break
-        return over and outbox.counts.waiting[edge] > 0
+        return counts.waiting[edge] > 0
 
-    def _modality(self, message: Message) -> Modality:
-        return self._options.modality or modality_of(message)
-
-    def _why(self, outbox: Outbox, edge: Edge, message: Message, behind: bool) -> str:
+    def _why(self, outbox: Outbox, message: Message, modality: Modality, behind: bool) -> str:
+        edge, pool = message.edge, outbox.pools.get(POOLS[modality])
         waiting = f"{outbox.counts.waiting[edge]} messages ({outbox.counts.waiting_bytes[edge]} bytes)"
+        limit = self._options.pool(modality).max_bytes
+        if not outbox.can_hold(message.nbytes, modality):
+            return (
+                f"a message of {message.nbytes} bytes on edge {edge} is larger than pool {modality.value} may get; "
+                f"raise its max_bytes ({limit})"
+            )
         if behind:
             return f"edge {edge} has {waiting} that nobody has got (its `max_inflight` or `window_size`)"
-        modality = self._modality(message)
-        pool = outbox.pools.get(POOLS[modality])
-        refused = pool.refused if pool is not None else "the index has no free slot"
-        return (
-            f"no room for {message.payload_bytes} bytes on edge {edge}, where {waiting} wait: pool {modality.value} "
-            f"does not grow, {refused}; raise its max_bytes, or max_messages"
-        )
+        what = f"no room for {message.nbytes} bytes on edge {edge}, where {waiting} wait"
+        if pool is None or pool.extents.largest_free_bytes >= message.nbytes:
+            return f"{what}: the index is full; raise max_messages ({self._options.max_messages})"
+        if pool.refused:
+            return f"{what}: pool {modality.value} cannot grow ({pool.refused}); give {self.directory} more room"
+        return f"{what}: pool {modality.value} is full; raise its max_bytes ({limit})"
+
+    def _lost_lately(self, facts: dict[str, Any]) -> list[str]:
+        losses = {name: facts[name] for name in LOST if facts.get(name)}
+        now = self._clock()
+        if losses != self._losses:
+            self._losses, self._lost_at = losses, now
+        return [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
+
+
+def _common_arena() -> str:
+    """Of all processes that one process has started."""
+    named = os.environ.get(meeting.ARENA_VARIABLE)
+    if not named:
+        return f"pid-{os.getpid()}"
+    try:
+        return arena_name(named)
+    except ValueError as error:
+        raise ConfigError(f"environment variable {meeting.ARENA_VARIABLE} {error}; it is {named[:80]!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -24,7 +25,7 @@ class Pool:
     gigabytes to be zeroed. After that the pool grows by ``growth_factor`` when it is full, up to ``max_bytes``.
 
     Attributes:
-        refused: why it could not grow at last, "" if it could.
+        refused: what the file system said when the pool could not grow at last, "" if it could.
 
     Raises:
         OSError: the file cannot be made.
@@ -33,9 +34,13 @@ class Pool:
     def __init__(self, path: Path, options: PoolOptions, growth_factor: float) -> None:
         self._options, self._factor = options, growth_factor
         self.limit = options.max_bytes // options.block_bytes * options.block_bytes
-        fd = meeting.create(path, 0)
-        os.ftruncate(fd, self.limit)  # only addresses; memory comes with `commit`
-        self.memory = Memory(fd, self.limit, 0)
+        with contextlib.ExitStack() as undo:
+            fd = meeting.create(path, 0)
+            undo.callback(os.close, fd)
+            undo.callback(path.unlink)
+            os.ftruncate(fd, self.limit)  # only addresses; memory comes with `commit`
+            self.memory = Memory(fd, self.limit, 0)
+            undo.pop_all()
         self.extents = Extents(options.block_bytes)
         self.refused = ""
         self._books = threading.Lock()
@@ -76,27 +81,29 @@ class Pool:
 
     def _grow(self, nbytes: int) -> bool:
         """Set more memory aside, `_growing` held; False when there is none."""
-        capacity = self.extents.capacity
-        step = max(self.extents.rounded(nbytes), PIECE)
+        capacity, needed = self.extents.capacity, self.extents.rounded(nbytes)
+        step = max(needed, self.extents.rounded(PIECE))
         if capacity >= self._options.initial_bytes:
-            step = max(step, int(capacity * (self._factor - 1)))
-        upto = min(capacity + self.extents.rounded(step), self.limit)
-        if upto <= capacity:
-            self.refused = f"it has its max_bytes ({self.limit})"
-            return False
-        try:
-            self.memory.commit(upto)
-        except OSError as error:
-            self.refused = f"its file system says: {os.strerror(error.errno or 0)}"
-            return False
-        with self._books:
-            self.extents.extend(upto)
-        self.refused = ""
-        return True
+            step = max(step, self.extents.rounded(int(capacity * (self._factor - 1))))
+        for more in dict.fromkeys((step, needed)):  # a file system that is nearly full may have what is needed
+            upto = min(capacity + more, self.limit)
+            if upto <= capacity:
+                return False
+            try:
+                self.memory.commit(upto)
+            except OSError as error:
+                self.refused = os.strerror(error.errno or 0)
+                continue
+            with self._books:
+                self.extents.extend(upto)
+            self.refused = ""
+            return True
+        return False
 
     def _warm(self) -> None:
         while not self._closed and self.extents.capacity < self._options.initial_bytes:
             with self._growing:
                 if not self._grow(min(PIECE, self._options.initial_bytes - self.extents.capacity)):
-                    logger.warning("an arena pool stays at %d bytes: %s", self.extents.capacity, self.refused)
+                    if self.refused:
+                        logger.warning("an arena pool stays at %d bytes: %s", self.extents.capacity, self.refused)
                     return
