@@ -15,7 +15,9 @@
     │   └── LaneWorkError        the work itself raised
     └── ConnectorError           a message between stages did not get through
         ├── PayloadError         something in it cannot be sent
-        ├── NoRoomError          the path has no room for it, or its receiver is too far behind
+        ├── NoRoomError          the path has no room for it now
+        │   ├── ReceiverBehindError   there is room, and the receiver is too far behind
+        │   └── MessageTooLargeError  the path will never have room for it
         ├── CorruptMessageError  what arrived is not what was sent
         ├── RendezvousError      the place where two processes meet cannot be used, or is not ours
         ├── PathClosedError      the path was closed before
@@ -78,7 +80,15 @@ class PayloadError(ConnectorError, TypeError):
 
 
 class NoRoomError(ConnectorError):
-    """The path has no room for a message, or the receiver of its edge is that far behind."""
+    """The path has no room for a message now."""
+
+
+class ReceiverBehindError(NoRoomError):
+    """The receiver of an edge has to get something before more is sent; another path would not help it."""
+
+
+class MessageTooLargeError(NoRoomError):
+    """The path will never have room for a message of that size."""
 
 
 class CorruptMessageError(ConnectorError):

@@ -71,7 +71,9 @@ class Path(ABC):
             deadline: until when to wait for room, on `clock.monotonic_seconds`; None does not wait.
 
         Raises:
-            NoRoomError: the path is full, or the receiver of the edge is that far behind.
+            NoRoomError: the path is full.
+            ReceiverBehindError: the receiver of the edge has to get something first.
+            MessageTooLargeError: it will never fit.
             PathClosedError: after `close`.
         """
 

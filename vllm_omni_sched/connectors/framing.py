@@ -43,14 +43,16 @@ _UNREADABLE = (
     *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
     *(MemoryError, SyntaxError),  # of NumPy, when it is asked for a dtype that is none
 )
-REVIVE = 1
-"""Flag: the receiver makes objects of some dicts again, with the hook that it is given."""
+REVIVE, PACKED = 1, 2
+"""Flags: the receiver makes objects of some dicts again, with a hook that it is given; some buffers are compressed."""
 
 _TENSOR, _NDARRAY, _IMAGE, _BYTES = 1, 2, 3, 4
 _packed = msgspec.msgpack.Encoder().encode
 _unpacked = msgspec.msgpack.Decoder().decode
 
 Hook = Callable[[Any], Any]
+Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], Any]
+"""``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
 Buffer = bytearray | memoryview
 """Memory that can be written to, in single bytes."""
 
@@ -60,7 +62,8 @@ class Message:
 
     Attributes:
         body: msgpack of all but the buffers.
-        flags: 0, or `REVIVE`.
+        buffers: arrays and tensors.
+        flags: `REVIVE`, `PACKED`.
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
         longest: dtype and number of dimensions of its longest buffer; None without one.
@@ -68,7 +71,7 @@ class Message:
 
     def __init__(self, edge: Edge, key: str, body: bytes, buffers: list[Any]) -> None:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
-        self.body, self._buffers = body, buffers
+        self.body, self.buffers = body, buffers
         self.flags = 0
         self._places: list[tuple[int, int]] = []
         self.payload_bytes = longest = 0
@@ -102,7 +105,7 @@ class Message:
         front = b"".join((head[_CHECKSUM.size :], *[_PLACE.pack(*place) for place in places], name, body))
         target[: _CHECKSUM.size] = _CHECKSUM.pack(zlib.crc32(front))
         target[_CHECKSUM.size : _CHECKSUM.size + len(front)] = front
-        for (at, nbytes), buffer in zip(self._places, self._buffers, strict=True):
+        for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
             if nbytes:
                 _copy(buffer, target, at, address + at)
 
@@ -161,7 +164,6 @@ class Arrival:
     """
 
     def __init__(self, data: Any, name: bytes | None = None, generation: int | None = None) -> None:
-        self._data = data
         view = memoryview(data)
         if len(view) < _HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
@@ -178,13 +180,35 @@ class Arrival:
             raise CorruptMessageError(f"a message of generation {made} lies where generation {generation} should be")
         if name is not None and view[start : start + in_name] != name:
             raise CorruptMessageError("a message with another key lies where this one should be")
-        self._places = [_PLACE.unpack_from(view, _HEAD.size + _PLACE.size * place) for place in range(count)]
-        for at, nbytes in self._places:
+        self._places: list[tuple[Any, int, int]] = []
+        for place in range(count):
+            at, nbytes = _PLACE.unpack_from(view, _HEAD.size + _PLACE.size * place)
             if at + nbytes > total or at < end:
                 raise CorruptMessageError("a buffer lies outside its message")
-        self._body = view[start + in_name : end]
+            self._places.append((data, at, nbytes))
+        self._body: Any = view[start + in_name : end]
         self._flags = flags
         self.nbytes: int = total
+
+    def unpack(self, unpack: Unpack) -> None:
+        """Decompress what is compressed, into memory of its own; before `open`.
+
+        Raises:
+            CorruptMessageError: the body is damaged.
+            CompressionError: see `Compressor.decompress`.
+        """
+        if not self._flags & PACKED:
+            return
+        try:
+            entries, body = _unpacked(self._body)
+            for place, (codec, dtype, shape, raw_bytes) in entries:
+                data, at, nbytes = self._places[place]
+                out = np.empty(raw_bytes, np.uint8)
+                unpack(codec, memoryview(data)[at : at + nbytes], dtype, tuple(shape), out)
+                self._places[place] = (out, 0, raw_bytes)
+        except _UNREADABLE as error:
+            raise CorruptMessageError(f"a compressed message cannot be read: {error}") from error
+        self._body, self._flags = body, self._flags & ~PACKED
 
     def open(self, revive: Hook | None = None) -> Any:
         """The payload.
@@ -193,8 +217,10 @@ class Arrival:
             revive: applied to payloads whose sender asked for it.
 
         Raises:
-            CorruptMessageError: the body is damaged.
+            CorruptMessageError: the body is damaged, or compressed still.
         """
+        if self._flags & PACKED:
+            raise CorruptMessageError("a compressed message came by a path that does not compress")
         try:
             payload = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode(self._body)
         except CorruptMessageError:
@@ -206,22 +232,20 @@ class Arrival:
     def _from_extension(self, code: int, packed: memoryview) -> Any:
         described = _unpacked(packed)
         if code == _BYTES:
-            at, nbytes = self._places[described]
-            return bytes(memoryview(self._data)[at : at + nbytes])
+            data, at, nbytes = self._places[described]
+            return bytes(memoryview(data)[at : at + nbytes])
         which, kind, shape = described
-        at, nbytes = self._places[which]
+        data, at, nbytes = self._places[which]
         if code == _TENSOR:
-            return _tensor(self._data, at, nbytes, kind, shape)
+            return _tensor(data, at, nbytes, kind, shape)
         if code == _NDARRAY:
             dtype = np.dtype(kind)
             _check(shape, dtype.itemsize, nbytes)
-            return np.frombuffer(self._data, dtype, nbytes // (dtype.itemsize or 1), at).reshape(shape)
+            return np.frombuffer(data, dtype, nbytes // (dtype.itemsize or 1), at).reshape(shape)
         if code == _IMAGE:
             from PIL import Image
 
-            return Image.frombuffer(
-                kind, tuple(shape), bytes(memoryview(self._data)[at : at + nbytes]), "raw", kind, 0, 1
-            )
+            return Image.frombuffer(kind, tuple(shape), bytes(memoryview(data)[at : at + nbytes]), "raw", kind, 0, 1)
         raise CorruptMessageError(f"a message holds an extension of unknown kind {code}")
 
 

@@ -26,10 +26,19 @@ class ArenaConnector(PathConnector):
 
     def __init__(self, config: dict[str, Any]) -> None:
         options = options_from_extra(ArenaOptions, config, type(self).__name__)
-        if options.arena is None and ARENA_VARIABLE not in os.environ:
-            raise ConfigError(
-                f"{type(self).__name__}: {ARENA_VARIABLE} is not set, as it is in stages that vLLM-Omni starts with "
-                "the plugin; set the option `arena` to one name for all stages of this pipeline"
-            )
-        sweep(Path(options.directory) / f"vllm-omni-sched-{os.geteuid()}")  # of runs that were killed
+        check_meeting(options, type(self).__name__)
         super().__init__(config, lambda: ArenaPath(options), options.put_timeout_seconds)
+
+
+def check_meeting(options: ArenaOptions, connector: str) -> None:
+    """See that stages can meet, and take away what runs that were killed have left.
+
+    Raises:
+        ConfigError: they would not find each other.
+    """
+    if options.arena is None and ARENA_VARIABLE not in os.environ:
+        raise ConfigError(
+            f"{connector}: {ARENA_VARIABLE} is not set, as it is in stages that vLLM-Omni starts with the plugin; set "
+            "the option `arena` to one name for all stages of this pipeline"
+        )
+    sweep(Path(options.directory) / f"vllm-omni-sched-{os.geteuid()}")

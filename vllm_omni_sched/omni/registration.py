@@ -28,4 +28,10 @@ def _arena(config: dict[str, Any]) -> Any:
     return ArenaConnector(config)
 
 
-CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {"ArenaConnector": _arena}
+def _auto(config: dict[str, Any]) -> Any:
+    from vllm_omni_sched.omni.auto_connector import OmniAutoConnector
+
+    return OmniAutoConnector(config)
+
+
+CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {"ArenaConnector": _arena, "OmniAutoConnector": _auto}

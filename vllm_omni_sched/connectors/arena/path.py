@@ -17,7 +17,14 @@ from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox, Sent
 from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
-from vllm_omni_sched.errors import ConfigError, NoRoomError, PathClosedError, RendezvousError
+from vllm_omni_sched.errors import (
+    ConfigError,
+    MessageTooLargeError,
+    NoRoomError,
+    PathClosedError,
+    ReceiverBehindError,
+    RendezvousError,
+)
 
 REAPED_PER_PUT = 8
 BURY_EVERY = 5.0  # seconds
@@ -95,7 +102,8 @@ class ArenaPath(Path):
                     outbox.counts.refused += 1
                     if possible:
                         self._refusal = why, outbox.progress
-                    raise NoRoomError(why)
+                    kind = MessageTooLargeError if not possible else ReceiverBehindError if behind else NoRoomError
+                    raise kind(why)
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 

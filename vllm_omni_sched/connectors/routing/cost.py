@@ -22,6 +22,11 @@ class TransferCost:
         elif nbytes >= LARGE:
             self._per_byte.observe(nbytes, max(0.0, seconds - self._fixed.per_unit))
 
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of long messages; None when none was seen."""
+        return 1 / self._per_byte.per_unit if self._per_byte.is_measured and self._per_byte.per_unit > 0 else None
+
     def seconds(self, nbytes: int) -> float | None:
         """What one would take; None when nothing like it was seen."""
         known = self._fixed.is_measured if nbytes <= SMALL else self._per_byte.is_measured

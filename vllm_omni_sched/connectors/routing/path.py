@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -13,10 +14,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.connectors.routing.cost import Illness, TransferCost
+from vllm_omni_sched.connectors.packing import pack
+from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, TransferCost
+from vllm_omni_sched.connectors.routing.report import KEY, REPORT_EVERY, Report, read_report, report_message
 from vllm_omni_sched.connectors.routing.route import PathState, RouteReason, route
-from vllm_omni_sched.errors import ConfigError, ConnectorError, NoRoomError, PathClosedError
+from vllm_omni_sched.errors import (
+    ConfigError,
+    ConnectorError,
+    MessageTooLargeError,
+    NoRoomError,
+    PathClosedError,
+    ReceiverBehindError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +62,21 @@ class _Flow:
     """What is known of one path on one edge."""
 
     put: TransferCost = field(default_factory=TransferCost)
-    got: TransferCost = field(default_factory=TransferCost)
-    unused: int = 0
+    got: TransferCost = field(default_factory=TransferCost)  # by this process, or as its receivers say
+    unused: int = 0  # messages that went by others since it was used
+    count: int = 0  # messages put or got
+    small: tuple[int, float] | None = None  # the last one got, to be reported
+    large: tuple[int, float] | None = None
 
 
 class RoutedPath(Path):
     """Sends each message by the path that suits it, and finds it whichever it came by.
 
     1. A path that refuses a message is sick: the next one takes it, and the sick one is tried again after a while.
+       That a receiver is behind, or a message too large for a path, does not make the path sick.
     2. A message is on one path at a time; one that no path takes is refused, with what each of them said.
-    3. Costs are those that this process has seen: of putting where it sends, of getting where it receives.
+    3. A message costs what putting takes here, and getting where it arrives: receivers report that now and then.
+    4. Buffers are compressed for paths between hosts where that saves time, never within a host.
 
     Raises:
         ConfigError: there is no path, two have one name, or an edge names one that is not there.
@@ -68,14 +84,20 @@ class RoutedPath(Path):
 
     name = "auto"
 
-    def __init__(self, ways: Sequence[Way], options: RoutingOptions, clock: Clock = monotonic_seconds) -> None:
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        options: RoutingOptions,
+        compressor: Compressor | None = None,
+        clock: Clock = monotonic_seconds,
+    ) -> None:
         self._ways = {way.path.name: way for way in ways}
         if not ways or len(self._ways) < len(ways):
             raise ConfigError("routing needs at least one path, and paths with different names")
         for edge, names in options.edges.items():
             if not names or not set(names) <= self._ways.keys():
                 raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
-        self._options, self._clock = options, clock
+        self._options, self._compressor, self._clock = options, compressor, clock
         self._illness = {
             name: Illness(options.first_retry_seconds, options.longest_retry_seconds) for name in self._ways
         }
@@ -92,15 +114,22 @@ class RoutedPath(Path):
         attempts = route(self._states(message))
         refusals = []
         for place, attempt in enumerate(attempts):
-            last = place == len(attempts) - 1
+            way, last = self._ways[attempt.path], place == len(attempts) - 1
+            sent = self._packed(message, way)
             started = self._clock()
             try:
-                held_bytes = self._ways[attempt.path].path.put(message, deadline if last else None)
+                try:
+                    held_bytes = way.path.put(sent, deadline if last else None)
+                except ReceiverBehindError:  # which is what slows senders down: no way around it
+                    held_bytes = way.path.put(sent, deadline)
+            except ReceiverBehindError:
+                raise
             except ConnectorError as error:
                 refusals.append(f"{attempt.path}: {error}")
-                self._refused(attempt.path, error)
+                if not isinstance(error, MessageTooLargeError):
+                    self._refused(attempt.path, error)
                 continue
-            self._took(message, attempt.path, attempt.reason, self._clock() - started)
+            self._took(sent, attempt.path, attempt.reason, self._clock() - started)
             return held_bytes
         raise NoRoomError(
             f"no path takes a message on edge {message.edge}: " + "; ".join(refusals or ["none reaches it"])
@@ -113,8 +142,9 @@ class RoutedPath(Path):
             started = self._clock()
             found = self._ways[name].path.get(edge, key)
             if found is not None:
-                with self._lock:
-                    self._flow(edge, name).got.observe(found.nbytes, self._clock() - started)
+                if self._compressor is not None:
+                    found.unpack(self._compressor.decompress)
+                self._got(edge, name, found.nbytes, self._clock() - started)
                 return found
         return None
 
@@ -165,6 +195,37 @@ class RoutedPath(Path):
                 )
         return states
 
+    def _packed(self, message: Message, way: Way) -> Message:
+        if self._compressor is None or not way.distance:
+            return message
+        with self._lock:
+            link = self._flow(message.edge, way.path.name).got.bytes_per_second
+        return pack(message, self._compressor, link)
+
+    def _got(self, edge: Edge, name: str, nbytes: int, seconds: float) -> None:
+        with self._lock:
+            flow = self._flow(edge, name)
+            flow.got.observe(nbytes, seconds)
+            if nbytes <= SMALL:
+                flow.small = nbytes, seconds
+            elif nbytes >= LARGE:
+                flow.large = nbytes, seconds
+            flow.count += 1
+            if flow.count % REPORT_EVERY or len(self._ways) == 1:
+                return
+            report = Report(flow.small, flow.large)
+        with contextlib.suppress(ConnectorError):  # the next one will do
+            self._ways[name].path.put(report_message(edge, name, report))
+
+    def _read_report(self, edge: Edge, name: str) -> None:
+        with contextlib.suppress(ConnectorError):
+            found = self._ways[name].path.get(Edge(edge.target, edge.source), KEY + name)
+            if found is not None:
+                report = read_report(found)
+                with self._lock:
+                    for one in filter(None, (report.small, report.large)):
+                        self._flow(edge, name).got.observe(*one)
+
     def _took(self, message: Message, name: str, reason: RouteReason, seconds: float) -> None:
         with self._lock:
             if not self._illness[name].well:
@@ -177,6 +238,10 @@ class RoutedPath(Path):
             flow.put.observe(message.nbytes, seconds)
             self.served[message.edge, name, reason] += 1
             self.served_bytes[message.edge, name] += message.nbytes
+            flow.count += 1
+            due = flow.count % REPORT_EVERY == 0 and len(self._ways) > 1
+        if due:
+            self._read_report(message.edge, name)
 
     def _refused(self, name: str, error: ConnectorError) -> None:
         with self._lock:

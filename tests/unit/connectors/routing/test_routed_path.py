@@ -1,0 +1,176 @@
+"""Several paths as one: choice, refusals, return, back-pressure, compression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.paths import ScriptedPath
+from vllm_omni_sched.connectors.base import Edge, Status
+from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
+from vllm_omni_sched.connectors.routing.path import Way
+from vllm_omni_sched.connectors.routing.report import REPORT_EVERY
+from vllm_omni_sched.errors import ConfigError, MessageTooLargeError, NoRoomError, PathClosedError, ReceiverBehindError
+
+EDGE = Edge("0", "1")
+
+
+class Stage:
+    """A sender and a receiver with the same two paths."""
+
+    def __init__(self, compressor: Compressor | None = None, **options: Any) -> None:
+        self.now = [100.0]
+        self.near, self.far = ScriptedPath("near", self.now), ScriptedPath("far", self.now)
+        ways = [Way(self.near, 0), Way(self.far, 1)]
+        made = RoutingOptions(first_retry_seconds=1.0, longest_retry_seconds=4.0, **options)
+        self.sender, self.receiver = (RoutedPath(ways, made, compressor, lambda: self.now[0]) for _ in range(2))
+        self.count = 0
+
+    def send(self, payload: Any = "x", deadline: float | None = None) -> str:
+        """The path that took it; it is got at once."""
+        self.count += 1
+        before = dict(self.sender.served_bytes)
+        self.sender.put(make_message(EDGE, f"k{self.count}", payload), deadline)
+        (used,) = [path for (_, path), n in self.sender.served_bytes.items() if n > before.get((EDGE, path), 0)]
+        found = self.receiver.get(EDGE, f"k{self.count}")
+        assert found is not None
+        got = found.open()
+        assert np.array_equal(got, payload) if isinstance(payload, np.ndarray) else got == payload
+        return used
+
+
+def test_a_message_goes_within_the_host_and_is_found_whichever_way_it_came() -> None:
+    stage = Stage()
+    assert stage.send() == "near"
+    stage.near.fails = NoRoomError("full")
+    assert stage.send() == "far"
+    assert stage.receiver.get(EDGE, "k1") is None
+
+
+def test_a_path_that_refuses_rests_and_returns() -> None:
+    stage = Stage()
+    stage.near.fails = NoRoomError("full")
+    assert stage.send() == "far"
+    asked = len(stage.near.puts)
+    assert stage.send() == "far"
+    assert len(stage.near.puts) == asked, "it was asked again before its time"
+    assert stage.sender.health().status is Status.DEGRADED
+    stage.now[0] += 1.1
+    assert stage.send() == "far"
+    assert len(stage.near.puts) == asked + 1
+    stage.near.fails = None
+    stage.now[0] += 1.1
+    assert stage.send() == "far", "twice the rest after the second refusal"
+    stage.now[0] += 1.1
+    assert stage.send() == "near"
+    assert stage.sender.health().status is Status.HEALTHY
+    assert stage.sender.fell_back["near"] == 2
+
+
+def test_what_no_path_takes_is_refused_with_what_each_said() -> None:
+    stage = Stage()
+    stage.near.fails, stage.far.fails = NoRoomError("shm is full"), NoRoomError("no master")
+    with pytest.raises(NoRoomError, match=r"near: shm is full; far: no master"):
+        stage.send()
+    assert stage.sender.health().status is Status.SICK
+
+
+def test_only_the_last_path_is_waited_for() -> None:
+    stage = Stage()
+    stage.near.fails = NoRoomError("full")
+    stage.send(deadline=107.0)
+    assert stage.near.puts == [("k1", None)]
+    assert stage.far.puts == [("k1", 107.0)]
+
+
+def test_a_receiver_that_is_behind_slows_its_sender_on_every_path() -> None:
+    stage = Stage()
+    stage.near.fails = ReceiverBehindError("100 messages wait")
+    with pytest.raises(ReceiverBehindError):
+        stage.send(deadline=101.0)
+    assert stage.near.puts == [("k1", None), ("k1", 101.0)]
+    assert stage.far.puts == []
+    stage.near.fails = None
+    assert stage.send() == "near"
+
+
+def test_a_message_too_large_for_a_path_does_not_make_it_sick() -> None:
+    stage = Stage()
+    stage.near.fails = MessageTooLargeError("8 GB")
+    assert stage.send() == "far"
+    stage.near.fails = None
+    assert stage.send() == "near"
+
+
+def test_the_quicker_path_is_taken_once_both_were_timed_where_they_send_and_where_they_arrive() -> None:
+    stage = Stage(trial_every=5)
+    stage.near.get_seconds = 3e-3  # the sender learns that from reports
+    stage.far.put_seconds = 1e-3
+    used = [stage.send() for _ in range(4 * REPORT_EVERY)]
+    assert used[0] == "near"
+    assert used[5] == "far", "not used for so long, so tried"
+    # each is tried now and then; what is left goes by the one that was found to be quicker
+    assert used[-12:].count("far") > used[-12:].count("near")
+
+
+def test_an_edge_keeps_to_the_paths_that_its_receiver_has() -> None:
+    stage = Stage(edges={"0->1": ["far"]})
+    assert [stage.send() for _ in range(3)] == ["far"] * 3
+    assert stage.near.puts == []
+
+
+def test_discard_takes_back_wherever_it_is() -> None:
+    stage = Stage()
+    stage.sender.put(make_message(EDGE, "a", 1))
+    stage.near.fails = NoRoomError("full")
+    stage.sender.put(make_message(EDGE, "b", 1))
+    assert (stage.sender.discard("a"), stage.sender.discard("b"), stage.sender.discard("c")) == (1, 1, 0)
+    assert stage.receiver.get(EDGE, "a") is stage.receiver.get(EDGE, "b") is None
+
+
+def test_buffers_are_compressed_between_hosts_and_never_within_one() -> None:
+    stage = Stage(Compressor(CompressionOptions(mode="always", min_bytes=0)))
+    ids = np.arange(20_000, dtype=np.int64) % 300
+    assert stage.send(ids) == "near"
+    assert stage.sender.served_bytes[EDGE, "near"] > ids.nbytes
+    stage.near.fails = NoRoomError("full")
+    assert stage.send(ids) == "far"
+    assert stage.sender.served_bytes[EDGE, "far"] < ids.nbytes / 3
+
+
+def test_a_slow_link_is_learnt_from_receivers_and_then_spared() -> None:
+    stage = Stage(Compressor(CompressionOptions()), edges={"0->1": ["far"]})
+    ids = np.arange(200_000, dtype=np.int64) % 300
+    sizes = []
+    stage.far.get_seconds = 1.0  # 1.6 MB/s
+    for _ in range(2 * REPORT_EVERY + 1):
+        before = stage.sender.served_bytes[EDGE, "far"]
+        stage.send(ids)
+        sizes.append(stage.sender.served_bytes[EDGE, "far"] - before)
+    assert sizes[0] > ids.nbytes
+    assert sizes[-1] < ids.nbytes / 3
+
+
+def test_closed_is_closed() -> None:
+    stage = Stage()
+    stage.sender.close()
+    stage.sender.close()
+    assert (stage.near.closed, stage.far.closed) == (True, True)
+    with pytest.raises(PathClosedError):
+        stage.sender.put(make_message(EDGE, "k", 1))
+    with pytest.raises(PathClosedError):
+        stage.sender.get(EDGE, "k")
+    assert stage.sender.health().status is Status.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("ways", "options", "said"),
+    [([], {}, "at least one"), (["a", "a"], {}, "different names"), (["a"], {"edges": {"0->1": ["b"]}}, "'0->1'")],
+)
+def test_what_cannot_work_is_refused(ways: list[str], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RoutedPath([Way(ScriptedPath(name, [0.0]), 0) for name in ways], RoutingOptions(**options))

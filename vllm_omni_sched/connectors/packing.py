@@ -1,0 +1,50 @@
+"""Messages with their buffers compressed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vllm_omni_sched.connectors.compression import RAW, Buffer, Compressor
+from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES
+from vllm_omni_sched.connectors.framing import PACKED, Message
+
+
+def pack(message: Message, compressor: Compressor, link_bytes_per_second: float | None) -> Message:
+    """The message, or one that is sent in less time; what it was stays as it is."""
+    if not message.payload_bytes or message.flags & PACKED:
+        return message
+    buffers = [_buffer(one) for one in message.buffers]
+    packed = compressor.compress(str(message.edge), buffers, link_bytes_per_second)
+    entries = [
+        (place, (one.codec, one.dtype, one.shape, buffer.raw.size))
+        for place, (one, buffer) in enumerate(zip(packed, buffers, strict=True))
+        if one.codec != RAW
+    ]
+    if not entries:
+        return message
+    data: list[Any] = list(message.buffers)
+    for place, _ in entries:
+        data[place] = packed[place].data
+    body = msgspec.msgpack.encode((entries, message.body))
+    smaller = Message(message.edge, message.key, body, data)
+    smaller.flags = message.flags | PACKED
+    return smaller
+
+
+def _buffer(value: Any) -> Buffer:
+    """An array or tensor as flat bytes; on the host, contiguous, without a copy where it is so already."""
+    if isinstance(value, np.ndarray):
+        flat = np.ascontiguousarray(value).reshape(-1)
+        raw, dtype, shape = flat.view(np.uint8), value.dtype.name, value.shape
+    else:
+        import torch
+
+        tensor = value.detach().cpu().contiguous()
+        raw = tensor.reshape(-1).view(torch.uint8).numpy()
+        dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    if dtype not in ITEM_BYTES:
+        dtype, shape = "uint8", raw.shape
+    return Buffer(raw, dtype, shape)
