@@ -10,17 +10,28 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import result_tables  # noqa: E402 - the root has to be importable first
+from pydantic import BaseModel  # noqa: E402
+from pydantic_core import PydanticUndefined  # noqa: E402
 
 from patches.series import Series  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
+from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
+    ArenaOptions,
+    AudioPool,
+    ImagePool,
+    PoolOptions,
+    TextPool,
+)
+from vllm_omni_sched.connectors.auto import AutoOptions  # noqa: E402
+from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
@@ -35,13 +46,28 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def options() -> str:
+def options(model: type[BaseModel] = OmniSchedConfig) -> str:
     rows = []
-    for name, field in OmniSchedConfig.model_fields.items():
-        default = field.default.value if isinstance(field.default, Enum) else field.default
-        shown = "" if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel) or default is PydanticUndefined:
+            shown = ""
+        elif isinstance(default, Enum):
+            shown = f"`{default.value}`"
+        else:
+            shown = "" if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
         rows.append((f"`{name}`", _values(field), shown, field.description or ""))
     return table(("option", "values", "default", "meaning"), rows)
+
+
+def pool_options() -> str:
+    """Defaults of the three pools beside each other."""
+    pools = {"text": TextPool(), "image": ImagePool(), "audio": AudioPool()}
+    rows = [
+        (f"`{name}`", *(f"{getattr(pool, name):,}" for pool in pools.values()), field.description or "")
+        for name, field in PoolOptions.model_fields.items()
+    ]
+    return table(("option, in bytes", *pools, "meaning"), rows)
 
 
 def _values(field: object) -> str:
@@ -49,8 +75,12 @@ def _values(field: object) -> str:
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "options"
     words = {bool: "true, false", int: "whole number", float: "number"}
     text = words.get(kind, "text") if isinstance(kind, type) else "text"
+    if get_origin(annotation) is dict:
+        return "by edge"
     bounds = {
         key: getattr(rule, key) for rule in getattr(field, "metadata", ()) for key in ("ge", "le") if hasattr(rule, key)
     }
@@ -110,6 +140,11 @@ PICTURES = {
 
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
+    "auto-options": lambda: options(AutoOptions),
+    "arena-options": lambda: options(ArenaOptions),
+    "pool-options": pool_options,
+    "compression-options": lambda: options(CompressionOptions),
+    "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
     "versions": versions,
     "inventory": inventory,

@@ -186,3 +186,18 @@ def gpu_lanes(results: Sequence[Result]) -> str:
 def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> str:
     summary = record.get(f"{key}_{unit}")
     return f"{summary['median'] * factor:.4g} ({record[f'{key}_of_alone']:.2f})" if summary else ""
+
+
+def connectors(results: Sequence[Result]) -> str:
+    """One message between two processes: a row per size and measure, a column per connector."""
+    parts = []
+    for result in results:
+        lines: dict[tuple[str, str], dict[str, str]] = {}
+        for record in result["results"]:
+            value = record["median"] * (1 if record["measure"] == "memory held per byte" else 1e6)
+            ratio = f" (×{record['theirs_over_it']:.3g})" if "theirs_over_it" in record else ""
+            lines.setdefault((record["size"], record["measure"]), {})[record["variant"]] = f"{value:,.4g}{ratio}"
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        rows = [(*key, *(line.get(variant, "") for variant in variants)) for key, line in lines.items()]
+        parts.append("\n" + table(("payload", "µs unless said", *variants), rows) + source(result))
+    return "".join(parts) or NOTHING

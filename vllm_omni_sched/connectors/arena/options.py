@@ -78,9 +78,9 @@ class ArenaOptions(BaseModel):
         "default: all processes that one vLLM-Omni has started.",
     )
     modality: Modality | None = Field(None, description="Pool of all messages; default: by what is in each.")
-    text: TextPool = TextPool()
-    image: ImagePool = ImagePool()
-    audio: AudioPool = AudioPool()
+    text: TextPool = Field(TextPool(), description="The pool of ids.")
+    image: ImagePool = Field(ImagePool(), description="The pool of features and pixels.")
+    audio: AudioPool = Field(AudioPool(), description="The pool of samples.")
     growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="A pool that is full grows by it.")
     ring_bytes: int = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
     max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")

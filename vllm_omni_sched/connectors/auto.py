@@ -1,0 +1,36 @@
+"""All paths that this package has, as one, from options."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
+from vllm_omni_sched.connectors.routing.path import Way
+
+HOST, NETWORK = 0, 1  # distances
+
+
+class AutoOptions(RoutingOptions):
+    """Options of all paths. Unknown keys are errors."""
+
+    arena: ArenaOptions | None = Field(
+        ArenaOptions(), description="Options of the path within a host; null: there is none."
+    )
+    compression: CompressionOptions = Field(
+        CompressionOptions(), description="When buffers are compressed on paths between hosts."
+    )
+    put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+
+
+def auto_path(options: AutoOptions) -> RoutedPath:
+    """The paths that the options ask for.
+
+    Raises:
+        ConfigError: there is none, or one cannot work.
+        RendezvousError: the arena's directory cannot be used.
+    """
+    ways = [Way(ArenaPath(options.arena), HOST)] if options.arena is not None else []
+    far = any(way.distance for way in ways)
+    return RoutedPath(ways, options, Compressor(options.compression) if far else None)
