@@ -17,6 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import result_tables  # noqa: E402 - the root has to be importable first
+from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 
@@ -35,6 +36,7 @@ from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
+from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -98,6 +100,17 @@ def metrics() -> str:
     return table(("name", "kind", "labels", "meaning"), rows)
 
 
+def connector_metrics() -> str:
+    rows = [(f"`{name}`", "histogram", "", text) for name, text in TIMES.items()]
+    for fact in FACTS:
+        counter = fact.kind is CounterMetricFamily
+        labels = ", ".join(f"`{label}`" for label in ("path", fact.label) if label)
+        rows.append(
+            (f"`{fact.name}{'_total' if counter else ''}`", "counter" if counter else "gauge", labels, fact.help)
+        )
+    return table(("name", "kind", "labels", "meaning"), rows)
+
+
 def versions() -> str:
     return ", ".join(v if v.count(".") > 1 else f"{v}.x" for v in compat.SUPPORTED_VERSIONS) + "\n"
 
@@ -146,6 +159,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "compression-options": lambda: options(CompressionOptions),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
+    "connector-metrics": connector_metrics,
     "versions": versions,
     "inventory": inventory,
     "patches": patches,

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,45 +27,32 @@ from vllm_omni_sched.monitor.exposition import merge, render
 logger = logging.getLogger(__name__)
 
 
-class MetricsPublisher:
-    """Publishes one scheduler's metrics from a daemon thread.
-
-    Usage, in the scheduler::
-
-        self.metrics = SchedulerMetrics()
-        self._publisher = MetricsPublisher(self.metrics, vllm_config)
-        self._publisher.start()  # in __init__: creates the directory, publishes once, starts the thread
-        self._publisher.close()  # in shutdown(): stops the thread, removes the directory; may come twice
-
-    A scheduler that may be dropped without ``shutdown()`` adds
-    ``weakref.finalize(self, self._publisher.close)``; the thread holds the metrics, never the scheduler.
+class PagePublisher:
+    """Writes one page of metrics again and again, from a daemon thread, for the process that started this one.
 
     Metrics are never a reason to stop serving: when files cannot be written, `start` and the thread log one
     warning and the engine goes on without (until writing works again).
 
     Args:
-        metrics: what to publish; read without a lock.
-        vllm_config: names the directory (instance id, data-parallel index) and the labels (`engine_labels`).
+        name: begins the name of its directory.
+        labels: what all samples of the page get.
+        page: makes the page, in the Prometheus text format.
         interval_seconds: pause between two pages.
         wait: waits so many seconds, returns True to stop; tests step it by hand.
-        refresh: called before each page; brings `metrics` up to date. It must not hold the scheduler.
         base: directory instead of the user's own below TMPDIR.
     """
 
     def __init__(
         self,
-        metrics: SchedulerMetrics,
-        vllm_config: Any,
+        name: str,
+        labels: Mapping[str, str],
+        page: Callable[[], bytes],
         *,
         interval_seconds: float = 1.0,
         wait: Callable[[float], bool] | None = None,
-        refresh: Callable[[], None] | None = None,
         base: Path | None = None,
     ) -> None:
-        self._metrics = metrics
-        self._refresh = refresh
-        self._labels = engine_labels(vllm_config)
-        self._name = f"{vllm_config.instance_id}-{self._labels['engine']}-{os.getpid()}"
+        self._name, self._labels, self._page = f"{name}-{os.getpid()}", labels, page
         self._interval_seconds = interval_seconds
         self._stop = threading.Event()
         self._wait = wait or self._stop.wait
@@ -90,10 +77,9 @@ class MetricsPublisher:
         directory = self._directory
         if directory is None:
             return
-        if self._refresh is not None:
-            self._refresh()
+        page = self._page()
         try:
-            directory.write(render(self._metrics))
+            directory.write(page)
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -113,6 +99,45 @@ class MetricsPublisher:
     def _run(self) -> None:
         while not self._wait(self._interval_seconds) and not self._stop.is_set():
             self.publish()
+
+
+class MetricsPublisher(PagePublisher):
+    """Publishes one scheduler's metrics.
+
+    Usage, in the scheduler::
+
+        self.metrics = SchedulerMetrics()
+        self._publisher = MetricsPublisher(self.metrics, vllm_config)
+        self._publisher.start()  # in __init__: creates the directory, publishes once, starts the thread
+        self._publisher.close()  # in shutdown(): stops the thread, removes the directory; may come twice
+
+    A scheduler that may be dropped without ``shutdown()`` adds
+    ``weakref.finalize(self, self._publisher.close)``; the thread holds the metrics, never the scheduler.
+
+    Args:
+        metrics: what to publish; read without a lock.
+        vllm_config: names the directory (instance id, data-parallel index) and the labels (`engine_labels`).
+        refresh: called before each page; brings `metrics` up to date. It must not hold the scheduler.
+    """
+
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        vllm_config: Any,
+        *,
+        interval_seconds: float = 1.0,
+        wait: Callable[[float], bool] | None = None,
+        refresh: Callable[[], None] | None = None,
+        base: Path | None = None,
+    ) -> None:
+        def page() -> bytes:
+            if refresh is not None:
+                refresh()
+            return render(metrics)
+
+        labels = engine_labels(vllm_config)
+        name = f"{vllm_config.instance_id}-{labels['engine']}"
+        super().__init__(name, labels, page, interval_seconds=interval_seconds, wait=wait, base=base)
 
 
 def engine_labels(vllm_config: Any) -> dict[str, str]:

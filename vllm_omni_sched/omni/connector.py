@@ -9,8 +9,9 @@ from typing import Any
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Path, Status
+from vllm_omni_sched.connectors.base import Edge, Path
 from vllm_omni_sched.errors import ConnectorError
+from vllm_omni_sched.omni.metrics import metrics_of_this_process
 from vllm_omni_sched.omni.payloads import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class PathConnector(SharedMemoryConnector):
         super().__init__(config)
         self._put_timeout = put_timeout_seconds
         self._path: Path | None = path()
+        self._metrics = metrics_of_this_process(self.stage_id)
+        self._metrics.add(self)
 
     @property
     def path(self) -> Path:
@@ -53,12 +56,14 @@ class PathConnector(SharedMemoryConnector):
         Returns:
             Whether it was sent, bytes of the message, and facts that nobody needs to receive it.
         """
+        started = monotonic_seconds()
         try:
             message = pack(Edge(str(from_stage), str(to_stage)), put_key, data)
-            self.path.put(message, monotonic_seconds() + self._put_timeout)
+            self.path.put(message, started + self._put_timeout)
         except ConnectorError as error:
             logger.error("%s: message %r was not sent: %s", type(self).__name__, put_key[:80], error)
             return False, 0, None
+        self._metrics.put_seconds.observe(monotonic_seconds() - started)
         return True, message.nbytes, {"path": self.path.name, "size": message.nbytes}
 
     def get(
@@ -69,8 +74,13 @@ class PathConnector(SharedMemoryConnector):
         Raises:
             CorruptMessageError: it is not what was put; it is gone.
         """
+        started = monotonic_seconds()
         arrival = self.path.get(Edge(str(from_stage), str(to_stage)), get_key)
-        return None if arrival is None else (unpack(arrival), arrival.nbytes)
+        if arrival is None:
+            return None
+        payload = unpack(arrival)
+        self._metrics.get_seconds.observe(monotonic_seconds() - started)
+        return payload, arrival.nbytes
 
     def get_with_deadline(
         self,
@@ -109,8 +119,3 @@ class PathConnector(SharedMemoryConnector):
         path = getattr(self, "_path", None)  # `__del__` comes here, too, when the constructor has failed
         if path is not None:
             path.close()
-
-
-def is_well(connector: PathConnector) -> bool:
-    """Whether messages get through."""
-    return connector.path.health().status in (Status.HEALTHY, Status.DEGRADED)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
+from vllm_omni_sched.engine.metrics_bridge import attach
 
 
 def register_connectors() -> None:
@@ -18,6 +19,7 @@ def register_connectors() -> None:
     for name, make in CONNECTORS.items():
         if name not in known:
             OmniConnectorFactory.register_connector(name, make)
+    attach()  # for what stages will tell
     # stages inherit it from the process that starts them, and so meet in one arena
     os.environ.setdefault(ARENA_VARIABLE, f"run-{secrets.token_hex(8)}")
 

@@ -1,0 +1,135 @@
+"""What the connectors of this process do, as Prometheus text for ``/metrics`` of the process that started it."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from vllm_omni_sched.engine.metrics_bridge import PagePublisher
+from vllm_omni_sched.monitor.metrics import PREFIX
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.connector import PathConnector
+
+SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number of `Health.facts` as a metric, with the label ``path``, and one more where the fact is a mapping."""
+
+    fact: str
+    name: str
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    help: str
+    label: str | None = None
+
+
+FACTS = (
+    Fact("put", "connector_messages", CounterMetricFamily, "Messages that this stage has sent."),
+    Fact("put_bytes", "connector_sent_bytes", CounterMetricFamily, "Bytes of them, as they were written."),
+    Fact("inline", "connector_inline_messages", CounterMetricFamily, "Messages that went through the ring."),
+    Fact("got", "connector_received_messages", CounterMetricFamily, "Messages that this stage has got."),
+    Fact("got_bytes", "connector_received_bytes", CounterMetricFamily, "Bytes of them."),
+    Fact("copied_bytes", "connector_copied_out_bytes", CounterMetricFamily, "Bytes that receivers have copied."),
+    Fact("refused", "connector_refused_messages", CounterMetricFamily, "Messages that a path had no room for."),
+    Fact("replaced", "connector_replaced_messages", CounterMetricFamily, "Messages whose key was put again."),
+    Fact("discarded", "connector_discarded_messages", CounterMetricFamily, "Messages of aborted requests, taken back."),
+    Fact("expired", "connector_expired_messages", CounterMetricFamily, "Messages that nobody got in time."),
+    Fact("given_back", "connector_given_back_messages", CounterMetricFamily, "Messages whose receiver died."),
+    Fact("corrupt", "connector_corrupt_messages", CounterMetricFamily, "Messages that were not what was put."),
+    Fact("in_flight", "connector_in_flight_messages", GaugeMetricFamily, "Messages on their way now."),
+    Fact("used_bytes", "connector_pool_used_bytes", GaugeMetricFamily, "Room given out.", "pool"),
+    Fact("capacity_bytes", "connector_pool_capacity_bytes", GaugeMetricFamily, "Room set aside.", "pool"),
+    Fact("served", "connector_routed_messages", CounterMetricFamily, "Messages by edge, path and reason.", "route"),
+)
+
+TIMES = {
+    "connector_put_seconds": "Wall time of one put() that got through.",
+    "connector_get_seconds": "Wall time of one get() that found a message.",
+}
+
+
+class ConnectorMetrics(Collector):
+    """Of all connectors of this process: what they take, and the facts that their paths tell when asked."""
+
+    def __init__(self) -> None:
+        self._connectors: weakref.WeakSet[PathConnector] = weakref.WeakSet()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        self.put_seconds, self.get_seconds = (
+            Histogram(f"{PREFIX}connector_{what}_seconds", text, buckets=SECONDS, registry=self._registry)
+            for what, text in (
+                ("put", "Wall time of one put()."),
+                ("get", "Wall time of one get() that found a message."),
+            )
+        )
+
+    def add(self, connector: PathConnector) -> None:
+        """Tell about this connector, too, as long as it is there."""
+        self._connectors.add(connector)
+
+    def page(self) -> bytes:
+        """All families in the Prometheus text format, UTF-8."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Family]:
+        """Families of the facts, summed over connectors."""
+        sums: dict[tuple[Fact, tuple[str, ...]], float] = {}
+        for connector in list(self._connectors):
+            for path, facts in _by_path(connector.path.name, connector.path.health().facts):
+                for fact in FACTS:
+                    for labels, value in _values(fact, facts):
+                        key = (fact, (path, *labels))
+                        sums[key] = sums.get(key, 0.0) + value
+        for fact in FACTS:
+            family = fact.kind(PREFIX + fact.name, fact.help, labels=["path", *([fact.label] if fact.label else [])])
+            for (of, labels), value in sums.items():
+                if of is fact:
+                    family.add_metric(labels, value)
+            yield family
+
+
+def _by_path(name: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The facts of a path, and of those it is made of."""
+    yield name, facts
+    for inner, own in facts.items():
+        if isinstance(own, dict) and "status" in own:
+            yield inner, own
+
+
+def _values(fact: Fact, facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+    if fact.label == "pool":
+        pools = facts.get("pools", {}) | ({"ring": facts["ring"]} if "ring" in facts else {})
+        for pool, own in pools.items():
+            yield (pool,), float(own[fact.fact])
+    elif fact.label is not None:
+        for label, value in facts.get(fact.fact, {}).items():
+            yield (label,), float(value)
+    elif isinstance(facts.get(fact.fact), int):
+        yield (), float(facts[fact.fact])
+
+
+_lock = threading.Lock()
+_metrics: ConnectorMetrics | None = None
+
+
+def metrics_of_this_process(stage: int) -> ConnectorMetrics:
+    """The one there is; the first call publishes it."""
+    global _metrics
+    with _lock:
+        if _metrics is None:
+            _metrics = ConnectorMetrics()
+            publisher = PagePublisher(f"connectors-{stage}", {"stage": str(stage)}, _metrics.page)
+            publisher.start()
+            atexit.register(publisher.close)
+        return _metrics
