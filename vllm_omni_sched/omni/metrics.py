@@ -67,11 +67,7 @@ class ConnectorMetrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self.put_seconds, self.get_seconds = (
-            Histogram(f"{PREFIX}connector_{what}_seconds", text, buckets=SECONDS, registry=self._registry)
-            for what, text in (
-                ("put", "Wall time of one put()."),
-                ("get", "Wall time of one get() that found a message."),
-            )
+            Histogram(PREFIX + name, text, buckets=SECONDS, registry=self._registry) for name, text in TIMES.items()
         )
 
     def add(self, connector: PathConnector) -> None:
