@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".logs"
 # tests of what knows no vLLM
 PURE = ["benchmarks", "contracts", "docs", "omni", "patches"]
-PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "lanes", "monitor", "resource")]
+PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "monitor", "resource")]
 SUITES: dict[str, list[str]] = {
     ".venv": ["--ignore=tests/upstream/test_encoder_cache_alone.py"],  # the latest vLLM judges that
     ".venv-latest": [f"--ignore=tests/{folder}" for folder in PURE],
