@@ -181,7 +181,7 @@ def test_room_comes_back(sender: Path, receiver: Path) -> None:
 
 def test_a_full_path_says_so_at_once_or_at_its_deadline_and_takes_messages_again(sender: Path, receiver: Path) -> None:
     tensor, count = torch.zeros(1, 8 * MIB, dtype=torch.uint8), 0
-    with pytest.raises(NoRoomError, match=r"no room for \d+ bytes on edge a->b"):
+    with pytest.raises(NoRoomError, match=r"no room for \d+ bytes on edge a->b"):  # noqa: PT012
         while True:
             put(sender, f"{count}", {"x": tensor})
             count += 1

@@ -105,7 +105,7 @@ class World:
                 outbox = path._outbox
                 assert outbox is not None
                 assert sum(map(len, outbox._free)) == outbox.layout.slots
-                assert not (outbox._by_key or outbox._by_name or outbox._unwanted or outbox._got.any())
+                assert not any((outbox._by_key, outbox._by_name, outbox._unwanted, any(outbox._got)))
                 assert set(outbox.counts.waiting.values()) | set(outbox.counts.waiting_bytes.values()) <= {0}
             path.close()
         self.place.__exit__(None, None, None)

@@ -115,23 +115,23 @@ def test_a_forged_front_does_no_harm(payload: Any, forged: bytes, data: st.DataO
         assert not nbytes or start <= address <= address + nbytes <= start + end
 
 
+kinds = st.sampled_from(
+    ["float32", "int8", "float8", "RGB", "L", "F", "nn", "<f4", "O", "V8", "i4,O", "(2,3)f4", "<U0", ",", "{}", "dtype"]
+)
 extensions = st.builds(
     lambda code, described: msgspec.msgpack.Ext(code, msgspec.msgpack.encode(described)),
     st.integers(0, 5),
     st.recursive(
-        st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 2) | st.none() | st.floats()
-        | st.sampled_from(["float32", "int8", "RGB", "nn", "<f4", "O", "V8", "i4,O", "(2,3)f4", "<U0", ",", "{}", "dtype"]),
+        st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 2) | st.none() | st.floats() | kinds,
         lambda inner: st.lists(inner, max_size=4),
         max_leaves=8,
     ),
-)  # fmt: skip
+)
 descriptions = st.builds(
     lambda code, which, kind, shape: msgspec.msgpack.Ext(code, msgspec.msgpack.encode([which, kind, shape])),
     st.integers(1, 3),
     st.integers(-2, 2),
-    st.sampled_from(
-        ["float32", "int8", "RGB", "L", "F", "nn", "<f4", "O", "V8", "i4,O", "(2,3)f4", "<U0", ",", "float8"]
-    ),
+    kinds,
     st.lists(st.integers(-2, 5) | st.sampled_from([2**40, 2**63 - 1, 2**64 - 1, -(2**63)]), max_size=4),
 )
 

@@ -1,8 +1,8 @@
 """What tests of the arena share: a place of its own, small options, and processes that do as they are told.
 
-Processes are forked, in milliseconds, from one that has imported the arena and nothing else, so that they can be killed at
-an exact point. Started as a program, this module is that one: a line on its standard input names the socket on which
-the next process takes its orders.
+Processes are forked, in milliseconds, from one that has imported the arena and nothing else, so that they can be killed
+at an exact point. Started as a program, this module is that one: a line on its standard input names the socket on
+which the next process takes its orders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, index, meeting
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message
@@ -125,23 +125,22 @@ class Actor:
         inbox = self.path._inbox
         return inbox.bury() if inbox is not None else 0
 
-    def die_at(self, where: str, after: bool = False, call: int = 1) -> None:
-        """Be killed at the ``call``-th call of a function, given as ``module:Class.function``."""
+    def die_at(self, where: str, after: bool = False, by: int = signal.SIGKILL) -> None:
+        """Be killed (or stopped) at the next call of a function, given as ``module:Class.function``."""
         module, _, name = where.partition(":")
         owner: Any = importlib.import_module(module)
         *parents, name = name.split(".")
         for parent in parents:
             owner = getattr(owner, parent)
-        real, calls = getattr(owner, name), 0
+        real = getattr(owner, name)
 
         def deadly(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call and not after:
-                die()
+            setattr(owner, name, real)
+            if not after:
+                os.kill(os.getpid(), by)
             result = real(*args, **kwargs)
-            if calls == call:
-                die()
+            if after:
+                os.kill(os.getpid(), by)
             return result
 
         setattr(owner, name, deadly)
@@ -281,6 +280,21 @@ class Process:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.wait()
+
+    def stops(self, name: str, *args: Any) -> None:
+        """Begin something at an exact point of which it stops."""
+        self._orders.send((name, args, {}))
+        for _ in range(10_000):
+            if FilePath(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return
+            sleep_seconds(0.001)
+        raise AssertionError(f"{name} did not stop")
+
+    def goes_on(self) -> Any:
+        """What came of it."""
+        os.kill(self.pid, signal.SIGCONT)
+        assert self._orders.poll(LONG)
+        return self._orders.recv()[1]
 
     def wait(self) -> None:
         """Until it has ended, and the kernel has taken back what it held."""

@@ -21,6 +21,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,7 +76,7 @@ class Message:
             at += nbytes
             self.payload_bytes += nbytes
             if nbytes > longest:
-                longest, self.longest = nbytes, (str(buffer.dtype).removeprefix("torch."), buffer.ndim)
+                longest, self.longest = nbytes, (_dtype_name(buffer.dtype), buffer.ndim)
         self.nbytes = at
 
     def write_to(self, target: memoryview, address: int, generation: int = 0) -> None:
@@ -106,6 +107,11 @@ class Message:
         written = bytearray(self.nbytes)
         self.write_to(memoryview(written), ctypes.addressof(ctypes.c_char.from_buffer(written)))
         return written
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = None, revives: bool = False) -> Message:

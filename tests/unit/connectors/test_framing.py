@@ -211,7 +211,7 @@ def test_tensors_that_are_no_arrays_of_numbers_are_refused() -> None:
         ]
         tensors += [torch.empty(2, dtype=dtype) for dtype in QUANTIZED]
     for tensor in tensors:
-        with pytest.raises(PayloadError, match="a tensor that is (nested|quantized) cannot be sent"):
+        with pytest.raises(PayloadError, match=r"a tensor that is (nested|quantized) cannot be sent"):
             make_message(EDGE, "key", tensor)
 
 

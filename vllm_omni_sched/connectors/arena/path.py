@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -39,7 +40,13 @@ def _abandon_paths() -> None:
         path.abandon()
 
 
+def _close_paths() -> None:
+    for path in list(_paths):
+        path.close()
+
+
 os.register_at_fork(after_in_child=_abandon_paths)
+atexit.register(_close_paths)
 
 
 class ArenaPath(Path):

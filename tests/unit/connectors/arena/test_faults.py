@@ -5,17 +5,20 @@ All with real processes, each killed by SIGKILL at an exact point.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, Process, Processes, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, layout, meeting
-from vllm_omni_sched.connectors.arena.layout import HOLDER_AT, Layout
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, layout, meeting
+from vllm_omni_sched.connectors.arena.layout import Layout
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import CorruptMessageError, NoRoomError, PathClosedError, RendezvousError
@@ -177,6 +180,23 @@ def test_messages_of_a_dead_producer_expire(start: Start, options: ArenaOptions,
     assert (status, reason, facts["orphans_expired"]) == ("degraded", "49 orphans_expired", 49)
     assert soon.bury() == 1
     assert files(directory) == [".in", ".in"]
+
+
+def test_a_process_that_was_stopped_with_the_lock_of_a_slot_holds_nobody_up(start: Start) -> None:
+    producer, consumer, other = start(), start(), start()
+    for key in "ab":
+        producer.put(key, IN_POOL, 1)
+    consumer.die_at(f"{ARENA}.index:Index.record", by=signal.SIGSTOP)  # to find it
+    consumer.stops("get", "a")
+    assert other.get("a") == (IN_POOL, 1)
+    assert consumer.goes_on() is None
+    consumer.die_at(f"{ARENA}.memory:ByteLocks.acquire", after=True, by=signal.SIGSTOP)
+    consumer.stops("get", "b")
+    assert other.get("b") is None
+    assert producer.discard("b") == 0
+    producer.put("b", IN_POOL, 2)
+    assert other.get("b") == (IN_POOL, 2)
+    assert consumer.goes_on() == (IN_POOL, 1)
 
 
 # -- the consumer is killed
@@ -439,6 +459,54 @@ def test_ten_thousand_messages_that_are_held(root: str) -> None:
     path.close()
 
 
+def test_a_receiver_without_descriptors_or_memory_can_get_a_message_later(
+    options: ArenaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    sender, receiver = ArenaPath(options), ArenaPath(options)
+    sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
+    real = inbox.open_private
+    for works in (lambda path: path.suffix == meeting.OUTBOX, lambda path: False):
+        monkeypatch.setattr(inbox, "open_private", lambda path, works=works: real(path) if works(path) else fails())
+        with pytest.raises(RendezvousError, match=r"cannot look for messages in .*: Too many open files"):
+            receiver.get(EDGE, "k")
+    monkeypatch.setattr(inbox, "open_private", real)
+    monkeypatch.setattr(inbox, "Memory", fails)
+    with pytest.raises(RendezvousError, match="Too many open files"):
+        receiver.get(EDGE, "k")
+    monkeypatch.undo()
+    arrival = receiver.get(EDGE, "k")
+    assert arrival is not None
+    assert arrival.open()[0, 0] == 1
+    del arrival
+    sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize("what", ["mmap.mmap", "os.ftruncate", "pathlib.Path.rename"])
+def test_what_cannot_be_made_leaves_nothing_half_made(
+    options: ArenaOptions, directory: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    path = ArenaPath(options)
+    if what == "os.ftruncate":
+        path.put(make_message(EDGE, "small", 1))
+    descriptors, there = os.listdir("/proc/self/fd"), files(directory)
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(what, fails)
+            with pytest.raises(NoRoomError, match=r"no memory for (an outbox|a pool) in .* \(Cannot allocate memory\)"):
+                path.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
+        assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+        assert files(directory) == there
+    assert path.put(make_message(EDGE, "k", pixels(1, IN_POOL))) > 0
+    path.close()
+
+
 # -- files are damaged, foreign, or another's
 
 
@@ -626,7 +694,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused(root: str, what: str, who
 
 
 def test_a_directory_that_cannot_be_made_is_named(root: str) -> None:
-    with pytest.raises(RendezvousError, match=r"cannot make /nowhere/vllm-omni-sched-\d+ \(No such file"):
+    with pytest.raises(RendezvousError, match=r"cannot make or open /nowhere/vllm-omni-sched-\d+ \(No such file"):
         ArenaPath(small("/nowhere"))
 
 
@@ -661,7 +729,7 @@ def test_an_arena_that_was_removed_under_living_processes(start: Start, director
     assert producer.reap() == 0  # whether the consumer lives, nobody can say
     assert consumer.look("k") == 1
     assert consumer.get("l") == (IN_POOL, 1)
-    with pytest.raises(RendezvousError, match="cannot look for messages in .* No such file"):
+    with pytest.raises(RendezvousError, match=r"cannot look for messages in .* No such file"):
         consumer.get("m")
     with pytest.raises(RendezvousError, match="No such file"):
         producer.get("m")
@@ -719,15 +787,17 @@ def test_a_forked_child_does_not_keep_its_parent_alive(start: Start, directory: 
     parent.put("mine", IN_POOL, 2)
     assert parent.get("k", hold=True) == (IN_POOL, 1)
     child = parent.fork()
-    parent.kill()
-    producer.reap()
-    assert consumer.get("k") == (IN_POOL, 1)
-    assert consumer.get("mine") == (IN_POOL, 2)
-    assert consumer.bury() == 1
-    producer.close()
-    consumer.close()
-    assert not directory.exists()
-    os.kill(child, signal.SIGKILL)
+    try:
+        parent.kill()
+        producer.reap()
+        assert consumer.get("k") == (IN_POOL, 1)
+        assert consumer.get("mine") == (IN_POOL, 2)
+        assert consumer.bury() == 1
+        producer.close()
+        consumer.close()
+        assert not directory.exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_forked_child_inherits_nothing(start: Start) -> None:
@@ -782,6 +852,18 @@ def test_nothing_is_left_when_all_have_closed(start: Start, root: str) -> None:
     assert os.listdir(root) == []
 
 
+def test_nothing_is_left_by_a_process_that_ends_and_has_not_closed(root: str) -> None:
+    program = (
+        "import numpy; from vllm_omni_sched.connectors.arena import *;"
+        "from vllm_omni_sched.connectors.base import Edge; from vllm_omni_sched.connectors.framing import make_message as m;"
+        f"p = ArenaPath(ArenaOptions(directory={root!r})); p.put(m(Edge('0', '1'), 'k', numpy.ones((1, 100000))));"
+        "held = p.get(Edge('0', '1'), 'k').open(); print(held.sum())"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("100000.0\n", "")
+    assert os.listdir(root) == []
+
+
 def test_nothing_is_left_when_all_were_killed_and_somebody_has_swept(start: Start, root: str) -> None:
     processes = [start() for _ in range(4)]
     for process in processes:
@@ -820,4 +902,3 @@ def _write_to_record(directory: Path, state: int, at: int, written: bytes) -> No
         (slot,) = (i for i in range(slots) if layout.STATE.unpack_from(content, sizes.record_at(i))[0] == state)
         file.seek(sizes.record_at(slot) + at)
         file.write(written)
-    assert HOLDER_AT > at
