@@ -100,6 +100,40 @@ class Actor:
             self.held[key] = found
         return found.size, int(found[0, 0]) if (found == found[0, 0]).all() else -1
 
+    def send_all(self, count: int, receivers: int) -> None:
+        """Messages of all sizes, and at last a word for each receiver."""
+        for i in range(count):
+            message = make_message(EDGE, f"{i}", {"x": pixels(i % 251, 8 + i * 37 % 9000)})
+            self.path.put(message, monotonic_seconds() + LONG)
+        for i in range(receivers):
+            self.put(f"end {i}", 1, 0)
+
+    def receive_all(self, count: int, receiver: int) -> list[int]:
+        """Ask for every message again and again; numbers of those that were got, whole."""
+        got: list[int] = []
+        ended, held = False, list[Any]()
+        while True:
+            for i in range(count):
+                arrival = self.path.get(EDGE, f"{i}") if i not in got else None
+                if arrival is not None:
+                    held.append((arrival.open()["x"], i))
+                    got.append(i)
+                    del held[:-5]
+                assert all((found == number % 251).all() for found, number in held)
+            if ended:
+                return got
+            ended = self.get(f"end {receiver}") is not None
+
+    def come_and_go(self, options: dict[str, Any], count: int) -> int:
+        """Open a path, send a message to oneself and close it; how often it was there."""
+        there = 0
+        for i in range(count):
+            self.open(options)
+            self.put(f"{os.getpid()} {i}", 10, 1)
+            there += self.get(f"{os.getpid()} {i}") == (10, 1) and self.path.directory.is_dir()
+            self.path.close()
+        return there
+
     def look(self, key: str) -> int:
         """What a held payload is filled with; -1: with different things."""
         found = self.held[key]
@@ -281,9 +315,21 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
+    def begin(self, name: str, *args: Any) -> None:
+        """Something, and do not wait for it."""
+        self._orders.send((name, args, {}))
+
+    def result(self) -> Any:
+        """What came of it."""
+        assert self._orders.poll(LONG)
+        said, result = self._orders.recv()
+        if said == "raised":
+            raise result
+        return result
+
     def stops(self, name: str, *args: Any) -> None:
         """Begin something at an exact point of which it stops."""
-        self._orders.send((name, args, {}))
+        self.begin(name, *args)
         for _ in range(10_000):
             if FilePath(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
                 return
@@ -293,8 +339,7 @@ class Process:
     def goes_on(self) -> Any:
         """What came of it."""
         os.kill(self.pid, signal.SIGCONT)
-        assert self._orders.poll(LONG)
-        return self._orders.recv()[1]
+        return self.result()
 
     def wait(self) -> None:
         """Until it has ended, and the kernel has taken back what it held."""

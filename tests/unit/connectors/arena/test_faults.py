@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -335,6 +336,94 @@ def test_the_next_arena_takes_away_what_one_left_whose_processes_were_all_killed
     assert not directory.exists()
     other.close()
     assert os.listdir(root) == []
+
+
+# -- many at once
+
+
+def test_three_receivers_ask_for_the_same_messages_at_the_same_time(start: Start) -> None:
+    """400 messages: each is got, whole, by one of them."""
+    sender, receivers = start(), [start() for _ in range(3)]
+    for number, receiver in enumerate(receivers):
+        receiver.begin("receive_all", 400, number)
+    sender.send_all(400, 3)
+    assert sorted(i for receiver in receivers for i in receiver.result()) == list(range(400))
+    for receiver in receivers:
+        receiver.close()
+    assert sender.health()[2]["in_flight"] == 0
+
+
+def test_processes_come_and_go_at_the_same_time(
+    all_processes: Processes, options: ArenaOptions, root: str, directory: Path
+) -> None:
+    """Three, 100 times each: the last one takes the arena away, and nobody is left in one that was."""
+    processes = [all_processes.start() for _ in range(3)]
+    for process in processes:
+        process.begin("come_and_go", options.model_dump(), 100)
+    assert [process.result() for process in processes] == [100] * 3
+    assert os.listdir(root) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_kills(start: Start, directory: Path, seed: int) -> None:
+    """200 steps: whatever dies, each message is got by one that lives, and by one only."""
+    dice = random.Random(seed)
+    senders, receivers = [start(), start()], [start(), start()]
+    waiting: dict[str, tuple[int, int]] = {}
+    held: list[dict[str, tuple[int, int]]] = [{}, {}]
+    kills = 0
+
+    def settle() -> None:
+        for sender in senders:
+            sender.reap()
+        for receiver in receivers:
+            receiver.get("none")  # so that it knows all senders
+            receiver.bury()
+
+    for step in range(200):
+        which = dice.randrange(2)
+        act = dice.choices(["put", "get", "drop", "again", "kill receiver", "kill sender"], [40, 40, 15, 10, 4, 4])[0]
+        if act == "put":
+            nbytes = dice.choice([IN_RING, IN_POOL])
+            try:
+                senders[which].put(f"{step}", nbytes, step)
+                waiting[f"{step}"] = nbytes, step
+            except NoRoomError:
+                continue
+        elif act == "get" and waiting:
+            key = dice.choice(sorted(waiting))
+            hold = dice.random() < 0.5
+            assert receivers[which].get(key, hold=hold) == waiting[key]
+            if hold and waiting[key][0] == IN_POOL:
+                held[which][key] = waiting[key]
+            del waiting[key]
+        elif act == "drop" and held[which]:
+            key = dice.choice(sorted(held[which]))
+            assert receivers[which].look(key) == held[which].pop(key)[1]
+            receivers[which].drop(key)
+        elif act == "again" and held[which]:
+            assert receivers[1 - which].get(dice.choice(sorted(held[which]))) is None
+        elif act == "kill receiver":
+            receivers[which].kill()
+            receivers[which] = start()
+            waiting |= held[which]
+            held[which] = {}
+            settle()
+            kills += 1
+        elif act == "kill sender":
+            senders[which].kill()
+            senders[which] = start()
+            kills += 1
+    for key, found in waiting.items():
+        assert receivers[dice.randrange(2)].get(key) == found
+    for receiver, keys in zip(receivers, held, strict=True):
+        for key in keys:
+            assert receiver.look(key) == keys[key][1]
+            receiver.drop(key)
+    settle()
+    assert [sender.health()[2].get("in_flight", 0) for sender in senders] == [0, 0]
+    assert len(files(directory)) <= 2 + 2 * 2  # two inboxes, and outbox and pool of the senders that live
+    assert kills > 5
 
 
 # -- there is no room
@@ -853,14 +942,17 @@ def test_nothing_is_left_when_all_have_closed(start: Start, root: str) -> None:
 
 
 def test_nothing_is_left_by_a_process_that_ends_and_has_not_closed(root: str) -> None:
-    program = (
-        "import numpy; from vllm_omni_sched.connectors.arena import *;"
-        "from vllm_omni_sched.connectors.base import Edge; from vllm_omni_sched.connectors.framing import make_message as m;"
-        f"p = ArenaPath(ArenaOptions(directory={root!r})); p.put(m(Edge('0', '1'), 'k', numpy.ones((1, 100000))));"
-        "held = p.get(Edge('0', '1'), 'k').open(); print(held.sum())"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (ended.stdout, ended.stderr) == ("100000.0\n", "")
+    program = f"""if True:
+        import numpy
+        from tests.support.arena import EDGE, ArenaPath, make_message, small
+        path = ArenaPath(small({root!r}))
+        path.put(make_message(EDGE, "k", numpy.ones((1, 10000))))
+        held = path.get(EDGE, "k").open()
+        print(held.sum())
+    """
+    here = Path(__file__).parents[4]
+    ended = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("10000.0\n", "")
     assert os.listdir(root) == []
 
 
