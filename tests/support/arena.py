@@ -207,10 +207,13 @@ class Actor:
         self.path.put(message)
 
     def fork(self) -> int:
-        """A child that does nothing until it is killed."""
+        """A child that does nothing until it is killed, once it is on its own."""
+        read, write = os.pipe()
         child = os.fork()
         if not child:
+            os.write(write, b".")
             signal.pause()
+        os.read(read, 1)
         return child
 
     def fork_and_use(self) -> list[str]:
