@@ -79,7 +79,7 @@ class ArenaPath(Path):
         self._inbox: Inbox | None = None
         self._buried_at = clock()
         self._closed = ""  # by what
-        self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Outbox.progress` then
+        self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
         self._losses: dict[str, int] = {}
         self._lost_at = 0.0  # when `_losses` were new
         _paths.add(self)
@@ -94,14 +94,14 @@ class ArenaPath(Path):
                 behind = self._is_behind(outbox, edge, message.nbytes)
                 sent = None if behind else self._put(outbox, message, modality)
                 if sent is not None:
-                    self._refusal = None
+                    self._refusals.pop(edge, None)
                     return sent.held_bytes
                 possible = outbox.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
                     outbox.counts.refused += 1
                     if possible:
-                        self._refusal = why, outbox.progress
+                        self._refusals[edge] = why, outbox.progress
                     raise NoRoomError(why)
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
@@ -138,8 +138,10 @@ class ArenaPath(Path):
                 facts |= self._inbox.facts()
             if self._closed:
                 return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
-            if self._refusal is not None and self._outbox is not None and self._refusal[1] == self._outbox.progress:
-                return Health(Status.SICK, self._refusal[0], facts)
+            progress = self._outbox.progress if self._outbox is not None else 0
+            sick = [why for why, before in self._refusals.values() if before == progress]
+            if sick:
+                return Health(Status.SICK, "; ".join(sick), facts)
             lately = self._lost_lately(facts)
             lately += [
                 f"pool {name} cannot grow: {pool['refused']}"
