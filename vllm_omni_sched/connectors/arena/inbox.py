@@ -60,10 +60,12 @@ class _Sender:
             CorruptMessageError: it is said to lie outside the outbox.
         """
         memory, start = self.memory, self.layout.ring + record.offset
+        there = len(memory.view)
         if record.pool != RING:
             memory, start = self._pool(record.pool), record.offset
+            there = min(len(memory.view), os.fstat(memory.fd).st_size)
         end = start + record.nbytes
-        if not record.nbytes or end > len(memory.view) or end > os.fstat(memory.fd).st_size:
+        if not record.nbytes or end > there:
             raise CorruptMessageError("a message is said to lie outside its outbox")
         return memory.view[start : start + record.nbytes]
 

@@ -65,8 +65,8 @@ def _make_private(directory: Path) -> None:
 
 def _cannot_make(directory: Path, error: OSError) -> RendezvousError:
     return RendezvousError(
-        f"cannot make {directory} ({error.strerror}); set the connector's option `directory` to a file system in "
-        "memory that this user can write"
+        f"cannot make or open {directory} ({error.strerror}); set the connector's option `directory` to a file system "
+        "in memory that this user can write"
     )
 
 
@@ -84,6 +84,8 @@ def enter(root: str, arena: str) -> tuple[Path, int]:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:  # the last one has left just now, and has taken it away
             continue
+        except OSError as error:
+            raise _cannot_make(directory, error) from error
         fcntl.flock(fd, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), directory.stat()):

@@ -102,7 +102,7 @@ class Outbox:
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
         self._by_name: dict[bytes, int] = {}
         self._by_key: dict[str, set[int]] = {}
-        self._got = np.zeros(self.layout.slots, bool)  # slots that are known to be leased
+        self._got = bytearray(self.layout.slots)  # 1: the slot is known to be leased
         self._unwanted: set[int] = set()  # leased slots whose message was discarded or replaced
         self._seen_alive: dict[int, float] = {}  # receivers
         self.counts = OutboxCounts()
@@ -219,7 +219,7 @@ class Outbox:
         dull = (state == State.FREE) | ((state == State.READY) & (now - put_at <= self._options.ttl_seconds))
         for number in np.unique(holder[leased]).tolist():
             if self._is_alive(number, now):
-                dull |= leased & self._got & (holder == number)
+                dull |= leased & np.frombuffer(self._got, bool) & (holder == number)
         return [int(slot) for slot in np.flatnonzero(~dull)]
 
     def _look_at(self, slot: int, now: float) -> None:
@@ -227,20 +227,21 @@ class Outbox:
         if sent is None:
             return
         self.sent.move_to_end(slot)
-        record = self._index.record(slot)
-        if record.state == State.READY:
+        state = self._index.state(slot)
+        if state == State.READY:
             if slot in self._unwanted:
                 self.counts.discarded += self._withdraw(slot)
             elif now - sent.put_at > self._options.ttl_seconds and self._withdraw(slot):
                 self.counts.expired += 1
                 logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
-        elif record.state == State.LEASED:
+        elif state == State.LEASED:
             self._mark(sent, got=True)
-            if not self._is_alive(record.holder, now):
-                self._take_from_the_dead(sent, record.holder)
+            holder = self._index.record(slot).holder
+            if not self._is_alive(holder, now):
+                self._take_from_the_dead(sent, holder)
         else:
-            self.counts.consumed += record.state == State.CONSUMED
-            self.counts.damaged += record.state != State.CONSUMED
+            self.counts.consumed += state == State.CONSUMED
+            self.counts.damaged += state != State.CONSUMED
             self._forget(sent)
 
     def _withdraw(self, slot: int) -> bool:
@@ -286,7 +287,7 @@ class Outbox:
         self._free[sent.slot // at.BUCKET].append(sent.slot)
         self._give_room_back(sent.pool, sent.offset)
         self._mark(sent, got=True)
-        self._got[sent.slot] = False
+        self._got[sent.slot] = 0
         self._unwanted.discard(sent.slot)
         self.progress += 1
         del self.sent[sent.slot]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -46,7 +47,13 @@ def _abandon_paths() -> None:
         path.abandon()
 
 
+def _close_paths() -> None:
+    for path in list(_paths):
+        path.close()
+
+
 os.register_at_fork(after_in_child=_abandon_paths)
+atexit.register(_close_paths)
 
 
 class ArenaPath(Path):
@@ -79,7 +86,7 @@ class ArenaPath(Path):
         self._inbox: Inbox | None = None
         self._buried_at = clock()
         self._closed = ""  # by what
-        self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Outbox.progress` then
+        self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
         self._losses: dict[str, int] = {}
         self._lost_at = 0.0  # when `_losses` were new
         _paths.add(self)
@@ -94,14 +101,14 @@ class ArenaPath(Path):
                 behind = self._is_behind(outbox, edge, message.nbytes)
                 sent = None if behind else self._put(outbox, message, modality)
                 if sent is not None:
-                    self._refusal = None
+                    self._refusals.pop(edge, None)
                     return sent.held_bytes
                 possible = outbox.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
                     outbox.counts.refused += 1
                     if possible:
-                        self._refusal = why, outbox.progress
+                        self._refusals[edge] = why, outbox.progress
                     kind = MessageTooLargeError if not possible else ReceiverBehindError if behind else NoRoomError
                     raise kind(why)
             self._sleep(wait)
@@ -139,8 +146,10 @@ class ArenaPath(Path):
                 facts |= self._inbox.facts()
             if self._closed:
                 return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
-            if self._refusal is not None and self._outbox is not None and self._refusal[1] == self._outbox.progress:
-                return Health(Status.SICK, self._refusal[0], facts)
+            progress = self._outbox.progress if self._outbox is not None else 0
+            sick = [why for why, before in self._refusals.values() if before == progress]
+            if sick:
+                return Health(Status.SICK, "; ".join(sick), facts)
             lately = self._lost_lately(facts)
             lately += [
                 f"pool {name} cannot grow: {pool['refused']}"
