@@ -1,6 +1,6 @@
 """One suite over all paths between stages: the numbered promises of `Path`, and its errors.
 
-A path of another kind is one more entry of `PATHS`: a function that opens one end, with room for 96 MB and for less than
+A path of another kind is one more entry of `PATHS`: a function that opens one end, with room for 96 MB and less than
 800 MB. Ends that are opened at the same place see each other's messages.
 """
 

@@ -747,22 +747,27 @@ def test_a_damaged_message_is_a_corrupt_message(start: Start, directory: Path) -
     assert [consumer.get("a"), consumer.get("b")] == [None, (IN_POOL, 1)]
 
 
-def test_a_block_that_is_used_again_is_never_taken_for_the_old_one(start: Start, directory: Path) -> None:
+@pytest.mark.parametrize("by_the_same", [False, True])
+def test_a_block_that_is_used_again_is_never_taken_for_the_old_one(
+    start: Start, directory: Path, by_the_same: bool
+) -> None:
     """The holder is taken for dead, as if somebody had removed its file; then its lease ends, too late."""
     producer, consumer, other = start(), start(), start()
     producer.put("k", IN_POOL, 1)
     consumer.get("k", hold=True)
     (inbox,) = directory.glob("*.in")
-    inbox.unlink()
+    inbox.rename(inbox.with_suffix(".away"))
     producer.reap()
     assert other.get("k") == (IN_POOL, 1)
     producer.reap()
+    inbox.with_suffix(".away").rename(inbox)
     producer.put("k", IN_POOL, 2)  # in the same block and slot
-    assert other.get("k", hold=True) == (IN_POOL, 2)
+    second = consumer if by_the_same else other
+    assert second.get("k", hold=True, name="second") == (IN_POOL, 2)
     consumer.drop("k")
     assert producer.reap() == 0
-    assert other.look("k") == 2
-    other.drop("k")
+    assert second.look("second") == 2
+    second.drop("second")
     assert producer.reap() == 1
 
 
