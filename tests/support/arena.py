@@ -91,7 +91,7 @@ class Actor:
         return sum(self.put(f"m{i}", nbytes, i % 251) > 0 for i in range(count))
 
     def get(self, key: str, hold: bool = False, name: str | None = None) -> tuple[int, int] | None:
-        """Bytes of the payload, and what it is filled with; -1: with different things. Held under a name, or its key."""
+        """Bytes of the payload, and what it is filled with, -1: different things. Held under its key, or a name."""
         arrival = self.path.get(EDGE, key)
         if arrival is None:
             return None
