@@ -1,7 +1,7 @@
 """One suite over all paths between stages: the numbered promises of `Path`, and its errors.
 
-A path of another kind is one more entry of `PATHS`: a function that opens one end. Ends that are opened at the same
-place see each other's messages.
+A path of another kind is one more entry of `PATHS`: a function that opens one end, with room for 96 MB and less than
+800 MB. Ends that are opened at the same place see each other's messages.
 """
 
 from __future__ import annotations
@@ -247,9 +247,9 @@ def test_after_close_nothing_is_taken(ends: Ends) -> None:
     assert path.get(AB, "none") is None
     path.close()
     path.close()
-    with pytest.raises(PathClosedError, match=r"closed .* before this put"):
+    with pytest.raises(PathClosedError, match="closed"):
         put(path, "l", 1)
-    with pytest.raises(PathClosedError, match=r"closed .* before this get"):
+    with pytest.raises(PathClosedError, match="closed"):
         path.get(AB, "k")
     assert (path.discard("k"), path.reap()) == (0, 0)
     assert path.health().status is Status.CLOSED

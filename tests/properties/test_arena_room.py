@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.connectors.arena.room import Extents, Ring
@@ -22,6 +22,7 @@ def check_apart(given_out: dict[int, int], capacity: int) -> None:
     assert end <= capacity
 
 
+@settings(deadline=None)
 @given(steps, st.integers(0, 20), st.integers(0, 20))
 def test_extents(steps: list[tuple[bool, int]], blocks: int, more: int) -> None:
     extents, free, given_out = Extents(BLOCK, blocks * BLOCK), [True] * blocks, dict[int, int]()
@@ -53,6 +54,7 @@ def test_extents(steps: list[tuple[bool, int]], blocks: int, more: int) -> None:
     assert (extents.used_bytes, extents.largest_free_bytes) == (0, extents.capacity)
 
 
+@settings(deadline=None)
 @given(steps, st.integers(1, 20))
 def test_ring(steps: list[tuple[bool, int]], blocks: int) -> None:
     ring, given_out, order = Ring(blocks * BLOCK), dict[int, int](), list[int]()

@@ -57,6 +57,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
+@settings(deadline=None)
 @given(payloads, keys, st.integers(0, 2**32 - 1))
 def test_any_payload_comes_back(payload: Any, key: str, generation: int) -> None:
     message = make_message(EDGE, key, payload)
@@ -67,13 +68,14 @@ def test_any_payload_comes_back(payload: Any, key: str, generation: int) -> None
     assert same(payload, Arrival(room[50:], name_of(EDGE, key), generation).open())
 
 
+@settings(deadline=None)
 @given(payloads, keys, st.data())
 def test_a_cut_is_found(payload: Any, key: str, data: st.DataObject) -> None:
     written = make_message(EDGE, key, payload).to_buffer()
     _is_refused(written[: data.draw(st.integers(0, len(written) - 1))])
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(payloads, keys, st.data())
 def test_a_changed_byte_is_found_or_lies_in_a_buffer(payload: Any, key: str, data: st.DataObject) -> None:
     message = make_message(EDGE, key, payload)
@@ -91,11 +93,13 @@ def test_a_changed_byte_is_found_or_lies_in_a_buffer(payload: Any, key: str, dat
         assert same(payload, found)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused(written: bytes) -> None:
     _is_refused(bytearray(written))
 
 
+@settings(deadline=None)
 @given(payloads, st.binary(min_size=1, max_size=8), st.data())
 def test_a_forged_front_does_no_harm(payload: Any, forged: bytes, data: st.DataObject) -> None:
     """With a checksum that fits: whatever it says, only `CorruptMessageError`, or a payload from within the message."""
@@ -136,7 +140,7 @@ descriptions = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(extensions | descriptions)
 def test_a_forged_extension_does_no_harm(extension: msgspec.msgpack.Ext) -> None:
     message = make_message(EDGE, "key", {"a": np.arange(12, dtype=np.float32), "e": extension})

@@ -90,14 +90,14 @@ class Actor:
     def put_many(self, count: int, nbytes: int) -> int:
         return sum(self.put(f"m{i}", nbytes, i % 251) > 0 for i in range(count))
 
-    def get(self, key: str, hold: bool = False) -> tuple[int, int] | None:
-        """Bytes of the payload, and what it is filled with; -1: with different things."""
+    def get(self, key: str, hold: bool = False, name: str | None = None) -> tuple[int, int] | None:
+        """Bytes of the payload, and what it is filled with, -1: different things. Held under its key, or a name."""
         arrival = self.path.get(EDGE, key)
         if arrival is None:
             return None
         found = arrival.open()["x"]
         if hold:
-            self.held[key] = found
+            self.held[name or key] = found
         return found.size, int(found[0, 0]) if (found == found[0, 0]).all() else -1
 
     def send_all(self, count: int, receivers: int) -> None:

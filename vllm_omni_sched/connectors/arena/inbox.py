@@ -112,9 +112,13 @@ class Inbox:
         self.holder = int(token, 16)
         self.path = directory / f"{token}{meeting.INBOX}"
         unfinished = directory / f"{token}{meeting.UNFINISHED}"
-        os.close(meeting.create(unfinished, 0))
-        self._life = [meeting.live(unfinished)]
-        unfinished.rename(self.path)
+        with contextlib.ExitStack() as undo:
+            os.close(meeting.create(unfinished, 0))
+            undo.callback(unfinished.unlink, missing_ok=True)
+            self._life = [meeting.live(unfinished)]
+            undo.callback(meeting.let_go, *self._life)
+            unfinished.rename(self.path)
+            undo.pop_all()
         self._pid = os.getpid()
         self._leases: set[int] = set()  # numbers of those that have not ended
         self._closed = False
@@ -240,10 +244,14 @@ class Inbox:
         if stamp != self._listed_stamp:
             self._listed_stamp, self._listed_at = stamp, now
         known = len(self._senders)
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                if entry.name.endswith(meeting.OUTBOX) and not self._knows(entry.name):
-                    self._open(entry)
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(meeting.OUTBOX) and not self._knows(entry.name):
+                        self._open(entry)
+        except OSError:
+            self._listed_stamp = -1  # look again, whatever the time stamp says
+            raise
         return len(self._senders) > known
 
     def _knows(self, name: str) -> bool:

@@ -162,7 +162,11 @@ def live(path: Path) -> int:
     One of its own: a mapping keeps a copy of the descriptor it was made with, which forked children would inherit.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
     _locks.add(fd)
     return fd
 

@@ -121,9 +121,7 @@ class ArenaPath(Path):
             try:
                 if self._inbox is None:
                     self._inbox = Inbox(self.directory, self._options.copy_out, self._options.ttl_seconds, self._clock)
-                if (now := self._clock()) - self._buried_at > BURY_EVERY:
-                    self._buried_at = now
-                    self._inbox.bury()
+                self._bury(self._inbox)
                 return self._inbox.get(name_of(edge, key))
             except OSError as error:
                 raise RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}") from error
@@ -139,6 +137,9 @@ class ArenaPath(Path):
     def health(self) -> Health:
         with self._sending, self._receiving:
             self.reap()
+            if self._inbox is not None and not self._closed:
+                with contextlib.suppress(OSError):
+                    self._bury(self._inbox)
             facts: dict[str, Any] = {"directory": str(self.directory)}
             if self._outbox is not None:
                 facts |= self._outbox.facts()
@@ -180,6 +181,12 @@ class ArenaPath(Path):
             if side is not None:
                 side.abandon()
         self._outbox = self._inbox = None
+
+    def _bury(self, inbox: Inbox) -> None:
+        """Now and then."""
+        if (now := self._clock()) - self._buried_at > BURY_EVERY:
+            self._buried_at = now
+            inbox.bury()
 
     def _sender(self) -> Outbox:
         if self._closed:

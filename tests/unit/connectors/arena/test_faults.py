@@ -554,13 +554,15 @@ def test_a_receiver_without_descriptors_or_memory_can_get_a_message_later(
     def fails(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    sender, receiver = ArenaPath(options), ArenaPath(options)
+    clock = FakeClock()
+    sender, receiver = ArenaPath(options, clock=clock), ArenaPath(options, clock=clock)
     sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
     real = inbox.open_private
     for works in (lambda path: path.suffix == meeting.OUTBOX, lambda path: False):
         monkeypatch.setattr(inbox, "open_private", lambda path, works=works: real(path) if works(path) else fails())
         with pytest.raises(RendezvousError, match=r"cannot look for messages in .*: Too many open files"):
             receiver.get(EDGE, "k")
+        clock.now += 0.2  # after which time stamps are believed
     monkeypatch.setattr(inbox, "open_private", real)
     monkeypatch.setattr(inbox, "Memory", fails)
     with pytest.raises(RendezvousError, match="Too many open files"):
@@ -594,6 +596,34 @@ def test_what_cannot_be_made_leaves_nothing_half_made(
         assert files(directory) == there
     assert path.put(make_message(EDGE, "k", pixels(1, IN_POOL))) > 0
     path.close()
+
+
+def test_an_inbox_that_cannot_be_made_leaves_nothing(
+    options: ArenaOptions, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    path = ArenaPath(options)
+    for what in ("pathlib.Path.rename", "fcntl.flock"):
+        with monkeypatch.context() as patch:
+            patch.setattr(what, fails)
+            with pytest.raises(RendezvousError, match="Too many open files"):
+                path.get(EDGE, "k")
+    assert files(directory) == []
+    path.close()
+
+
+def test_health_looks_after_the_dead_where_nobody_asks_for_messages(start: Start, options: ArenaOptions) -> None:
+    clock, producer = FakeClock(), start()
+    producer.put("k", IN_POOL, 1)
+    receiver = ArenaPath(options, clock=clock)
+    assert receiver.get(EDGE, "k") is not None
+    producer.kill()
+    assert receiver.health().facts["senders"] == 1
+    clock.now += BURY_EVERY + 1
+    assert receiver.health().facts["senders"] == 0
+    receiver.close()
 
 
 # -- files are damaged, foreign, or another's
@@ -717,22 +747,27 @@ def test_a_damaged_message_is_a_corrupt_message(start: Start, directory: Path) -
     assert [consumer.get("a"), consumer.get("b")] == [None, (IN_POOL, 1)]
 
 
-def test_a_block_that_is_used_again_is_never_taken_for_the_old_one(start: Start, directory: Path) -> None:
+@pytest.mark.parametrize("by_the_same", [False, True])
+def test_a_block_that_is_used_again_is_never_taken_for_the_old_one(
+    start: Start, directory: Path, by_the_same: bool
+) -> None:
     """The holder is taken for dead, as if somebody had removed its file; then its lease ends, too late."""
     producer, consumer, other = start(), start(), start()
     producer.put("k", IN_POOL, 1)
     consumer.get("k", hold=True)
     (inbox,) = directory.glob("*.in")
-    inbox.unlink()
+    inbox.rename(inbox.with_suffix(".away"))
     producer.reap()
     assert other.get("k") == (IN_POOL, 1)
     producer.reap()
+    inbox.with_suffix(".away").rename(inbox)
     producer.put("k", IN_POOL, 2)  # in the same block and slot
-    assert other.get("k", hold=True) == (IN_POOL, 2)
+    second = consumer if by_the_same else other
+    assert second.get("k", hold=True, name="second") == (IN_POOL, 2)
     consumer.drop("k")
     assert producer.reap() == 0
-    assert other.look("k") == 2
-    other.drop("k")
+    assert second.look("second") == 2
+    second.drop("second")
     assert producer.reap() == 1
 
 
