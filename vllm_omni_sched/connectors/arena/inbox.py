@@ -202,9 +202,7 @@ class Inbox:
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
-            for slot, seen in sender.index.find(digest):
-                if seen.state != State.READY:
-                    continue
+            for slot in sender.index.find(digest):
                 record = sender.index.claim(slot, digest, self.holder)
                 if record is not None:
                     return self._take(sender, slot, record, name)

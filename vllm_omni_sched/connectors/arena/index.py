@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from vllm_omni_sched.connectors.arena.layout import (
     DIGEST,
     DIGESTS,
     HOLDER_AT,
+    PAGE,
     PUT_AT,
     RECORD,
     RECORD_BYTES,
@@ -24,6 +24,8 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
+
+FREE, READY, LEASED, CONSUMED = (int(state) for state in State)  # an enumeration is slow to look up
 
 
 class Columns(NamedTuple):
@@ -46,26 +48,30 @@ class Index:
         words = np.frombuffer(self._map, "<u8", layout.slots * RECORD_BYTES // 8, layout.records)
         rows = words.reshape(layout.slots, RECORD_BYTES // 8)
         self._columns = Columns(rows.view("<u4")[:, 0], rows[:, HOLDER_AT // 8], rows.view("<f8")[:, PUT_AT // 8])
+        self._buckets, self._records = layout.buckets, layout.records
         self._locks = ByteLocks(memory.fd)
         self._order = threading.Lock()
 
-    def find(self, digest: int) -> Iterator[tuple[int, Record]]:
-        """Slots with this digest, whatever their state; there may be an old one that was not freed yet."""
-        for bucket in dict.fromkeys(buckets_of(digest, self.layout.buckets)):
+    def find(self, digest: int) -> list[int]:
+        """Slots with this digest whose message waits; others may have it that were not freed yet."""
+        slots = []
+        for bucket in buckets_of(digest, self._buckets):
             first = bucket * BUCKET
-            digests = DIGESTS.unpack_from(self._map, self.layout.digest_at(first))
+            digests = DIGESTS.unpack_from(self._map, PAGE + first * DIGEST.size)
             if digest in digests:
                 for place, found in enumerate(digests):
-                    if found == digest:
-                        yield first + place, self.record(first + place)
+                    if found == digest and self.state(first + place) == READY:
+                        slots.append(first + place)
+        return slots
 
     def record(self, slot: int) -> Record:
         """What a slot says now."""
-        return Record(*RECORD.unpack_from(self._map, self.layout.record_at(slot)))
+        return Record(*RECORD.unpack_from(self._map, self._records + slot * RECORD_BYTES))
 
     def state(self, slot: int) -> int:
         """Of a slot, now."""
-        return int(STATE.unpack_from(self._map, self.layout.record_at(slot))[0])
+        (state,) = STATE.unpack_from(self._map, self._records + slot * RECORD_BYTES)
+        return int(state)
 
     def columns(self) -> Columns:
         """What all slots say now."""
@@ -76,10 +82,10 @@ class Index:
     def publish(self, slot: int, digest: int, record: Record) -> None:
         """Show a message that is written to receivers."""
         with self._order:
-            RECORD.pack_into(self._map, self.layout.record_at(slot), State.FREE, *record[1:])
+            RECORD.pack_into(self._map, self.layout.record_at(slot), FREE, *record[1:])
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # released and taken again: no processor shows what follows before what went before
-            STATE.pack_into(self._map, self.layout.record_at(slot), State.READY)
+            STATE.pack_into(self._map, self.layout.record_at(slot), READY)
 
     def withdraw(self, slot: int) -> int | None:
         """Free a slot that no receiver has, and say what it was; None when one has it, or is just taking it."""
@@ -88,7 +94,7 @@ class Index:
             return None
         try:
             state = self.state(slot)
-            if state == State.LEASED:
+            if state == LEASED:
                 return None
             self.free(slot)
             return state
@@ -97,7 +103,7 @@ class Index:
 
     def free(self, slot: int) -> None:
         """Empty a slot that is nobody's any more."""
-        STATE.pack_into(self._map, self.layout.record_at(slot), State.FREE)
+        STATE.pack_into(self._map, self.layout.record_at(slot), FREE)
         DIGEST.pack_into(self._map, self.layout.digest_at(slot), 0)
 
     def give_back(self, slot: int, holder: int) -> bool:
@@ -107,9 +113,9 @@ class Index:
             return False
         try:
             record = self.record(slot)
-            if record.state != State.LEASED or record.holder != holder:
+            if record.state != LEASED or record.holder != holder:
                 return False
-            STATE.pack_into(self._map, at, State.READY)
+            STATE.pack_into(self._map, at, READY)
             return True
         finally:
             self._locks.release(at)
@@ -118,16 +124,16 @@ class Index:
 
     def claim(self, slot: int, digest: int, holder: int) -> Record | None:
         """Lease a message to ``holder``; None when it is not there to be had any more, or somebody is at it."""
-        at = self.layout.record_at(slot)
+        at = self._records + slot * RECORD_BYTES
         if not self._locks.acquire(at):
             return None
         try:
             record = self.record(slot)
-            (found,) = DIGEST.unpack_from(self._map, self.layout.digest_at(slot))
-            if record.state != State.READY or found != digest:
+            (found,) = DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size)
+            if record.state != READY or found != digest:
                 return None
             DIGEST.pack_into(self._map, at + HOLDER_AT, holder)
-            STATE.pack_into(self._map, at, State.LEASED)
+            STATE.pack_into(self._map, at, LEASED)
             return record
         finally:
             self._locks.release(at)
@@ -135,5 +141,5 @@ class Index:
     def consume(self, slot: int, generation: int, holder: int) -> None:
         """End a lease: the sender may have the room again."""
         record = self.record(slot)
-        if record.state == State.LEASED and record.generation == generation and record.holder == holder:
-            STATE.pack_into(self._map, self.layout.record_at(slot), State.CONSUMED)
+        if record.state == LEASED and record.generation == generation and record.holder == holder:
+            STATE.pack_into(self._map, self.layout.record_at(slot), CONSUMED)

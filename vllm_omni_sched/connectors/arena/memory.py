@@ -12,7 +12,8 @@ import struct
 import threading
 from pathlib import Path
 
-_FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux
+_FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, from the start of the file, where, how long
+_fcntl, _SETLK, _WRLCK, _UNLCK = fcntl.fcntl, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
@@ -71,7 +72,7 @@ class ByteLocks:
         if not self._mutex.acquire(blocking=False):
             return False
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+            _fcntl(self._fd, _SETLK, _FLOCK.pack(_WRLCK, 0, at, 1, 0))
         except BaseException as error:
             self._mutex.release()
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EACCES):
@@ -81,7 +82,7 @@ class ByteLocks:
 
     def release(self, at: int) -> None:
         """Give it back."""
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
+        _fcntl(self._fd, _SETLK, _FLOCK.pack(_UNLCK, 0, at, 1, 0))
         self._mutex.release()
 
 

@@ -128,6 +128,8 @@ class Ring:
         self._gone.add(start)
         while self._order and self._order[0][0] in self._gone:
             self._gone.remove(self._order.popleft()[0])
+        if not self._order:
+            self._next = 0  # memory that was used just now is still in the processor's cache
         return nbytes
 
     def rounded(self, nbytes: int) -> int:
