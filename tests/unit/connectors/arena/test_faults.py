@@ -187,7 +187,7 @@ def test_a_process_that_was_stopped_with_the_lock_of_a_slot_holds_nobody_up(star
     producer, consumer, other = start(), start(), start()
     for key in "ab":
         producer.put(key, IN_POOL, 1)
-    consumer.die_at(f"{ARENA}.index:Index.record", by=signal.SIGSTOP)  # to find it
+    consumer.die_at(f"{ARENA}.index:Index.state", by=signal.SIGSTOP)  # to find it
     consumer.stops("get", "a")
     assert other.get("a") == (IN_POOL, 1)
     assert consumer.goes_on() is None
