@@ -208,8 +208,11 @@ def tidy(directory: Path, own: Path) -> None:
     Args:
         own: a file of the caller; its time stamp tells what time it is for the file system.
     """
-    os.utime(own)
-    now = own.stat().st_mtime
+    try:
+        os.utime(own)
+        now = own.stat().st_mtime
+    except FileNotFoundError:  # somebody removes files by hand
+        return
     for path in (*directory.glob(f"*{INBOX}"), *directory.glob(f"*{UNFINISHED}")):
         with contextlib.suppress(FileNotFoundError):
             born = path.suffix != UNFINISHED or now - path.stat().st_mtime > UNFINISHED_FOR

@@ -757,6 +757,7 @@ def test_a_block_that_is_used_again_is_never_taken_for_the_old_one(
     consumer.get("k", hold=True)
     (inbox,) = directory.glob("*.in")
     inbox.rename(inbox.with_suffix(".away"))
+    assert consumer.bury() == 0
     producer.reap()
     assert other.get("k") == (IN_POOL, 1)
     producer.reap()
