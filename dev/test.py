@@ -77,8 +77,9 @@ def main() -> int:
 
 def _write_models() -> None:
     """Before any test, in this one process: engines started at the same time then find them there."""
-    from dev.tiny_models import write_llava, write_voxtral_realtime
+    from dev.tiny_models import write_llama, write_llava, write_voxtral_realtime
 
+    write_llama(ROOT / ".models" / "llama")
     write_llava(ROOT / ".models" / "llava")
     write_voxtral_realtime(ROOT / ".models" / "voxtral-realtime")
 

@@ -1,13 +1,15 @@
-"""Multimodal models small enough for a CPU, written from nothing: no hub, no download.
+"""Models small enough for a CPU, written from nothing: no hub, no download.
 
     write_llava(Path(".models/llava"))                           images, through vLLM's LLaVA
     write_llava(Path(".models/llava-slow-tower"), **SLOW_TOWER)  the same, encoding an image takes 0.2 to 0.4 s
     write_voxtral_realtime(Path(".models/voxtral-realtime"))     a realtime transcription session
+    write_llama(Path(".models/llama"))                           text alone
 
-Both return the folder, and leave a folder that is up to date alone.
+All return the folder, and leave a folder that is up to date alone.
 """
 
+from dev.tiny_models.llama import write_llama
 from dev.tiny_models.llava import SLOW_TOWER, write_llava
 from dev.tiny_models.voxtral import write_voxtral_realtime
 
-__all__ = ["SLOW_TOWER", "write_llava", "write_voxtral_realtime"]
+__all__ = ["SLOW_TOWER", "write_llama", "write_llava", "write_voxtral_realtime"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dev.tiny_models import write_llava, write_voxtral_realtime
+from dev.tiny_models import write_llama, write_llava, write_voxtral_realtime
 from dev.tiny_models.llava import SIZES
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m dev.tiny_models", description="Write a tiny multimodal model.")
+    parser = argparse.ArgumentParser(prog="python -m dev.tiny_models", description="Write a tiny model.")
     models = parser.add_subparsers(dest="model", required=True)
 
     llava = models.add_parser("llava", help="images: CLIP tower and Llama")
@@ -21,9 +21,13 @@ def main() -> None:
     voxtral = models.add_parser("voxtral-realtime", help="realtime transcription of audio")
     voxtral.add_argument("--out", type=Path, default=Path(".models/voxtral-realtime"))
 
+    llama = models.add_parser("llama", help="text")
+    llama.add_argument("--out", type=Path, default=Path(".models/llama"))
+
     options = vars(parser.parse_args())
     out = options.pop("out")
-    write = {"llava": write_llava, "voxtral-realtime": write_voxtral_realtime}[options.pop("model")]
+    writers = {"llama": write_llama, "llava": write_llava, "voxtral-realtime": write_voxtral_realtime}
+    write = writers[options.pop("model")]
     print(write(out, **options))
 
 

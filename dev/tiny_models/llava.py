@@ -1,22 +1,19 @@
 """A tiny LLaVA: CLIP tower, Llama, and a tokenizer whose every id is printable.
 
-The weights are random but real: scaled so that each layer matters, and written to disk. (vLLM's own
-`load_format="dummy"` draws from ±0.001, where neither the context nor an image ever changes the next token; comparing
-tokens would then prove nothing.) One seed, so every process and every vLLM version gets the same model.
+The weights are random but real (see `random_weights.py`), and written to disk. One seed, so every process and every
+vLLM version gets the same model.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import string
 from pathlib import Path
 from typing import Any
 
+from dev.tiny_models import random_weights, tokenizer
 from dev.tiny_models.folder import write_once
+from dev.tiny_models.tokenizer import VOCAB_SIZE
 
-VOCAB_SIZE = 512
-SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 SEED = 20
 
 SIZES: dict[str, int] = {
@@ -51,13 +48,15 @@ def write_llava(out: Path, **sizes: int) -> Path:
     if unknown := sizes.keys() - SIZES.keys():
         raise TypeError(f"unknown size {sorted(unknown)[0]!r}; there are {', '.join(SIZES)}")
     chosen = SIZES | sizes
-    return write_once(out, lambda folder: _write(folder, chosen), sources=[__file__], sizes=chosen)
+    sources = [__file__, random_weights.__file__, tokenizer.__file__]
+    return write_once(out, lambda folder: _write(folder, chosen), sources=sources, sizes=chosen)
 
 
 def _write(folder: Path, sizes: dict[str, int]) -> None:
-    tokenizer = _tokenizer()
-    tokenizer.save_pretrained(folder)
-    config = _config(tokenizer, sizes)
+    words = tokenizer.readable_tokenizer()
+    words.chat_template = CHAT_TEMPLATE
+    words.save_pretrained(folder)
+    config = _config(words, sizes)
     config.save_pretrained(folder)
     _save_weights(folder, config)
     side = sizes["image_size"]
@@ -86,37 +85,7 @@ def _write(folder: Path, sizes: dict[str, int]) -> None:
     (folder / "processor_config.json").write_text(json.dumps(processor, indent=2))
 
 
-def _tokenizer() -> Any:
-    """One id per printable character, the other ids made-up words: whatever a random model says can be read.
-
-    Text is split into characters (one outside ASCII becomes `<unk>`); the words only ever come out, never go in.
-    """
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    characters = [*string.digits, *string.ascii_letters, *string.punctuation, " ", "\n"]
-    syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
-    made_up = (f" {first}{second}" for first, second in itertools.product(syllables, syllables[::-3]))
-    words = itertools.islice(made_up, VOCAB_SIZE - len(SPECIAL_TOKENS) - len(characters))
-    vocab = {token: id_ for id_, token in enumerate([*SPECIAL_TOKENS, *characters, *words])}
-    assert len(vocab) == VOCAB_SIZE
-
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=["<image>"],
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
-
-
-def _config(tokenizer: Any, sizes: dict[str, int]) -> Any:
+def _config(words: Any, sizes: dict[str, int]) -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
     config = LlavaConfig(
@@ -137,11 +106,11 @@ def _config(tokenizer: Any, sizes: dict[str, int]) -> Any:
             num_attention_heads=sizes["llm_heads"],
             num_key_value_heads=sizes["llm_heads"],
             max_position_embeddings=sizes["max_position_embeddings"],
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id,
+            pad_token_id=words.pad_token_id,
         ),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=words.convert_tokens_to_ids("<image>"),
         image_seq_length=(sizes["image_size"] // sizes["patch_size"]) ** 2,
         vision_feature_select_strategy="default",
     )
@@ -150,22 +119,11 @@ def _config(tokenizer: Any, sizes: dict[str, int]) -> Any:
 
 
 def _save_weights(folder: Path, config: Any) -> None:
-    import torch
     from safetensors.torch import save_file
     from transformers import LlavaForConditionalGeneration
 
-    generator = torch.Generator().manual_seed(SEED)
-    weights = {}
-    for name, weight in sorted(LlavaForConditionalGeneration(config).named_parameters()):
-        weight = weight.detach()
-        if weight.ndim >= 2:  # keep the variance of what passes through
-            inputs = 1 if "embed_tokens" in name or "position_embedding" in name else weight[0].numel()
-            weight.normal_(std=inputs**-0.5, generator=generator)
-        elif "norm" in name and name.endswith("weight"):
-            weight.fill_(1.0)
-        else:
-            weight.normal_(std=0.1, generator=generator)
-        weights[_name_in_checkpoint(name)] = weight.contiguous()
+    weights = random_weights.random_weights(LlavaForConditionalGeneration(config).named_parameters(), seed=SEED)
+    weights = {_name_in_checkpoint(name): weight for name, weight in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -1,0 +1,38 @@
+"""The tokenizer of the tiny models: every id is printable."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from typing import Any
+
+VOCAB_SIZE = 512
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
+
+
+def readable_tokenizer() -> Any:
+    """One id per printable character, the other ids made-up words: whatever a random model says can be read.
+
+    Text is split into characters (one outside ASCII becomes `<unk>`); the words only ever come out, never go in.
+    """
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    characters = [*string.digits, *string.ascii_letters, *string.punctuation, " ", "\n"]
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
+    made_up = (f" {first}{second}" for first, second in itertools.product(syllables, syllables[::-3]))
+    words = itertools.islice(made_up, VOCAB_SIZE - len(SPECIAL_TOKENS) - len(characters))
+    vocab = {token: id_ for id_, token in enumerate([*SPECIAL_TOKENS, *characters, *words])}
+    assert len(vocab) == VOCAB_SIZE
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=["<image>"],
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,58 @@
+"""Each pipeline is started once for each connector and mode, and answers all tests that ask about it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.harness.processes import ROOT, write_model
+from tests.omni.connectors import Connector
+from tests.omni.harness.processes import Driver, Outcome
+from tests.omni.harness.spec import Mode, PipelineSpec
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = importlib.util.find_spec("vllm_omni") is None
+    for item in items:
+        if item.path.is_relative_to(HERE) and "ran" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.omni)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason="vLLM-Omni is not installed"))
+
+
+class Ran:
+    """`ran(pipeline, mode, connector)`: what it answered; started when first asked for."""
+
+    def __init__(self, driver: Driver, folder: Path) -> None:
+        self._driver = driver
+        self._folder = folder
+        self._outcomes: dict[str, Outcome] = {}
+
+    def __call__(self, pipeline: str, mode: Mode, connector: Connector) -> Outcome:
+        name = f"{pipeline}-{mode}-{connector.name}"
+        if name not in self._outcomes:
+            folder = self._folder / name
+            folder.mkdir()
+            spec = PipelineSpec(pipeline, mode, connector.name, connector.extra(folder))
+            self._outcomes[name] = self._driver.run(spec)
+        outcome = self._outcomes[name]
+        if outcome.results["error"]:
+            pytest.fail(f"{name}\n{outcome.results['error']}")
+        return outcome
+
+    def answers(self, pipeline: str, mode: Mode, connector: Connector, scenario: str) -> dict[str, Any]:
+        answers: dict[str, Any] = self(pipeline, mode, connector).results["scenarios"][scenario]
+        return answers
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    folder = tmp_path_factory.mktemp("omni")
+    with Driver(write_model("llama", ROOT / ".models" / "llama"), folder) as driver:
+        yield Ran(driver, folder)

@@ -1,0 +1,69 @@
+"""The pipelines: text → text, and text → text → sound, each in async-chunk and in full-payload mode."""
+
+from __future__ import annotations
+
+from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
+
+PROCESSORS = "tests.omni.cpu.processors"
+
+_THINKER = StagePipelineConfig(
+    stage_id=0,
+    model_stage="thinker",
+    model_arch="TinyThinker",
+    final_output=True,
+    final_output_type="text",
+    owns_tokenizer=True,
+    engine_output_type="latent",  # anything but "text": its hidden states are wanted
+    async_chunk_process_next_stage_input_func=f"{PROCESSORS}.thinker2talker_chunk",
+    custom_process_next_stage_input_func=f"{PROCESSORS}.thinker2talker_payload",
+)
+
+TEXT_TO_TEXT = PipelineConfig(
+    model_type="tiny_text_to_text",
+    stages=(
+        _THINKER,
+        StagePipelineConfig(
+            stage_id=1,
+            model_stage="talker",
+            model_arch="TinyTalker",
+            input_sources=(0,),
+            final_output=True,
+            final_output_type="text",
+            engine_output_type="text",
+            sync_process_input_func=f"{PROCESSORS}.thinker2talker_prompt",
+            requires_full_payload_input=True,
+        ),
+    ),
+)
+
+TEXT_TO_SOUND = PipelineConfig(
+    model_type="tiny_text_to_sound",
+    stages=(
+        _THINKER,
+        StagePipelineConfig(
+            stage_id=1,
+            model_stage="talker",
+            model_arch="TinyTalker",
+            input_sources=(0,),
+            engine_output_type="latent",
+            sync_process_input_func=f"{PROCESSORS}.thinker2talker_prompt",
+            async_chunk_process_next_stage_input_func=f"{PROCESSORS}.talker2vocoder_chunk",
+            custom_process_next_stage_input_func=f"{PROCESSORS}.talker2vocoder_payload",
+            requires_full_payload_input=True,
+        ),
+        StagePipelineConfig(
+            stage_id=2,
+            model_stage="vocoder",
+            model_arch="TinyVocoder",
+            execution_type=StageExecutionType.LLM_GENERATION,
+            input_sources=(1,),
+            final_output=True,
+            final_output_type="audio",
+            engine_output_type="audio",
+            sync_process_input_func=f"{PROCESSORS}.talker2vocoder_prompt",
+            requires_full_payload_input=True,
+        ),
+    ),
+)
+
+PIPELINES = {pipeline.model_type: pipeline for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND)}

@@ -1,0 +1,39 @@
+"""The platform: vLLM's CPU, with what vLLM-Omni asks of a platform besides."""
+
+from __future__ import annotations
+
+import torch
+from vllm.platforms.cpu import CpuPlatform
+from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
+
+WORKERS = "tests.omni.cpu.workers"
+
+
+class CpuOmniPlatform(OmniPlatform, CpuPlatform):
+    _omni_enum = OmniPlatformEnum.OOT
+
+    @classmethod
+    def get_omni_ar_worker_cls(cls) -> str:
+        return f"{WORKERS}.CpuArWorker"
+
+    @classmethod
+    def get_omni_generation_worker_cls(cls) -> str:
+        return f"{WORKERS}.CpuGenerationWorker"
+
+    @classmethod
+    def get_torch_device(cls, local_rank: int | None = None) -> torch.device:
+        return torch.device("cpu")
+
+    @classmethod
+    def get_device_count(cls) -> int:
+        """Stages take turns on a device while they start; all of them share this one."""
+        return 1
+
+    @classmethod
+    def synchronize(cls) -> None:
+        pass
+
+
+def qualified_name() -> str:
+    """Entry point in `vllm_omni.platform_plugins`."""
+    return f"{CpuOmniPlatform.__module__}.{CpuOmniPlatform.__qualname__}"

@@ -1,0 +1,52 @@
+"""Stages forked from a server that has imported vLLM.
+
+vLLM-Omni spawns each stage, and importing vLLM and vLLM-Omni costs a stage a quarter of a minute of CPU before it does
+anything. The server imports them once, for all stages of all pipelines, beside the front end's own import. All else is
+as it was: a stage is a process of its own, its configuration arrives pickled, and it has the environment that the front
+end had when it started the stage (plugins leave word for stages there).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+
+PRELOAD = [
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm_omni.engine.arg_utils",
+    "vllm_omni.engine.stage_engine_core_proc",
+    "tests.omni.cpu.connectors",
+    "tests.omni.cpu.models",
+    "tests.omni.cpu.platform",
+    "tests.omni.cpu.processors",
+    "tests.omni.cpu.workers",
+]
+
+
+class _Stage(ForkServerProcess):
+    def start(self) -> None:
+        self._environment = dict(os.environ)  # that of the server is older
+        super().start()
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        super().run()
+
+
+class _Context(ForkServerContext):
+    Process = _Stage
+
+
+def start() -> None:
+    """Before this process imports vLLM: the two then do it at the same time."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+
+
+def use_for_stages() -> None:
+    from vllm_omni.engine import stage_engine_core_proc_manager
+
+    stage_engine_core_proc_manager.get_mp_context = _Context

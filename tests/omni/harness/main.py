@@ -1,0 +1,82 @@
+"""`python -m tests.omni.harness.main FOLDER MODEL PREFIX`: run each pipeline whose spec appears in FOLDER, by number.
+
+`N.spec.json` asks, `N.results.json` answers, `end` in FOLDER ends it; PREFIX begins the names of all requests.
+`{"scenarios": {name: {...}}, "seconds": {...}, "children_left": [...], "shm_left": [...], "error": traceback}`,
+the last None if all went well. One process for many pipelines, since importing vLLM takes longer than running one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import multiprocessing
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.omni.harness import forkserver
+from tests.omni.harness.running import running
+from tests.omni.harness.scenarios import SCENARIOS
+from tests.omni.harness.spec import SHM, PipelineSpec
+
+SCENARIO_SECONDS = 240
+POLL_SECONDS = 0.1
+END_SECONDS = 10
+
+
+def main(folder_name: str, model: str, prefix: str) -> None:
+    forkserver.start()
+    import vllm_omni.entrypoints.async_omni  # noqa: F401  while the server imports it, too
+
+    forkserver.use_for_stages()
+    folder = Path(folder_name)
+    for number in itertools.count():
+        spec_file = folder / f"{number}.spec.json"
+        while not spec_file.exists():
+            if (folder / "end").exists():
+                return
+            time.sleep(POLL_SECONDS)
+        spec = PipelineSpec(**json.loads(spec_file.read_text()))
+        print(f"=== {number}: {spec}", flush=True)
+        draft = folder / f"{number}.draft"
+        draft.write_text(json.dumps(run(spec, Path(model), folder, f"{prefix}x{number}")))
+        draft.rename(folder / f"{number}.results.json")
+
+
+def run(spec: PipelineSpec, model: Path, folder: Path, prefix: str) -> dict[str, Any]:
+    results: dict[str, Any] = {"scenarios": {}, "seconds": {}, "error": None}
+    started = time.monotonic()
+    try:
+        with running(spec, model=model, folder=folder) as omni:
+            results["seconds"]["start"] = time.monotonic() - started
+            asyncio.run(_drive(omni, spec, prefix, results))
+            started = time.monotonic()
+        results["seconds"]["stop"] = time.monotonic() - started
+    except Exception:  # noqa: BLE001  whatever it is, the test that reads the results shows it
+        results["error"] = traceback.format_exc()
+        print(results["error"], flush=True)
+    results["children_left"] = _children_left()
+    results["shm_left"] = sorted(file.name for file in SHM.iterdir() if f"{prefix}-" in file.name)
+    return results
+
+
+def _children_left() -> list[str]:
+    for child in multiprocessing.active_children():
+        child.join(END_SECONDS)  # vLLM-Omni may just have killed it
+    return [child.name for child in multiprocessing.active_children()]
+
+
+async def _drive(omni: Any, spec: PipelineSpec, prefix: str, results: dict[str, Any]) -> None:
+    for name in spec.scenarios:
+        print(f"--- scenario {name}", flush=True)
+        started = time.monotonic()
+        async with asyncio.timeout(SCENARIO_SECONDS):
+            results["scenarios"][name] = await SCENARIOS[name](omni, spec, f"{prefix}-{name}")
+        results["seconds"][name] = time.monotonic() - started
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Run pipelines in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dev.child_process import ChildProcess
+from tests.omni.harness.distribution import PLUGINS, write_distribution
+from tests.omni.harness.spec import SHM, PipelineSpec
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 1500  # a hang is a failure; that a busy machine is slow is none
+END_SECONDS = 20
+
+OUR_PLUGIN = "omni_sched"
+VLLM_OMNI_PLUGIN = "vllm_omni_register_models"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_PLUGINS": ",".join([*(name for group in PLUGINS.values() for name in group), OUR_PLUGIN, VLLM_OMNI_PLUGIN]),
+    # else vLLM moves each worker to a process of its own, for OpenMP's sake
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # one thread a stage: they share the machine, and sums are added up in one order
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # a payload that is lost fails its request instead of parking it for ten minutes
+    "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `harness/main.py` wrote, and what `LoggingConnector` did, if that was the connector."""
+
+    spec: PipelineSpec
+    results: dict[str, Any]
+    log: list[dict[str, Any]]
+
+
+class Driver:
+    """The process that runs pipelines, one after the other; a context manager that leaves nothing running.
+
+    A pipeline that takes the process down, or hangs, costs the others nothing: the next one gets a new process.
+    """
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model = model
+        self._folder = folder
+        self._process: ChildProcess | None = None
+        self._processes = 0
+        self._number = 0
+        self._prefix = f"omnitest{os.getpid()}"
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            (self._inbox / "end").touch()
+            self._wait_for(lambda: False, END_SECONDS)
+            self._stop()
+
+    def run(self, spec: PipelineSpec) -> Outcome:
+        process = self._started()
+        stem, self._number = self._inbox / str(self._number), self._number + 1
+        draft, results = stem.with_suffix(".asked"), stem.with_suffix(".results.json")
+        draft.write_text(json.dumps(spec.to_json()))
+        draft.rename(stem.with_suffix(".spec.json"))
+        self._wait_for(results.exists, PATIENCE_SECONDS)
+        if results.exists():
+            return Outcome(spec, json.loads(results.read_text()), _read_log(spec))
+        how = "still running" if process.exit_code is None else f"exit code {process.exit_code}"
+        self._stop()
+        return Outcome(spec, {"error": f"{how}\n" + "\n".join(process.last_lines(60))}, _read_log(spec))
+
+    @property
+    def _inbox(self) -> Path:
+        return self._folder / f"process-{self._processes}"
+
+    def _started(self) -> ChildProcess:
+        if self._process is None:
+            self._processes, self._number = self._processes + 1, 0
+            self._inbox.mkdir(parents=True)
+            paths = [ROOT, write_distribution(self._inbox / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            self._process = ChildProcess(
+                [sys.executable, "-m", "tests.omni.harness.main", str(self._inbox), str(self._model), self._prefix],
+                log=self._inbox / "log",
+                env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+            )
+        return self._process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+        for file in SHM.iterdir():
+            if self._prefix in file.name:
+                file.unlink(missing_ok=True)
+
+    def _wait_for(self, condition: Callable[[], bool], patience_seconds: float) -> None:
+        """Until it holds, the process ends, or patience does."""
+        deadline = time.monotonic() + patience_seconds
+        while not condition() and time.monotonic() < deadline:
+            if self._process is None or self._process.exit_code is not None:
+                return
+            time.sleep(0.1)
+
+
+def _read_log(spec: PipelineSpec) -> list[dict[str, Any]]:
+    file = Path(spec.extra.get("log", ""))
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []

@@ -1,0 +1,33 @@
+"""A pipeline while it runs, started by vLLM-Omni's own `AsyncOmni`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.omni.harness.deploy import write_deploy
+from tests.omni.harness.spec import PipelineSpec
+
+START_SECONDS = 900  # a busy machine is slow
+
+
+@contextmanager
+def running(spec: PipelineSpec, *, model: Path, folder: Path) -> Iterator[Any]:
+    """In a process that has `processes.ENVIRONMENT`; files of the run go to `folder`."""
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+    from vllm_omni.plugins import load_omni_general_plugins
+
+    load_omni_general_plugins()  # AsyncOmni looks for the pipeline before it loads the plugin that registers it
+    omni = AsyncOmni(
+        model=str(model),
+        deploy_config=str(write_deploy(spec, folder / "deploy.yaml")),
+        stage_init_timeout=START_SECONDS,
+        init_timeout=START_SECONDS,
+        parallel_stage_init=True,  # else stages of one device start one after the other
+    )
+    try:
+        yield omni
+    finally:
+        omni.shutdown()

@@ -1,0 +1,114 @@
+"""The same requests give the same answers over every connector, in a vLLM-Omni that runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+from typing import Any
+
+import pytest
+
+from tests.omni.conftest import Ran
+from tests.omni.connectors import CONNECTORS, REFERENCE, Connector
+from tests.omni.harness.compare import first_difference
+from tests.omni.harness.scenarios import ASKS, SCENARIOS, Ask
+from tests.omni.harness.spec import MODES, TEXT_TO_SOUND, TEXT_TO_TEXT, Mode
+
+pytestmark = pytest.mark.slow
+
+EVERY = [REFERENCE, *CONNECTORS]
+LOGGING = next(connector for connector in CONNECTORS if connector.name == "LoggingConnector")
+CHANGING = Connector("ChangingConnector")
+CHUNK_FRAMES = 4  # of cpu/processors.py
+FRAME_SAMPLES = 4  # of cpu/models.py
+
+over_every_connector = pytest.mark.parametrize("connector", EVERY, ids=lambda connector: connector.name)
+over_every_other = pytest.mark.parametrize("connector", CONNECTORS, ids=lambda connector: connector.name)
+in_both_modes = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@over_every_other
+@in_both_modes
+def test_same_answers(ran: Ran, mode: Mode, connector: Connector, scenario: str):
+    expected = ran.answers(TEXT_TO_SOUND, mode, REFERENCE, scenario)
+    assert first_difference(expected, ran.answers(TEXT_TO_SOUND, mode, connector, scenario)) is None
+
+
+@over_every_connector
+@in_both_modes
+def test_nothing_is_left(ran: Ran, mode: Mode, connector: Connector):
+    results = ran(TEXT_TO_SOUND, mode, connector).results
+    assert results["children_left"] == []
+    # In full-payload mode vLLM-Omni sends on what a request that was aborted has said so far. No stage asks for it, and
+    # `cleanup` is not called.
+    known = "-leaving-" if mode == "full_payload" else "no request"
+    assert [name for name in results["shm_left"] if known not in name] == []
+
+
+@in_both_modes
+def test_alone_as_in_company(ran: Ran, mode: Mode):
+    alone = ran.answers(TEXT_TO_SOUND, mode, REFERENCE, "one_by_one")
+    assert first_difference(alone, ran.answers(TEXT_TO_SOUND, mode, REFERENCE, "together")) is None
+    beside_one_that_left = ran.answers(TEXT_TO_SOUND, mode, REFERENCE, "one_leaves")
+    assert first_difference(alone | {"afterwards": alone["short"]}, beside_one_that_left) is None
+
+
+def test_chunks_say_what_whole_payloads_say(ran: Ran):
+    """What the talker says depends on each row that crosses the edge, and not on how many cross at a time."""
+    chunks, whole = (ran.answers(TEXT_TO_SOUND, mode, REFERENCE, "one_by_one") for mode in MODES)
+    assert first_difference(whole, chunks) is None
+
+
+@in_both_modes
+def test_two_stages_say_what_three_say(ran: Ran, mode: Mode):
+    two = ran.answers(TEXT_TO_TEXT, mode, LOGGING, "together")
+    three = ran.answers(TEXT_TO_SOUND, mode, REFERENCE, "together")
+    for name, ask in ASKS.items():
+        assert two[name]["text"]["0"] == three[name]["text"]["0"]
+        assert two[name]["text"]["1"] == _codes(three[name])
+        assert (len(two[name]["text"]["0"]), len(_codes(three[name]))) == (ask.thinks, ask.says)
+
+
+def test_it_is_noticed_when_payloads_change(ran: Ran):
+    expected = ran.answers(TEXT_TO_TEXT, "async_chunk", LOGGING, "together")
+    changed = ran.answers(TEXT_TO_TEXT, "async_chunk", CHANGING, "together")
+    assert first_difference(expected, changed) is not None
+
+
+def test_answers_differ(ran: Ran):
+    """Else comparing them would prove nothing."""
+    answers = ran.answers(TEXT_TO_SOUND, "async_chunk", REFERENCE, "one_by_one")
+    said = [_codes(answers[name])[:6] for name in ASKS]
+    assert all(len(set(codes)) > 2 for codes in said)
+    assert len({tuple(codes) for codes in said}) == len(ASKS)
+
+
+@pytest.mark.parametrize("pipeline", [TEXT_TO_TEXT, TEXT_TO_SOUND])
+@in_both_modes
+def test_the_connector_in_the_yaml_carries_the_payloads(ran: Ran, pipeline: str, mode: Mode):
+    outcome = ran(pipeline, mode, LOGGING)
+    puts, gets = (_by_edge_and_request(outcome.log, did) for did in ("put", "get"))
+    for edge in outcome.spec.edges:
+        for scenario in ("one_by_one", "together"):
+            for number, ask in enumerate(ASKS.values()):
+                request = f"{scenario}-{number}"
+                expected = _payloads(mode, edge, ask)
+                assert (edge, request, puts[edge, request]) == (edge, request, expected)
+                assert (edge, request, gets[edge, request]) == (edge, request, expected)
+
+
+def _payloads(mode: Mode, edge: tuple[str, str], ask: Ask) -> int:
+    if mode == "full_payload":
+        return 1
+    return ask.thinks if edge == ("0", "1") else ceil(ask.says / CHUNK_FRAMES)
+
+
+def _codes(answer: dict[str, Any]) -> list[int]:
+    return [int(code) for code in answer["sound"][::FRAME_SAMPLES]]
+
+
+def _by_edge_and_request(log: list[dict[str, Any]], did: str) -> Counter[tuple[tuple[str, str], str]]:
+    """Requests are named `{prefix}-{scenario}-{number}-{what vLLM-Omni adds}`."""
+    lines = [line for line in log if line["did"] == did]
+    return Counter((tuple(line["edge"]), "-".join(line["key"].split("-")[1:3])) for line in lines)
