@@ -17,6 +17,11 @@ class Connector(NamedTuple):
 # vLLM-Omni's own: what it answers over this one is right
 REFERENCE = Connector("SharedMemoryConnector")
 
+SMALL = {"initial_bytes": 1 << 20, "max_bytes": 64 << 20}
+ARENA = {"text": SMALL, "image": SMALL, "audio": SMALL}
+
 CONNECTORS = [
     Connector("LoggingConnector", lambda folder: {"log": str(folder / "connector.log")}),
+    Connector("ArenaConnector", lambda folder: ARENA),
+    Connector("OmniAutoConnector", lambda folder: {"arena": ARENA}),
 ]
