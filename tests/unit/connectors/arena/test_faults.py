@@ -6,6 +6,7 @@ All with real processes, each killed by SIGKILL at an exact point.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -187,7 +188,7 @@ def test_a_process_that_was_stopped_with_the_lock_of_a_slot_holds_nobody_up(star
     producer, consumer, other = start(), start(), start()
     for key in "ab":
         producer.put(key, IN_POOL, 1)
-    consumer.die_at(f"{ARENA}.index:Index.state", by=signal.SIGSTOP)  # to find it
+    consumer.die_at(f"{ARENA}.index:Index.claim", by=signal.SIGSTOP)  # it has seen it, and not yet taken it
     consumer.stops("get", "a")
     assert other.get("a") == (IN_POOL, 1)
     assert consumer.goes_on() is None
@@ -362,6 +363,27 @@ def test_processes_come_and_go_at_the_same_time(
         process.begin("come_and_go", options.model_dump(), 100)
     assert [process.result() for process in processes] == [100] * 3
     assert os.listdir(root) == []
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_an_arena_that_goes_while_somebody_enters(
+    options: ArenaOptions, directory: Path, made_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        monkeypatch.undo()
+        directory.rmdir()
+        if made_again:
+            directory.mkdir(mode=0o700)
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = ArenaPath(options)
+    assert os.path.samestat(os.fstat(path._entered), directory.stat())
+    path.put(make_message(EDGE, "k", 1))
+    assert path.get(EDGE, "k") is not None
+    path.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
