@@ -170,6 +170,7 @@ class Arrival:
         self._body = view[start + named : end]
         self._flags = flags
         self.nbytes: int = total
+        self.generation: int = made
 
     def open(self, revive: Hook | None = None) -> Any:
         """The payload.
