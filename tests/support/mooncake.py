@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.mooncake.store import load_library
@@ -41,7 +42,7 @@ def why_not() -> str:
     if not sys.platform.startswith("linux") or shutil.which("ip") is None:
         return "Mooncake is tested in network namespaces, which need Linux and the command `ip`"
     try:
-        Namespace().close()
+        home()
     except OSError as error:
         return f"no network namespace can be made here ({error.strerror}): that takes root"
     return ""
@@ -85,6 +86,12 @@ class Namespace:
     def close(self) -> None:
         """It ends with the last process in it."""
         os.close(self._fd)
+
+
+@cache
+def home() -> Namespace:
+    """The namespace of all paths of this process: the library's first threads stay where they began, and serve all."""
+    return Namespace()
 
 
 class Master:
@@ -151,12 +158,11 @@ class Master:
 
 
 class Deployment:
-    """A master in a namespace of its own, and paths to it: ``with Deployment() as deployment: deployment.path()``."""
+    """A master of its own, and paths to it: ``with Deployment() as deployment: deployment.path()``."""
 
     def __init__(self, **flags: Any) -> None:
         self._stack = ExitStack()
-        self.namespace = Namespace()
-        self._stack.callback(self.namespace.close)
+        self.namespace = home()
         self.master = Master(self.namespace, **flags)
         self._stack.callback(self.master.close)
 
@@ -199,7 +205,7 @@ class Deployment:
 
 PRELUDE = """
 import sys, time, faulthandler
-faulthandler.dump_traceback_later(120, exit=True)
+faulthandler.dump_traceback_later(60, exit=True)
 import numpy as np
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message
@@ -232,7 +238,8 @@ class Child:
 
     def heard(self) -> str:
         """The next thing that it says; anything else in its output is Mooncake's."""
-        for line in _lines(self.process.stdout):
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
             if line.startswith("# "):
                 return line[2:].strip()
         raise AssertionError(f"the child said nothing more; its errors end with:\n{self.errors()[-3000:]}")
@@ -296,8 +303,3 @@ def _free_ports(host: str, count: int) -> list[int]:
         for one in sockets:
             one.bind((host, 0))
         return [one.getsockname()[1] for one in sockets]
-
-
-def _lines(stream: TextIO | None) -> Iterator[str]:
-    assert stream is not None
-    yield from stream

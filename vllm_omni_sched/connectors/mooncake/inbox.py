@@ -15,7 +15,7 @@ from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, own_key, read_link
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
-from vllm_omni_sched.connectors.mooncake.store import MISSING, NOT_READY, OK, MasterGoneError, Store
+from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, MasterGoneError, Store
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Inbox:
         wanted.hanging = True
         code = self._store.get_into(key, room.address, nbytes, late)
         wanted.hanging = False
-        if code == nbytes:
+        if code in (nbytes, LEASE_OVER):  # who removes it after that, proves that it was there all the time
             return room
         self._rooms.give_back(room)
         if code not in (MISSING, NOT_READY):

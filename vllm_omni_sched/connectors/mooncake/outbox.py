@@ -173,6 +173,8 @@ class Outbox:
         """Take back what is done with, and leave the rest to the segments of others: ours goes with us."""
         until = self._clock() + seconds
         try:
+            if self._store.sick:
+                raise MasterGoneError(self._store.sick)
             self.reap()
             for sent in list(self.sent.values()):
                 if self._clock() >= until:

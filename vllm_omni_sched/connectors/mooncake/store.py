@@ -16,8 +16,8 @@ from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
 from vllm_omni_sched.errors import ConfigError, PathClosedError, RendezvousError
 
 OK = 0
-NO_ROOM, TOO_SMALL, NOT_READY, MISSING, TRANSFER, RPC = -200, -600, -703, -704, -800, -900
-"""Return codes; `RPC`: the master does not answer."""
+NO_ROOM, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -703, -704, -707, -900
+"""Return codes. `LEASE_OVER`: all was read, but took longer than the lease. `RPC`: the master does not answer."""
 LIBRARY_BUFFER = 16 * MIB  # for calls that we do not make
 CLOSING_SECONDS = 5.0
 SETUP_RETRIES = "MC_STORE_CLIENT_SETUP_RETRIES"
@@ -151,12 +151,12 @@ class Store:
         self._ask(self._client.unregister_buffer, address)
 
     def close(self) -> None:
-        """End it when no call is in flight; a client in which calls hang is left to the end of the process."""
+        """End it when no call is in flight; one in which calls hang, or would, is left to the end of the process."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
-            if self.calls.close(CLOSING_SECONDS):
+            if self.calls.close(0.0 if self.sick else CLOSING_SECONDS) and not self.sick:
                 self._end()
             else:
                 self.keep()
@@ -171,8 +171,8 @@ class Store:
         except PathClosedError:
             raise
         except RendezvousError as error:
-            self.sick = str(error)
-            raise MasterGoneError(f"the Mooncake master at {self._options.master} does not answer: {error}") from error
+            self.sick = f"the Mooncake master at {self._options.master} does not answer: {error}"
+            raise MasterGoneError(self.sick) from error
         if answer == RPC or (isinstance(answer, list) and RPC in answer):
             raise self._gone(RPC)
         self.sick = ""
