@@ -103,7 +103,7 @@ class Master:
         with namespace.inside():
             self.port, self._metrics_port = _free_ports(host, 2)
         self.address = f"{host}:{self.port}"
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`close` does)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -205,7 +205,7 @@ class Deployment:
 
 PRELUDE = """
 import sys, time, faulthandler
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(float(__import__("os").environ.get("CHILD_SECONDS", 60)), exit=True)
 import numpy as np
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message
@@ -227,7 +227,7 @@ class Child:
     """
 
     def __init__(self, script: str, options: str, *arguments: str) -> None:
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` does)
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + script, options, *arguments],
             stdin=subprocess.PIPE,

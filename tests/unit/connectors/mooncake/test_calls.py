@@ -29,7 +29,7 @@ def test_a_call_that_hangs_is_given_up_and_its_end_is_heard_of() -> None:
         late.set()
 
     start = monotonic_seconds()
-    with pytest.raises(HangingError, match="hangs within 0.1 s"):
+    with pytest.raises(HangingError, match=r"hangs within 0\.1 s"):
         calls.run(0.1, hangs, late=ended)
     assert monotonic_seconds() - start < 5
     assert (calls.hanging, calls.in_flight, said) == (1, 1, [])

@@ -37,7 +37,7 @@ def is_status(path: MooncakePath, status: Status) -> Any:
 def test_a_missing_master_is_said_within_seconds(own: Deployment) -> None:
     own.master.kill()
     start = time.monotonic()
-    with pytest.raises(RendezvousError, match="no Mooncake master answers at 127.0.0.1:.* start `mooncake_master`"):
+    with pytest.raises(RendezvousError, match=r"no Mooncake master answers at .* start `mooncake_master`"):
         own.path(connect_timeout_seconds=1.0)
     assert time.monotonic() - start < 5
 
@@ -199,15 +199,16 @@ def test_a_receiver_that_dies_before_it_has_taken_a_message_gives_it_back(own: D
 
 def test_a_full_store_says_so_and_takes_more_once_something_was_got(own: Deployment) -> None:
     sender, receiver = own.path(segment="64MB"), own.path(segment=0)
-    count = 0
-    with pytest.raises(NoRoomError, match="no room for .* raise its `segment`"):
-        for _ in range(100):
-            put(sender, f"m{count}", np.full(4 * MIB, count, np.uint8))
-            count += 1
-    assert 8 < count < 16
+    count = 12
+    for i in range(count):
+        put(sender, f"m{i}", np.full(4 * MIB, i, np.uint8))
+    with pytest.raises(NoRoomError, match=r"no room for .* raise its `segment`"):
+        put(sender, "too much", np.zeros(24 * MIB, np.uint8))
+    put(sender, "rest", np.zeros(12 * MIB, np.uint8))
     time.sleep(2)  # the master evicts what is not pinned above 90%
     threading.Timer(0.3, lambda: received(receiver, EDGE, "m0")).start()
     put(sender, "more", np.full(4 * MIB, 99, np.uint8), deadline=monotonic_seconds() + SOON)
+    assert receiver.health().facts["got"] == 1
     for i in range(1, count):
         assert (received(receiver, EDGE, f"m{i}") == i).all()
     assert (received(receiver, EDGE, "more") == 99).all()

@@ -15,8 +15,8 @@ from vllm_omni_sched.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("said", "nbytes"),
-    [(512 * MIB, 512 * MIB), ("512MB", 512 * MIB), ("64 MiB", 64 * MIB), ("1g", GIB), ("1048576", MIB), ("1.5GB", 3 * GIB // 2)],
-)  # fmt: skip
+    [(GIB, GIB), ("512MB", 512 * MIB), ("64 MiB", 64 * MIB), ("1g", GIB), ("1048576", MIB), ("1.5GB", 3 * GIB // 2)],
+)
 def test_sizes(said: Any, nbytes: int) -> None:
     options = MooncakeOptions(segment=said, localbuf=said, window_size=said)
     assert (options.segment, options.localbuf, options.window_size) == (nbytes,) * 3
