@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
@@ -15,7 +16,7 @@ from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, own_key, read_link
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
-from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, MasterGoneError, Store
+from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, RPC, TOO_SMALL, Store
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class InboxCounts:
 class _Wanted:
     """A name that somebody asks for."""
 
+    name: bytes
+    edge: Edge
     plain: str
     wait: float = FIRST_WAIT
     next_at: float = 0.0
@@ -51,6 +54,7 @@ class _Wanted:
     keys: list[str] = field(default_factory=list)  # where it was seen, newest first
     reading: bool = False
     hanging: bool = False  # a call that was given up still writes to memory of ours: nobody else tries meanwhile
+    taken: tuple[str, Room, int] | None = None  # by a call that was given up: key, where it is, what `claim` said
     unreachable: bool = False
 
 
@@ -71,6 +75,7 @@ class Inbox:
         self._swept_at = clock()
         self._got: OrderedDict[int, None] = OrderedDict()
         self._to_remove: list[str] = []
+        self._largest: dict[Edge, int] = {}
         self.counts = InboxCounts()
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
@@ -83,32 +88,31 @@ class Inbox:
         name = name_of(edge, key)
         with self._lock:
             wanted = self._wanted.get(name)
-            if wanted is None:
-                wanted = self._wanted[name] = _Wanted(self._names.plain(name))
+            if first := wanted is None:
+                wanted = self._wanted[name] = _Wanted(name, edge, self._names.plain(name))
             now = wanted.asked_at = self._clock()
             if wanted.reading or wanted.hanging or now < wanted.next_at:
                 return None
-            if not wanted.keys:
-                wanted.reading = True
-                due = [wanted, *self._due(now)]
-                for one in due:
-                    one.reading = True
-            else:
-                wanted.reading, due = True, []
+            wanted.reading = True
+            due = [] if first or wanted.keys or wanted.taken else [wanted, *self._due(now)]
+            for one in due:
+                one.reading = True
+        arrival = None
         try:
             if due:
                 self._look(due)
-            arrival = self._read(wanted, name) if wanted.keys else None
+            if wanted.taken is not None:
+                arrival = self._open(wanted, *wanted.taken)
+            elif first or wanted.keys:
+                arrival = self._read(wanted, first)
         except HangingError as error:
             self._holder_is_silent(wanted, str(error))
-            return None
         finally:
             with self._lock:
                 for one in (wanted, *due):
                     one.reading = False
-        if arrival is not None:
-            with self._lock:
-                self._wanted.pop(name, None)
+                if arrival is not None:
+                    self._wanted.pop(name, None)
         return arrival
 
     def tidy(self) -> None:
@@ -121,7 +125,7 @@ class Inbox:
             keys, self._to_remove = self._to_remove, []
             now = self._clock()
             for name, wanted in list(self._wanted.items()):
-                if now - wanted.asked_at > FORGOTTEN_AFTER and not wanted.reading:
+                if now - wanted.asked_at > FORGOTTEN_AFTER and not (wanted.reading or wanted.hanging or wanted.taken):
                     del self._wanted[name]
         try:
             self._store.remove(keys)
@@ -139,7 +143,7 @@ class Inbox:
         return [
             one
             for one in self._wanted.values()
-            if not (one.reading or one.hanging or one.keys)
+            if not (one.reading or one.hanging or one.keys or one.taken)
             and now >= one.next_at - one.wait / 2
             and now - one.asked_at < 1.0
         ]
@@ -159,86 +163,109 @@ class Inbox:
                 one.next_at = now + one.wait
                 one.wait = min(2 * one.wait, self._options.poll_seconds)
 
-    def _read(self, wanted: _Wanted, name: bytes) -> Arrival | None:
-        keys, wanted.keys = wanted.keys, []
+    def _read(self, wanted: _Wanted, first: bool) -> Arrival | None:
+        """From where it was seen; ``first``: from where it most often is."""
+        keys, wanted.keys = [wanted.plain] if first else wanted.keys, []
         for key in keys:
             if key != wanted.plain:
                 generation = self._follow(wanted, key)
                 if generation is None:
                     continue
                 key = own_key(wanted.plain, generation)
-            nbytes = self._store.size(key)
-            if nbytes <= 0:
-                if nbytes not in (MISSING, NOT_READY):
-                    self._holder_is_silent(wanted, f"code {nbytes}")
-                continue
-            room = self._fetch(wanted, key, nbytes)
-            if room is not None and (arrival := self._claim(wanted, key, room, name)) is not None:
+            if (arrival := self._take(wanted, key)) is not None:
                 return arrival
         wanted.next_at = max(wanted.next_at, self._clock() + FIRST_WAIT)
         return None
 
     def _follow(self, wanted: _Wanted, key: str) -> int | None:
-        room = self._fetch(wanted, key, LINK_BYTES)
-        if room is None:
-            return None
+        room = self._rooms.take(LINK_BYTES) or self._rooms.make(LINK_BYTES)
+        wanted.hanging = True
+        code = self._store.get_into(key, room.address, LINK_BYTES, partial(self._comes_late, wanted, key, room))
+        wanted.hanging = False
         said = room.data.tobytes()
         self._rooms.give_back(room)
-        return read_link(said)
-
-    def _fetch(self, wanted: _Wanted, key: str, nbytes: int) -> Room | None:
-        """The object in room of ours; None when it cannot be read now."""
-        room = self._rooms.take(nbytes) or self._rooms.make(nbytes)
-
-        def late(_: Any) -> None:
-            self._rooms.give_back(room)
-            wanted.hanging = False
-
-        wanted.hanging = True
-        code = self._store.get_into(key, room.address, nbytes, late)
-        wanted.hanging = False
-        if code in (nbytes, LEASE_OVER):  # who removes it after that, proves that it was there all the time
-            return room
-        self._rooms.give_back(room)
-        if code not in (MISSING, NOT_READY):
-            self._holder_is_silent(wanted, f"code {code}")
+        if code in (LINK_BYTES, LEASE_OVER):
+            return read_link(said)
+        self._cannot_be_read(wanted, code)
         return None
 
-    def _claim(self, wanted: _Wanted, key: str, room: Room, name: bytes) -> Arrival | None:
-        """The message in ``room``, if it is ours."""
-        data: Any = room.data
-        problem: CorruptMessageError | None = None
-        try:
-            arrival = Arrival(data, name)
-        except CorruptMessageError as error:
-            problem = error
-        try:
-            taken = self._store.remove([key]) == [OK]
-        except MasterGoneError:
-            taken = True
-            with self._lock:
-                self._to_remove.append(key)
-        with self._lock:
-            repeated = problem is None and arrival.generation in self._got
-            self.counts.repeated += repeated
-            if not taken or repeated or problem is not None:
-                self._rooms.give_back(room)
-                if taken and problem is not None:
-                    self.counts.corrupt += 1
-                    raise problem
+    def _take(self, wanted: _Wanted, key: str) -> Arrival | None:
+        """The message, if it can be read and is ours; in room for the largest of its edge, or else of its size."""
+        largest = self._largest.get(wanted.edge)
+        room = self._rooms.take(largest) if largest else None
+        while True:
+            if room is None:
+                nbytes = self._store.size(key)
+                if nbytes <= 0:
+                    self._cannot_be_read(wanted, nbytes)
+                    return None
+                if nbytes > self._rooms.nbytes // 4:
+                    largest = 0  # of this edge, sizes are asked for
+                elif largest != 0:
+                    largest = max(largest or 0, nbytes)
+                self._largest[wanted.edge] = largest
+                room = self._rooms.take(nbytes) or self._rooms.make(nbytes)
+            wanted.hanging = True
+            read, claimed = self._store.take(
+                key, room.address, room.data.nbytes, partial(self._comes_late, wanted, key, room)
+            )
+            wanted.hanging = False
+            if read > 0 or read == LEASE_OVER:  # what was removed after it was read, was there all the time
+                return self._open(wanted, key, room, claimed)
+            self._rooms.give_back(room)
+            if read != TOO_SMALL:
+                self._cannot_be_read(wanted, read)
                 return None
+            room = None
+
+    def _comes_late(self, wanted: _Wanted, key: str, room: Room, answer: Any) -> None:
+        """A call that was given up has ended: what it has taken is there for the next `get`."""
+        if isinstance(answer, tuple) and answer[1] in (OK, RPC):
+            wanted.taken = (key, room, answer[1])
+        else:
+            self._rooms.give_back(room)
+        wanted.hanging = False
+
+    def _open(self, wanted: _Wanted, key: str, room: Room, claimed: int) -> Arrival | None:
+        """What was read, if it is ours."""
+        wanted.taken = None
+        if claimed not in (OK, RPC):  # somebody else has it, or its sender
+            self._rooms.give_back(room)
+            return None
+        data: Any = room.data
+        try:
+            arrival = Arrival(data, wanted.name)
+        except CorruptMessageError:
+            self._rooms.give_back(room)
+            self.counts.corrupt += 1
+            raise
+        with self._lock:
+            if claimed == RPC:
+                self._to_remove.append(key)
+            repeated = arrival.generation in self._got
             self._got[arrival.generation] = None
             if len(self._got) > REMEMBERED:
                 self._got.popitem(last=False)
-            self.counts.got += 1
-            self.counts.got_bytes += arrival.nbytes
+        if repeated:
+            self._rooms.give_back(room)
+            self.counts.repeated += 1
+            return None
+        self.counts.got += 1
+        self.counts.got_bytes += arrival.nbytes
         if self._options.copy_out:
-            arrival = Arrival(bytearray(data), name)
+            arrival = Arrival(bytearray(data[: arrival.nbytes]), wanted.name)
             self.counts.copied_bytes += arrival.nbytes
             self._rooms.give_back(room)
         else:
+            self._rooms.trim(room, arrival.nbytes)
             self._rooms.lend(room)
         return arrival
+
+    def _cannot_be_read(self, wanted: _Wanted, code: int) -> None:
+        if code == RPC:
+            raise self._store.gone(code)
+        if code not in (MISSING, NOT_READY):
+            self._holder_is_silent(wanted, f"code {code}")
 
     def _holder_is_silent(self, wanted: _Wanted, why: str) -> None:
         wanted.next_at = self._clock() + UNREACHABLE_WAIT

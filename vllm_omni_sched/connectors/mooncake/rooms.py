@@ -94,6 +94,12 @@ class Rooms:
         self.own += 1
         return Room(data, address, None)
 
+    def trim(self, room: Room, nbytes: int) -> None:
+        """Take back what a room has beyond ``nbytes``."""
+        if room.start is not None:
+            with self._lock:
+                self._extents.trim(room.start, nbytes)
+
     def give_back(self, room: Room) -> None:
         """Take room back. It is used again at the next `take`."""
         self._back.append((room.start, room.address))

@@ -16,7 +16,7 @@ from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
 from vllm_omni_sched.errors import ConfigError, PathClosedError, RendezvousError
 
 OK = 0
-NO_ROOM, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -703, -704, -707, -900
+NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704, -707, -900
 """Return codes. `LEASE_OVER`: all was read, but took longer than the lease. `RPC`: the master does not answer."""
 LIBRARY_BUFFER = 16 * MIB  # for calls that we do not make
 CLOSING_SECONDS = 5.0
@@ -105,7 +105,7 @@ class Store:
         """
         codes = self._ask(self._client.batch_is_exist, keys)
         if any(code < 0 for code in codes):
-            raise self._gone(min(codes))
+            raise self.gone(min(codes))
         return [code == 1 for code in codes]
 
     def size(self, key: str) -> int:
@@ -116,6 +116,16 @@ class Store:
         """Read into registered memory; bytes, or a negative code. ``late``: see `Calls.run`."""
         seconds = self._options.transfer_seconds(nbytes)
         return int(self.calls.run(seconds, self._client.get_into, key, address, nbytes, late=late))
+
+    def take(self, key: str, address: int, nbytes: int, late: Callable[[Any], None]) -> tuple[int, int]:
+        """Read and then remove, in one go; what `get_into` and `claim` say. ``late``: see `Calls.run`."""
+        return self.calls.run(  # type: ignore[no-any-return]
+            self._options.transfer_seconds(nbytes), self._read_and_claim, key, address, nbytes, late=late
+        )
+
+    def claim(self, key: str) -> int:
+        """Remove one object, on the thread of a call: 0 for the one who was first."""
+        return int(self._client.remove(key, True))
 
     def put_from(self, key: str, address: int, nbytes: int, config: Any, late: Callable[[Any], None]) -> int:
         """Put what lies in registered memory, in the place of what is there under that key; 0, or a negative code."""
@@ -174,11 +184,16 @@ class Store:
             self.sick = f"the Mooncake master at {self._options.master} does not answer: {error}"
             raise MasterGoneError(self.sick) from error
         if answer == RPC or (isinstance(answer, list) and RPC in answer):
-            raise self._gone(RPC)
+            raise self.gone(RPC)
         self.sick = ""
         return answer
 
-    def _gone(self, code: int) -> MasterGoneError:
+    def _read_and_claim(self, key: str, address: int, nbytes: int) -> tuple[int, int]:
+        read = int(self._client.get_into(key, address, nbytes))
+        return read, self.claim(key) if read > 0 or read == LEASE_OVER else MISSING
+
+    def gone(self, code: int) -> MasterGoneError:
+        """The error to raise when a call said `RPC`."""
         self.sick = f"the Mooncake master at {self._options.master} does not answer (code {code})"
         return MasterGoneError(self.sick)
 

@@ -177,13 +177,33 @@ def test_a_sender_that_closes_alone_says_what_is_lost(own: Deployment, caplog: p
     assert sender.health().facts["lost"] == 1
 
 
+def test_what_was_taken_after_all_is_there_for_the_next_get(
+    own: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library removed it for us after we had given up waiting: nobody else can have it any more."""
+    sender, receiver = own.path(), own.path(call_timeout_seconds=0.3)
+    put(sender, "late", np.arange(MIB))
+    claim = receiver._store.claim
+
+    def claims_slowly(key: str) -> int:
+        time.sleep(1.0)
+        return claim(key)
+
+    monkeypatch.setattr(receiver._store, "claim", claims_slowly)
+    start = time.monotonic()
+    while receiver.health().facts["unreachable"] == 0:
+        assert receiver.get(EDGE, "late") is None
+    assert time.monotonic() - start < 0.9
+    assert np.array_equal(received(receiver, EDGE, "late"), np.arange(MIB))
+    wait_for(lambda: sender.health().facts["consumed"] == 1)
+    assert receiver.get(EDGE, "late") is None
+
+
 RECEIVES = """
-take = path._store.remove
-def stuck(keys):
-    if keys:
-        say("read")
-        time.sleep(60)
-path._store.remove = stuck
+def stuck(key):
+    say("read")
+    time.sleep(60)
+path._store.claim = stuck
 received(path, edge, "m")
 """
 
