@@ -189,6 +189,7 @@ class Arrival:
         self._body: Any = view[start + in_name : end]
         self._flags = flags
         self.nbytes: int = total
+        self.generation: int = made
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress what is compressed, into memory of its own; before `open`.

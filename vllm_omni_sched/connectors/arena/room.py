@@ -50,6 +50,14 @@ class Extents:
         self._put_back(start, nbytes)
         return nbytes
 
+    def trim(self, start: int, nbytes: int) -> None:
+        """Take back what an extent has beyond ``nbytes``."""
+        had, keeps = self._used[start], self.rounded(nbytes)
+        if keeps < had:
+            self._used[start] = keeps
+            self.used_bytes -= had - keeps
+            self._put_back(start + keeps, had - keeps)
+
     def extend(self, capacity: int) -> None:
         """Have more to give out."""
         if capacity > self.capacity:

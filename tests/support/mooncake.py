@@ -1,0 +1,305 @@
+"""A Mooncake master on loopback, and paths to it, in a network namespace where nobody else is.
+
+Mooncake clients listen on all interfaces, so nothing of it runs outside such a namespace. A thread that is inside one
+makes threads, sockets and processes there; those of a path stay there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake.store import load_library
+from vllm_omni_sched.errors import ConfigError
+
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+HERE = "/proc/thread-self/ns/net"
+START_SECONDS = 15.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def why_not() -> str:
+    """Why Mooncake cannot be tested on this machine, "" if it can."""
+    try:
+        load_library()
+    except ConfigError as error:
+        return str(error)
+    if not sys.platform.startswith("linux") or shutil.which("ip") is None:
+        return "Mooncake is tested in network namespaces, which need Linux and the command `ip`"
+    try:
+        home()
+    except OSError as error:
+        return f"no network namespace can be made here ({error.strerror}): that takes root"
+    return ""
+
+
+class Namespace:
+    """A network namespace with loopback and nothing else.
+
+    Raises:
+        OSError: we may not make one.
+    """
+
+    def __init__(self) -> None:
+        with _back_where_we_were():
+            _check(_libc.unshare(NEW_NETWORK))
+            self._fd = os.open(HERE, os.O_RDONLY | os.O_CLOEXEC)
+            ip("link", "set", "lo", "up")
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread, and what it starts, is in there meanwhile."""
+        with _back_where_we_were():
+            _check(_libc.setns(self._fd, NEW_NETWORK))
+            yield
+
+    def link(self, other: Namespace, ours: str, theirs: str) -> None:
+        """A cable between two namespaces: device ``link0`` at both ends, with these addresses."""
+        with self.inside():
+            far_end = f"/proc/{os.getpid()}/fd/{other._fd}"
+            ip("link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", far_end)
+        for end, address in ((self, ours), (other, theirs)):
+            with end.inside():
+                ip("addr", "add", f"{address}/24", "dev", "link0")
+                ip("link", "set", "link0", "up")
+
+    def set_link(self, state: str) -> None:
+        """``up`` or ``down``."""
+        with self.inside():
+            ip("link", "set", "link0", state)
+
+    def close(self) -> None:
+        """It ends with the last process in it."""
+        os.close(self._fd)
+
+
+@cache
+def home() -> Namespace:
+    """The namespace of all paths of this process: the library's first threads stay where they began, and serve all."""
+    return Namespace()
+
+
+class Master:
+    """`mooncake_master`, in a namespace; it can be killed, stopped, continued and started again at its address."""
+
+    def __init__(self, namespace: Namespace, host: str = "127.0.0.1", **flags: Any) -> None:
+        self._namespace, self._host = namespace, host
+        self._flags = {"default_kv_lease_ttl": "30s", "client_ttl": 10, "rpc_thread_num": 2, **flags}
+        with namespace.inside():
+            self.port, self._metrics_port = _free_ports(host, 2)
+        self.address = f"{host}:{self.port}"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`close` does)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        spec = importlib.util.find_spec("mooncake")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        binary = Path(spec.submodule_search_locations[0]) / "mooncake_master"
+        flags = {
+            **self._flags,
+            "rpc_address": self._host,
+            "rpc_port": self.port,
+            "metrics_host": self._host,
+            "metrics_port": self._metrics_port,
+        }
+        command = [str(binary), *(f"--{name}={value}" for name, value in flags.items())]
+        with self._namespace.inside():
+            self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+            until = time.monotonic() + START_SECONDS
+            while True:
+                try:
+                    socket.create_connection((self._host, self.port), timeout=1).close()
+                    return
+                except OSError:
+                    if time.monotonic() > until or self._process.poll() is not None:
+                        self.kill()
+                        raise RuntimeError(f"mooncake_master does not start:\n{self.log()[-2000:]}") from None
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """At once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self, seconds: float) -> None:
+        """It answers nobody for so long, and goes on in the background."""
+        process = self._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        threading.Timer(seconds, process.send_signal, (signal.SIGCONT,)).start()
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
+
+
+class Deployment:
+    """A master of its own, and paths to it: ``with Deployment() as deployment: deployment.path()``."""
+
+    def __init__(self, **flags: Any) -> None:
+        self._stack = ExitStack()
+        self.namespace = home()
+        self.master = Master(self.namespace, **flags)
+        self._stack.callback(self.master.close)
+
+    def options(self, **options: Any) -> MooncakeOptions:
+        """Small ones, to this master."""
+        defaults = {"segment": "256MB", "localbuf": "128MB", "proto": "tcp", "master": self.master.address}
+        return MooncakeOptions(**{**defaults, **options})
+
+    def path(self, **options: Any) -> MooncakePath:
+        """A path of this process; it is closed in the end."""
+        with self.namespace.inside():
+            path = MooncakePath(self.options(**options))
+        self._stack.callback(self._close_path, path)
+        return path
+
+    def inside(self) -> Any:
+        """Threads that call a path's methods have to be in here, since they may start threads of the path."""
+        return self.namespace.inside()
+
+    def child(self, script: str, *arguments: str) -> Child:
+        """A process with a path of its own; see `Child`."""
+        with self.namespace.inside():
+            child = Child(script, self.options().model_dump_json(), *arguments)
+        self._stack.callback(child.close)
+        return child
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_path(self, path: MooncakePath) -> None:
+        with self.namespace.inside():
+            path.close()
+
+
+PRELUDE = """
+import sys, time, faulthandler
+faulthandler.dump_traceback_later(float(__import__("os").environ.get("CHILD_SECONDS", 60)), exit=True)
+import numpy as np
+from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from tests.support.mooncake import received
+path = MooncakePath(MooncakeOptions.model_validate_json(sys.argv[1]))
+edge = Edge("0", "1")
+def say(*words):
+    print("#", *words, flush=True)
+"""
+
+
+class Child:
+    """A Python process, started where this thread is: a prelude makes ``path``, then the script runs.
+
+    Args:
+        script: may `say` things, and read lines.
+        options: of its path, as JSON.
+    """
+
+    def __init__(self, script: str, options: str, *arguments: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` does)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script, options, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def heard(self) -> str:
+        """The next thing that it says; anything else in its output is Mooncake's."""
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("# "):
+                return line[2:].strip()
+        raise AssertionError(f"the child said nothing more; its errors end with:\n{self.errors()[-3000:]}")
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+
+
+def received(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
+    """The payload, once it is there; None when it does not come in time."""
+    until = time.monotonic() + seconds
+    while (arrival := path.get(edge, key)) is None:
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.001)
+    return arrival.open()
+
+
+def ip(*arguments: str) -> None:
+    """Run the command `ip` where this thread is."""
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+@contextmanager
+def _back_where_we_were() -> Iterator[None]:
+    before = os.open(HERE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        _check(_libc.setns(before, NEW_NETWORK))
+        os.close(before)
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _free_ports(host: str, count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,43 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.mooncake import Deployment, why_not
+from vllm_omni_sched.connectors.mooncake import MooncakePath
+
+
+@pytest.fixture(scope="session")
+def mooncake() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def shared(mooncake: None) -> Iterator[Deployment]:
+    """One deployment for all tests of a module that leave it as it was."""
+    with Deployment() as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def sender(shared: Deployment) -> MooncakePath:
+    return shared.path(ttl_seconds=3600)
+
+
+@pytest.fixture(scope="module")
+def receiver(shared: Deployment) -> MooncakePath:
+    return shared.path()
+
+
+@pytest.fixture
+def inside(shared: Deployment) -> Iterator[None]:
+    """The test runs in the namespace of `shared`."""
+    with shared.inside():
+        yield
+
+
+@pytest.fixture
+def own(mooncake: None) -> Iterator[Deployment]:
+    """A deployment that the test may break; the test runs in its namespace."""
+    with Deployment(client_ttl=2) as deployment, deployment.inside():
+        yield deployment

@@ -1,0 +1,280 @@
+"""The receiving side: looks for messages, reads them, and removes what it has read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.framing import Arrival
+from vllm_omni_sched.connectors.mooncake.calls import HangingError
+from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, own_key, read_link
+from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
+from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
+from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, RPC, TOO_SMALL, Store
+from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT = 2e-4  # seconds between two looks for a message, doubled each time
+UNREACHABLE_WAIT = 0.25  # until the next try when the holder of a message does not answer
+FORGOTTEN_AFTER = 10.0  # seconds without a `get` of that name
+REMEMBERED = 1 << 16  # generations
+
+
+@dataclass
+class InboxCounts:
+    """What this process has received, and what it has asked the master for."""
+
+    got: int = 0
+    got_bytes: int = 0
+    copied_bytes: int = 0
+    corrupt: int = 0
+    looks: int = 0
+    repeated: int = 0  # got before, and put again by a sender that could not know
+    unreachable: int = 0  # tries to read a message whose holder did not answer
+    vanished: int = 0  # seen, but its holder died before it could be read
+
+
+@dataclass
+class _Wanted:
+    """A name that somebody asks for."""
+
+    name: bytes
+    edge: Edge
+    plain: str
+    wait: float = FIRST_WAIT
+    next_at: float = 0.0
+    asked_at: float = 0.0
+    keys: list[str] = field(default_factory=list)  # where it was seen, newest first
+    reading: bool = False
+    hanging: bool = False  # a call that was given up still writes to memory of ours: nobody else tries meanwhile
+    taken: tuple[str, Room, int] | None = None  # by a call that was given up: key, where it is, what `claim` said
+    unreachable: bool = False
+
+
+class Inbox:
+    """Messages for one process.
+
+    1. Names that are asked for again and again are looked up together, less and less often up to ``poll_seconds``.
+    2. A message is taken by removing it: who removes it has it.
+    3. One whose holder does not answer stays where it is, and is tried again.
+    4. When the master dies at the moment of removing, the message is delivered, and what is put again is refused.
+    """
+
+    def __init__(self, store: Store, rooms: Rooms, options: MooncakeOptions, clock: Clock) -> None:
+        self._store, self._rooms, self._options, self._clock = store, rooms, options, clock
+        self._names = Names(options.namespace)
+        self._lock = threading.Lock()
+        self._wanted: dict[bytes, _Wanted] = {}
+        self._swept_at = clock()
+        self._got: OrderedDict[int, None] = OrderedDict()
+        self._to_remove: list[str] = []
+        self._largest: dict[Edge, int] = {}
+        self.counts = InboxCounts()
+
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        """The message of that name, or None; see `Path.get`.
+
+        Raises:
+            CorruptMessageError: what lay there is damaged; it is gone now.
+            RendezvousError: the store does not answer.
+        """
+        name = name_of(edge, key)
+        with self._lock:
+            wanted = self._wanted.get(name)
+            if first := wanted is None:
+                wanted = self._wanted[name] = _Wanted(name, edge, self._names.plain(name))
+            now = wanted.asked_at = self._clock()
+            if wanted.reading or wanted.hanging or now < wanted.next_at:
+                return None
+            wanted.reading = True
+            due = [] if first or wanted.keys or wanted.taken else [wanted, *self._due(now)]
+            for one in due:
+                one.reading = True
+        arrival = None
+        try:
+            if due:
+                self._look(due)
+            if wanted.taken is not None:
+                arrival = self._open(wanted, *wanted.taken)
+            elif first or wanted.keys:
+                arrival = self._read(wanted, first)
+        except HangingError as error:
+            self._holder_is_silent(wanted, str(error))
+        finally:
+            with self._lock:
+                for one in (wanted, *due):
+                    one.reading = False
+                if arrival is not None:
+                    self._wanted.pop(name, None)
+        return arrival
+
+    def tidy(self) -> None:
+        """Remove what could not be removed when it was got, and forget names that nobody asks for any more.
+
+        Raises:
+            RendezvousError: the store does not answer.
+        """
+        with self._lock:
+            keys, self._to_remove = self._to_remove, []
+            now = self._clock()
+            for name, wanted in list(self._wanted.items()):
+                if now - wanted.asked_at > FORGOTTEN_AFTER and not (wanted.reading or wanted.hanging or wanted.taken):
+                    del self._wanted[name]
+        try:
+            self._store.remove(keys)
+        except RendezvousError:
+            with self._lock:
+                self._to_remove += keys
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        return {**vars(self.counts), "wanted": len(self._wanted)}
+
+    def _due(self, now: float) -> list[_Wanted]:
+        """Others that can be looked up in the same call, `_lock` held."""
+        return [
+            one
+            for one in self._wanted.values()
+            if not (one.reading or one.hanging or one.keys or one.taken)
+            and now >= one.next_at - one.wait / 2
+            and now - one.asked_at < 1.0
+        ]
+
+    def _look(self, due: list[_Wanted]) -> None:
+        keys = [key for one in due for key in (link_key(one.plain), one.plain)]
+        self.counts.looks += 1
+        there = self._store.exist(keys)
+        now = self._clock()
+        for place, one in enumerate(due):
+            one.keys = [
+                key for key, is_there in zip(keys[2 * place :][:2], there[2 * place :][:2], strict=True) if is_there
+            ]
+            if not one.keys:
+                if one.unreachable:
+                    self._has_vanished(one)
+                one.next_at = now + one.wait
+                one.wait = min(2 * one.wait, self._options.poll_seconds)
+
+    def _read(self, wanted: _Wanted, first: bool) -> Arrival | None:
+        """From where it was seen; ``first``: from where it most often is."""
+        keys, wanted.keys = [wanted.plain] if first else wanted.keys, []
+        for key in keys:
+            if key != wanted.plain:
+                generation = self._follow(wanted, key)
+                if generation is None:
+                    continue
+                key = own_key(wanted.plain, generation)
+            if (arrival := self._take(wanted, key)) is not None:
+                return arrival
+        wanted.next_at = max(wanted.next_at, self._clock() + FIRST_WAIT)
+        return None
+
+    def _follow(self, wanted: _Wanted, key: str) -> int | None:
+        room = self._rooms.take(LINK_BYTES) or self._rooms.make(LINK_BYTES)
+        wanted.hanging = True
+        code = self._store.get_into(key, room.address, LINK_BYTES, partial(self._comes_late, wanted, key, room))
+        wanted.hanging = False
+        said = room.data.tobytes()
+        self._rooms.give_back(room)
+        if code in (LINK_BYTES, LEASE_OVER):
+            return read_link(said)
+        self._cannot_be_read(wanted, code)
+        return None
+
+    def _take(self, wanted: _Wanted, key: str) -> Arrival | None:
+        """The message, if it can be read and is ours; in room for the largest of its edge, or else of its size."""
+        largest = self._largest.get(wanted.edge)
+        room = self._rooms.take(largest) if largest else None
+        while True:
+            if room is None:
+                nbytes = self._store.size(key)
+                if nbytes <= 0:
+                    self._cannot_be_read(wanted, nbytes)
+                    return None
+                if nbytes > self._rooms.nbytes // 4:
+                    largest = 0  # of this edge, sizes are asked for
+                elif largest != 0:
+                    largest = max(largest or 0, nbytes)
+                self._largest[wanted.edge] = largest
+                room = self._rooms.take(nbytes) or self._rooms.make(nbytes)
+            wanted.hanging = True
+            read, claimed = self._store.take(
+                key, room.address, room.data.nbytes, partial(self._comes_late, wanted, key, room)
+            )
+            wanted.hanging = False
+            if read > 0 or read == LEASE_OVER:  # what was removed after it was read, was there all the time
+                return self._open(wanted, key, room, claimed)
+            self._rooms.give_back(room)
+            if read != TOO_SMALL:
+                self._cannot_be_read(wanted, read)
+                return None
+            room = None
+
+    def _comes_late(self, wanted: _Wanted, key: str, room: Room, answer: Any) -> None:
+        """A call that was given up has ended: what it has taken is there for the next `get`."""
+        if isinstance(answer, tuple) and answer[1] in (OK, RPC):
+            wanted.taken = (key, room, answer[1])
+        else:
+            self._rooms.give_back(room)
+        wanted.hanging = False
+
+    def _open(self, wanted: _Wanted, key: str, room: Room, claimed: int) -> Arrival | None:
+        """What was read, if it is ours."""
+        wanted.taken = None
+        if claimed not in (OK, RPC):  # somebody else has it, or its sender
+            self._rooms.give_back(room)
+            return None
+        data: Any = room.data
+        try:
+            arrival = Arrival(data, wanted.name)
+        except CorruptMessageError:
+            self._rooms.give_back(room)
+            self.counts.corrupt += 1
+            raise
+        with self._lock:
+            if claimed == RPC:
+                self._to_remove.append(key)
+            repeated = arrival.generation in self._got
+            self._got[arrival.generation] = None
+            if len(self._got) > REMEMBERED:
+                self._got.popitem(last=False)
+        if repeated:
+            self._rooms.give_back(room)
+            self.counts.repeated += 1
+            return None
+        self.counts.got += 1
+        self.counts.got_bytes += arrival.nbytes
+        if self._options.copy_out:
+            arrival = Arrival(bytearray(data[: arrival.nbytes]), wanted.name)
+            self.counts.copied_bytes += arrival.nbytes
+            self._rooms.give_back(room)
+        else:
+            self._rooms.trim(room, arrival.nbytes)
+            self._rooms.lend(room)
+        return arrival
+
+    def _cannot_be_read(self, wanted: _Wanted, code: int) -> None:
+        if code == RPC:
+            raise self._store.gone(code)
+        if code not in (MISSING, NOT_READY):
+            self._holder_is_silent(wanted, f"code {code}")
+
+    def _holder_is_silent(self, wanted: _Wanted, why: str) -> None:
+        wanted.next_at = self._clock() + UNREACHABLE_WAIT
+        self.counts.unreachable += 1
+        if not wanted.unreachable:
+            wanted.unreachable = True
+            logger.warning("a message is in the Mooncake store, but cannot be read (%s); it is tried again", why)
+
+    def _has_vanished(self, wanted: _Wanted) -> None:
+        wanted.unreachable = False
+        self.counts.vanished += 1
+        logger.error("a message that could not be read is gone from the Mooncake store: its holder has died")

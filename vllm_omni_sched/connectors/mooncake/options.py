@@ -1,0 +1,89 @@
+"""Options of the Mooncake path, with their defaults: ``extra`` of a connector in vLLM-Omni's stage config."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def bytes_of(value: Any) -> Any:
+    """Bytes of a size such as ``512MB``, ``"64 MiB"`` or ``1g``; units are powers of 1024, as in vLLM-Omni."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value)
+    if found is None:
+        raise ValueError(f"{value!r} is no size: give bytes, or a number with KB, MB or GB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+Size = Annotated[int, BeforeValidator(bytes_of)]
+
+
+class MooncakeOptions(BaseModel):
+    """All options of the Mooncake path. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address of this host that the others reach.")
+    metadata_server: str = Field("P2PHANDSHAKE", min_length=1, description="As in Mooncake.")
+    master: str = Field("127.0.0.1:50051", description="Address of `mooncake_master`.")
+    segment: Size = Field(512 * MIB, ge=0, description="Bytes of this process's part of the store.")
+    localbuf: Size = Field(512 * MIB, ge=MIB, description="Bytes of its registered buffers; touched as they are used.")
+    proto: Literal["auto", "tcp", "rdma"] = Field("auto", description="auto: rdma where this host has a device for it.")
+    rdma: str = Field("", description="Devices for rdma; empty: all.")
+    namespace: str = Field("omni", description="Processes that name the same namespace see each other's messages.")
+    retain: bool = Field(True, description="Keep a copy of what nobody has got yet, in case the master loses it.")
+    max_inflight: int | None = Field(
+        None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
+    )
+    window_size: Annotated[int | None, BeforeValidator(bytes_of)] = Field(None, ge=1, description="The same, in bytes.")
+    put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+    ttl_seconds: float = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    connect_timeout_seconds: float = Field(10.0, gt=0, description="How long to wait for the master at the start.")
+    call_timeout_seconds: float = Field(3.0, gt=0, description="How long the master may take to answer.")
+    slowest_bytes_per_second: Size = Field(20 * MIB, ge=1, description="A transfer slower than that is given up.")
+    poll_seconds: float = Field(5e-3, gt=0, description="Longest wait between two looks for a message.")
+    copy_out: bool = Field(False, description="Receivers get copies, not views of registered buffers.")
+
+    @field_validator("master")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        found = _ADDRESS.fullmatch(value)
+        if found is None or not 0 < int(found["port"]) < 1 << 16:
+            raise ValueError(f"{value!r} is no address: give host:port")
+        return value
+
+    @field_validator("namespace")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-'")
+        return value
+
+    @property
+    def master_address(self) -> tuple[str, int]:
+        host, _, port = self.master.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def protocol(self, devices: Path = Path("/sys/class/infiniband")) -> str:
+        """tcp or rdma.
+
+        Args:
+            devices: where Linux lists the devices for rdma.
+        """
+        if self.proto != "auto":
+            return self.proto
+        return "rdma" if devices.is_dir() and any(devices.iterdir()) else "tcp"
+
+    def transfer_seconds(self, nbytes: int) -> float:
+        """How long moving ``nbytes`` may take."""
+        return self.call_timeout_seconds + nbytes / self.slowest_bytes_per_second

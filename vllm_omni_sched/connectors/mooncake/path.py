@@ -1,0 +1,218 @@
+"""Both sides of a Mooncake store as one path."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.mooncake.inbox import Inbox
+from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
+from vllm_omni_sched.connectors.mooncake.outbox import Outbox
+from vllm_omni_sched.connectors.mooncake.rooms import Rooms
+from vllm_omni_sched.connectors.mooncake.store import Store
+from vllm_omni_sched.errors import NoRoomError, PathClosedError, RendezvousError
+
+logger = logging.getLogger(__name__)
+
+LOST = ("refused", "expired", "lost", "vanished", "corrupt")
+"""Counts that `health` speaks of."""
+FIRST_WAIT, LONGEST_WAIT = 1e-3, 50e-3  # seconds between two looks for room
+BUSY_WAIT, IDLE_WAIT = 50e-3, 1.0  # seconds between two looks at the master, with and without messages in flight
+HANDING_OVER = 5.0  # seconds that `close` takes at most for messages that nobody has got
+
+
+class MooncakePath(Path):
+    """Messages between processes whose Mooncake clients have the same master and namespace.
+
+    1. A message lies in its sender's segment, and goes through the network once, when it is got.
+    2. It is kept until it is got, discarded or expires: a master that comes back is told again of what nobody got yet.
+    3. A call that the library does not come back from is given up. While the master is gone, `get` finds nothing,
+       and `put` waits for it up to its deadline; nothing else is asked of the library then.
+    4. A receiver has a message as soon as `get` returns it: what it dies with after that is not given back.
+    5. `close` leaves messages that nobody got to the segments of others, if there are any. A process that is killed
+       takes them with it; the master, and so their receivers, know that after its `-client_ttl`.
+
+    Raises:
+        ConfigError: the library is not installed, or does not load.
+        RendezvousError: there is no master.
+    """
+
+    name = "mooncake"
+
+    def __init__(
+        self,
+        options: MooncakeOptions,
+        clock: Clock = monotonic_seconds,
+        sleep: Callable[[float], None] = sleep_seconds,
+    ) -> None:
+        self._options, self._clock, self._sleep = options, clock, sleep
+        self._store = Store(options, clock)
+        try:
+            self._rooms = Rooms(self._store, options.localbuf)
+        except BaseException:
+            self._store.close()
+            raise
+        self._outbox = Outbox(self._store, self._rooms, options, clock)
+        self._inbox = Inbox(self._store, self._rooms, options, clock)
+        self._pid = os.getpid()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._wake = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="mooncake-keeper", daemon=True)
+        self._keeper.start()
+        _close_at_exit(self)
+
+    def put(self, message: Message, deadline: float | None = None) -> int:
+        wait = FIRST_WAIT
+        while True:
+            self._check_open("put")
+            refusal: Exception
+            try:
+                refusal = self._refusal(message) or self._no_room(message)
+                if not self._store.sick and not self._is_behind(message):
+                    held_bytes = self._outbox.put(message)
+                    if held_bytes is not None:
+                        return held_bytes
+                    self._outbox.reap()
+            except RendezvousError as error:
+                refusal = error
+            if deadline is None or self._clock() >= deadline:
+                self._outbox.counts.refused += 1
+                raise refusal
+            self._sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        self._check_open("get")
+        if self._store.sick:
+            return None
+        try:
+            return self._inbox.get(edge, key)
+        except RendezvousError:
+            return None  # it is where it was; `health` says what is wrong
+
+    def discard(self, key: str) -> int:
+        if self._closed or self._is_in_a_child():
+            return 0
+        return self._outbox.discard(key)
+
+    def reap(self, limit: int | None = None) -> int:
+        if self._closed or self._is_in_a_child():
+            return 0
+        try:
+            return self._outbox.reap(limit)
+        except RendezvousError:
+            return 0
+
+    def health(self) -> Health:
+        facts: dict[str, Any] = {
+            "protocol": self._store.protocol,
+            "segment": self._store.segment,
+            "master": self._options.master,
+            "buffer_used_bytes": self._rooms.used_bytes,
+            "buffers_outside": self._rooms.own,
+            "calls_given_up": self._store.calls.gave_up,
+            **self._outbox.facts(),
+            **self._inbox.facts(),
+        }
+        if self._closed or self._is_in_a_child():
+            return Health(Status.CLOSED, "it was closed", facts)
+        if self._store.sick:
+            return Health(Status.SICK, self._store.sick, facts)
+        lost = [f"{facts[name]} {name}" for name in LOST if facts.get(name)]
+        return Health(Status.DEGRADED if lost else Status.HEALTHY, ", ".join(lost), facts)
+
+    def close(self) -> None:
+        if self._is_in_a_child():
+            return
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake.set()
+            self._keeper.join(self._options.call_timeout_seconds)
+            self._outbox.close(HANDING_OVER)
+            self._store.close()
+
+    def _keep(self) -> None:
+        """Look after the master and what lies in the store, until `close`."""
+        wait = IDLE_WAIT
+        while not self._wake.wait(wait):
+            was = self._store.sick
+            try:
+                done = self._outbox.reap()
+                self._inbox.tidy()
+                if was or not self._outbox.sent:
+                    self._store.exist(["is there anybody"])
+            except PathClosedError:
+                return
+            except RendezvousError as error:
+                self._store.sick = self._store.sick or str(error)
+                if not was:
+                    logger.warning("%s; it is asked again", error)
+                wait = IDLE_WAIT / 2
+                continue
+            if was and not self._store.sick:
+                logger.warning("the Mooncake master at %s answers again", self._options.master)
+            if done:
+                wait = BUSY_WAIT
+            elif self._outbox.sent:
+                wait = min(max(2 * wait, BUSY_WAIT), IDLE_WAIT) if wait < IDLE_WAIT else BUSY_WAIT
+            else:
+                wait = IDLE_WAIT
+
+    def _refusal(self, message: Message) -> Exception | None:
+        if self._store.sick:
+            return RendezvousError(f"edge {message.edge} takes no messages now: {self._store.sick}")
+        counts, edge = self._outbox.counts, message.edge
+        if self._is_behind(message):
+            waiting = f"{counts.waiting[edge]} messages ({counts.waiting_bytes[edge]} bytes)"
+            return NoRoomError(f"edge {edge} has {waiting} that nobody has got (its `max_inflight` or `window_size`)")
+        return None
+
+    def _no_room(self, message: Message) -> NoRoomError:
+        return NoRoomError(
+            f"no room for {message.nbytes} bytes on edge {message.edge}: the store is full, with "
+            f"{self._outbox.counts.waiting[message.edge]} messages of this edge waiting; raise its `segment`"
+        )
+
+    def _is_behind(self, message: Message) -> bool:
+        """Whether the receiver of an edge must get something before more is sent; one message is always let through."""
+        messages, window, counts = self._options.max_inflight, self._options.window_size, self._outbox.counts
+        for attempt in range(2):
+            waiting = counts.waiting[message.edge]
+            over = messages is not None and waiting >= messages
+            over = over or (window is not None and counts.waiting_bytes[message.edge] + message.nbytes > window)
+            if not (over and waiting):
+                return False
+            if not attempt:
+                self._outbox.reap()
+        return True
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise PathClosedError(f"the path to the Mooncake store was closed before this {what}")
+        if self._is_in_a_child():
+            raise PathClosedError("this process was forked from the one whose path this is: make one of its own")
+
+    def _is_in_a_child(self) -> bool:
+        return os.getpid() != self._pid
+
+
+def _close_at_exit(path: MooncakePath) -> None:
+    """The library does not survive an interpreter that ends while threads are in it."""
+    kept = weakref.ref(path)
+
+    def close() -> None:
+        if (path := kept()) is not None:
+            path.close()
+
+    atexit.register(close)

@@ -1,0 +1,125 @@
+"""Registered memory: one region that is used again and again, and more where it is full."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import threading
+import weakref
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.connectors.mooncake.options import KIB
+from vllm_omni_sched.connectors.mooncake.store import Store
+from vllm_omni_sched.errors import RendezvousError
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 4 * KIB
+
+
+class Room:
+    """Registered memory for one message.
+
+    Attributes:
+        data: its bytes, as an array; who holds a view of them holds the memory.
+        start: where it lies in the region; None: it is memory of its own.
+    """
+
+    __slots__ = ("address", "data", "start")
+
+    def __init__(self, data: npt.NDArray[np.uint8], address: int, start: int | None) -> None:
+        self.data, self.address, self.start = data, address, start
+
+
+class Rooms:
+    """Gives out registered memory and takes it back, from any thread, also in the middle of garbage collection.
+
+    Raises:
+        RendezvousError: the library does not register the region.
+    """
+
+    def __init__(self, store: Store, nbytes: int) -> None:
+        self._store = store
+        nbytes = nbytes // BLOCK * BLOCK
+        self._region = mmap.mmap(-1, nbytes)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._region))
+        store.register(self._address, nbytes)
+        self.nbytes = nbytes
+        self._extents = Extents(BLOCK, nbytes)
+        self._lock = threading.Lock()
+        self._back: deque[tuple[int | None, int]] = deque()  # a finalizer must not wait for a lock
+        self.own = 0  # rooms outside the region
+
+    @property
+    def used_bytes(self) -> int:
+        self._settle()
+        return self._extents.used_bytes
+
+    def has(self, nbytes: int) -> bool:
+        """Whether `take` would find room."""
+        self._settle()
+        with self._lock:
+            return self._extents.largest_free_bytes >= nbytes
+
+    def take(self, nbytes: int) -> Room | None:
+        """Room in the region, or None when it is full."""
+        self._settle()
+        with self._lock:
+            start = self._extents.allocate(nbytes)
+        if start is None:
+            return None
+        data = np.frombuffer(self._region, np.uint8, nbytes, start)
+        return Room(data, self._address + start, start)
+
+    def make(self, nbytes: int) -> Room:
+        """Room outside the region, for once.
+
+        Raises:
+            RendezvousError: the library does not register it.
+            MemoryError: there is none.
+        """
+        self._settle()
+        try:
+            memory = mmap.mmap(-1, max(nbytes, 1))
+        except OSError as error:
+            raise MemoryError(f"no memory for a message of {nbytes} bytes") from error
+        data = np.frombuffer(memory, np.uint8, nbytes)
+        address = int(data.ctypes.data)
+        self._store.register(address, nbytes)
+        self.own += 1
+        return Room(data, address, None)
+
+    def trim(self, room: Room, nbytes: int) -> None:
+        """Take back what a room has beyond ``nbytes``."""
+        if room.start is not None:
+            with self._lock:
+                self._extents.trim(room.start, nbytes)
+
+    def give_back(self, room: Room) -> None:
+        """Take room back. It is used again at the next `take`."""
+        self._back.append((room.start, room.address))
+
+    def lend(self, room: Room) -> None:
+        """Take room back when nobody holds a view of its data any more."""
+        weakref.finalize(room.data, self._back.append, (room.start, room.address)).atexit = False
+
+    def _settle(self) -> None:
+        while self._back:
+            try:
+                start, address = self._back.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if start is not None:
+                with self._lock:
+                    self._extents.free(start)
+                continue
+            self.own -= 1
+            try:
+                self._store.unregister(address)
+            except RendezvousError:
+                logger.warning("the Mooncake library keeps memory registered that is not used any more")

@@ -1,0 +1,233 @@
+"""One client of a Mooncake store: what its calls and their return codes mean."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from vllm_omni_sched.clock import Clock, sleep_seconds
+from vllm_omni_sched.connectors.mooncake.calls import Calls
+from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
+from vllm_omni_sched.errors import ConfigError, PathClosedError, RendezvousError
+
+OK = 0
+NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704, -707, -900
+"""Return codes. `LEASE_OVER`: all was read, but took longer than the lease. `RPC`: the master does not answer."""
+LIBRARY_BUFFER = 16 * MIB  # for calls that we do not make
+CLOSING_SECONDS = 5.0
+SETUP_RETRIES = "MC_STORE_CLIENT_SETUP_RETRIES"
+
+
+class MasterGoneError(RendezvousError):
+    """The master does not answer."""
+
+
+def load_library() -> Any:
+    """The module `mooncake.store`.
+
+    Raises:
+        ConfigError: it is not installed, or what it needs of the system is not.
+    """
+    try:
+        import mooncake.store as library
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "the Mooncake path needs mooncake-transfer-engine, which is not installed: "
+            "`pip install 'vllm-omni-sched[mooncake]'` (on hosts without CUDA: mooncake-transfer-engine-non-cuda)"
+        ) from error
+    except ImportError as error:
+        raise ConfigError(
+            f"mooncake-transfer-engine does not load ({error}): install the system libraries that it needs "
+            "(Debian and Ubuntu: libibverbs1 libnuma1 libcurl4), or the build that fits this host"
+        ) from error
+    return library
+
+
+class Store:
+    """A client that is set up. Its calls have deadlines, and are safe against `close` on another thread.
+
+    Attributes:
+        sick: why nothing works at present, "" when it does.
+        segment: the name of this process's segment, "" without one.
+
+    Raises:
+        ConfigError: see `load_library`.
+        RendezvousError: there is no master, or it does not take us.
+    """
+
+    def __init__(self, options: MooncakeOptions, clock: Clock) -> None:
+        self._options = options
+        self._library = load_library()
+        self.protocol = options.protocol()
+        _reach(options, clock)
+        os.environ.setdefault(SETUP_RETRIES, "1")  # else it tries for 90 s, whatever we say
+        self.calls = Calls(clock)
+        self._closing = threading.Lock()
+        self._closed = False
+        self.sick = ""
+        self._client = self._library.MooncakeDistributedStore()
+        _forget_in_children(self)
+        memory, network = (options.segment, LIBRARY_BUFFER), (self.protocol, options.rdma, options.master)
+        arguments = (options.host, options.metadata_server, *memory, *network)
+        try:
+            code = self.calls.run(options.connect_timeout_seconds, self._client.setup, *arguments)
+        except RendezvousError:
+            self.calls.close(0.0)
+            self.keep()
+            raise
+        if code != OK:
+            self._end()
+            raise RendezvousError(
+                f"the Mooncake library could not set up {options.host} with the master at {options.master} over "
+                f"{self.protocol} (code {code}): see its log, and the connector's `host`, `master` and `proto`"
+            )
+        self.segment: str = self._client.get_hostname() if options.segment else ""
+
+    def config(self, *, replicas: int = 1, pinned: bool = True) -> Any:
+        """How objects are put: in our own segment, and safe from eviction when ``pinned``."""
+        config = self._library.ReplicateConfig()
+        config.replica_num = replicas
+        config.with_hard_pin = pinned
+        if self.segment:
+            config.preferred_segment = self.segment
+        return config
+
+    def exist(self, keys: list[str]) -> list[bool]:
+        """Which of them the master knows, as one call.
+
+        Raises:
+            MasterGoneError: it does not answer.
+        """
+        codes = self._ask(self._client.batch_is_exist, keys)
+        if any(code < 0 for code in codes):
+            raise self.gone(min(codes))
+        return [code == 1 for code in codes]
+
+    def size(self, key: str) -> int:
+        """Bytes of an object, or a negative code."""
+        return int(self._ask(self._client.get_size, key))
+
+    def get_into(self, key: str, address: int, nbytes: int, late: Callable[[Any], None]) -> int:
+        """Read into registered memory; bytes, or a negative code. ``late``: see `Calls.run`."""
+        seconds = self._options.transfer_seconds(nbytes)
+        return int(self.calls.run(seconds, self._client.get_into, key, address, nbytes, late=late))
+
+    def take(self, key: str, address: int, nbytes: int, late: Callable[[Any], None]) -> tuple[int, int]:
+        """Read and then remove, in one go; what `get_into` and `claim` say. ``late``: see `Calls.run`."""
+        return self.calls.run(  # type: ignore[no-any-return]
+            self._options.transfer_seconds(nbytes), self._read_and_claim, key, address, nbytes, late=late
+        )
+
+    def claim(self, key: str) -> int:
+        """Remove one object, on the thread of a call: 0 for the one who was first."""
+        return int(self._client.remove(key, True))
+
+    def put_from(self, key: str, address: int, nbytes: int, config: Any, late: Callable[[Any], None]) -> int:
+        """Put what lies in registered memory, in the place of what is there under that key; 0, or a negative code."""
+        seconds = self._options.transfer_seconds(nbytes)
+        return int(self.calls.run(seconds, self._client.upsert_from, key, address, nbytes, config, late=late))
+
+    def remove(self, keys: list[str]) -> list[int]:
+        """Remove at once, whoever has a lease; 0 for each that was there.
+
+        Raises:
+            MasterGoneError: it does not answer: what was removed is not known.
+        """
+        if not keys:
+            return []
+        return [int(code) for code in self._ask(self._client.batch_remove, keys, True)]
+
+    def replicas(self, key: str) -> int:
+        """In how many segments an object lies."""
+        return len(self._ask(self._client.get_replica_desc, key))
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Let the library read and write memory.
+
+        Raises:
+            RendezvousError: it does not take it.
+        """
+        code = self.calls.run(self._options.transfer_seconds(nbytes), self._client.register_buffer, address, nbytes)
+        if code != OK:
+            raise RendezvousError(f"the Mooncake library could not register {nbytes} bytes (code {code})")
+
+    def unregister(self, address: int) -> None:
+        """The opposite."""
+        self._ask(self._client.unregister_buffer, address)
+
+    def close(self) -> None:
+        """End it when no call is in flight; one in which calls hang, or would, is left to the end of the process."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            if self.calls.close(0.0 if self.sick else CLOSING_SECONDS) and not self.sick:
+                self._end()
+            else:
+                self.keep()
+
+    def keep(self) -> None:
+        """Never destroy the client: threads are in it, or it belongs to our parent."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            answer = self.calls.run(self._options.call_timeout_seconds, function, *arguments)
+        except PathClosedError:
+            raise
+        except RendezvousError as error:
+            self.sick = f"the Mooncake master at {self._options.master} does not answer: {error}"
+            raise MasterGoneError(self.sick) from error
+        if answer == RPC or (isinstance(answer, list) and RPC in answer):
+            raise self.gone(RPC)
+        self.sick = ""
+        return answer
+
+    def _read_and_claim(self, key: str, address: int, nbytes: int) -> tuple[int, int]:
+        read = int(self._client.get_into(key, address, nbytes))
+        return read, self.claim(key) if read > 0 or read == LEASE_OVER else MISSING
+
+    def gone(self, code: int) -> MasterGoneError:
+        """The error to raise when a call said `RPC`."""
+        self.sick = f"the Mooncake master at {self._options.master} does not answer (code {code})"
+        return MasterGoneError(self.sick)
+
+    def _end(self) -> None:
+        ending = Calls(self.calls._clock)
+        try:
+            ending.run(CLOSING_SECONDS, self._client.close)
+        except RendezvousError:
+            self.keep()
+        ending.close(0.0)
+
+
+def _reach(options: MooncakeOptions, clock: Clock) -> None:
+    """Wait for somebody to listen at the master's address: the library says nothing for seconds, then only a code."""
+    until = clock() + options.connect_timeout_seconds
+    while True:
+        try:
+            socket.create_connection(options.master_address, timeout=max(0.1, min(2.0, until - clock()))).close()
+            return
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or clock() >= until:
+                raise RendezvousError(
+                    f"no Mooncake master answers at {options.master} ({error}): start `mooncake_master` there, or set "
+                    "the connector's `master`"
+                ) from error
+        sleep_seconds(0.1)
+
+
+def _forget_in_children(store: Store) -> None:
+    """A child that is forked shares our sockets: what it destroyed there would be ours."""
+    kept = weakref.ref(store)
+
+    def forget() -> None:
+        if (store := kept()) is not None:
+            store.keep()
+
+    os.register_at_fork(after_in_child=forget)
