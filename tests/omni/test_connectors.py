@@ -109,6 +109,20 @@ def test_a_bad_option_is_named(extra: dict[str, Any], said: str) -> None:
         make("ArenaConnector", **extra)
 
 
+def test_a_path_between_hosts_without_a_master_is_refused_within_its_time() -> None:
+    pytest.importorskip("mooncake", reason="Mooncake is not installed")
+    extra = {"master": "127.0.0.1:1", "connect_timeout_seconds": 0.2, "segment": "16MB", "localbuf": "16MB"}
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1"):
+        OmniConnectorFactory.create_connector(ConnectorSpec("MooncakePoolConnector", extra))
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1"):
+        make("OmniAutoConnector", mooncake=extra)
+
+
+def test_a_bad_option_of_mooncake_is_named() -> None:
+    with pytest.raises(ValueError, match="'segment'"):
+        OmniConnectorFactory.create_connector(ConnectorSpec("MooncakePoolConnector", {"segment": "much"}))
+
+
 def test_options_of_models_stay_theirs() -> None:
     connector = make("ArenaConnector", codec_chunk_frames=25, codec_left_context_frames=2)
     assert connector.config["codec_chunk_frames"] == 25

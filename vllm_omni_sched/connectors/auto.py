@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from pydantic import Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
 from vllm_omni_sched.connectors.routing.path import Way
 
@@ -18,6 +21,9 @@ class AutoOptions(RoutingOptions):
     arena: ArenaOptions | None = Field(
         ArenaOptions(), description="Options of the path within a host; null: there is none."
     )
+    mooncake: MooncakeOptions | None = Field(
+        None, description="Options of the path between hosts; null: there is none."
+    )
     compression: CompressionOptions = Field(
         CompressionOptions(), description="When buffers are compressed on paths between hosts."
     )
@@ -29,8 +35,17 @@ def auto_path(options: AutoOptions) -> RoutedPath:
 
     Raises:
         ConfigError: there is none, or one cannot work.
-        RendezvousError: the arena's directory cannot be used.
+        RendezvousError: the arena's directory cannot be used, or there is no Mooncake master.
     """
-    ways = [Way(ArenaPath(options.arena), HOST)] if options.arena is not None else []
-    far = any(way.distance for way in ways)
-    return RoutedPath(ways, options, Compressor(options.compression) if far else None)
+    ways: list[Way] = []
+    with contextlib.ExitStack() as undo:
+        if options.arena is not None:
+            ways.append(Way(ArenaPath(options.arena), HOST))
+            undo.callback(ways[-1].path.close)
+        if options.mooncake is not None:
+            ways.append(Way(MooncakePath(options.mooncake), NETWORK))
+            undo.callback(ways[-1].path.close)
+        far = any(way.distance for way in ways)
+        path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
+        undo.pop_all()
+    return path

@@ -36,4 +36,14 @@ def _auto(config: dict[str, Any]) -> Any:
     return OmniAutoConnector(config)
 
 
-CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {"ArenaConnector": _arena, "OmniAutoConnector": _auto}
+def _mooncake(config: dict[str, Any]) -> Any:
+    from vllm_omni_sched.omni.mooncake_connector import MooncakePoolConnector
+
+    return MooncakePoolConnector(config)
+
+
+CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ArenaConnector": _arena,
+    "MooncakePoolConnector": _mooncake,
+    "OmniAutoConnector": _auto,
+}

@@ -177,9 +177,7 @@ def test_a_sender_that_closes_alone_says_what_is_lost(own: Deployment, caplog: p
     assert sender.health().facts["lost"] == 1
 
 
-def test_what_was_taken_after_all_is_there_for_the_next_get(
-    own: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_taken_after_all_is_there_for_the_next_get(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library removed it for us after we had given up waiting: nobody else can have it any more."""
     sender, receiver = own.path(), own.path(call_timeout_seconds=0.3)
     put(sender, "late", np.arange(MIB))

@@ -1,0 +1,21 @@
+"""A payload as one flat message: a checked header, a msgpack body, and raw aligned buffers. Nothing is pickled.
+
+::
+
+    0   checksum of all up to the buffers but itself, magic, version, flags, generation,
+        bytes of name, bytes of body, number of buffers, bytes in all
+    40  where each buffer lies: offset, bytes (16 each)
+    …   name (edge and key)
+    …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape
+    …   the buffers, each at a multiple of 64
+
+Arrays and tensors are copied once, from where they are (a device, too) to where the message is written, and come out as
+views of the message. Everything else goes through msgspec as in vLLM-Omni's own serializer, so that a payload arrives
+as the same dicts, whatever connector carried it.
+"""
+
+from vllm_omni_sched.connectors.framing.arrival import Arrival, Unpack
+from vllm_omni_sched.connectors.framing.layout import ALIGNMENT, PACKED, REVIVE, Hook
+from vllm_omni_sched.connectors.framing.message import Message, make_message
+
+__all__ = ["ALIGNMENT", "PACKED", "REVIVE", "Arrival", "Hook", "Message", "Unpack", "make_message"]

@@ -1,0 +1,24 @@
+"""What both sides of a message agree on."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+MAGIC, VERSION = 0x31534F56, 1  # "VOS1"
+ALIGNMENT = 64
+HEAD = struct.Struct("<IIHHIIIQQ")
+CHECKSUM = struct.Struct("<I")
+PLACE = struct.Struct("<QQ")
+REVIVE, PACKED = 1, 2
+"""Flags: the receiver makes objects of some dicts again, with a hook that it is given; some buffers are compressed."""
+
+TENSOR, NDARRAY, IMAGE, BYTES = 1, 2, 3, 4
+"""Kinds of msgpack extensions."""
+packed = msgspec.msgpack.Encoder().encode
+unpacked = msgspec.msgpack.Decoder().decode
+
+Hook = Callable[[Any], Any]

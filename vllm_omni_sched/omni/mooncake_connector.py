@@ -1,0 +1,25 @@
+"""`MooncakePoolConnector`: stages on several hosts, through a Mooncake store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.extra import options_from_extra
+
+
+class MooncakePoolConnector(PathConnector):
+    """See `vllm_omni_sched.connectors.mooncake`.
+
+    Args:
+        config: ``extra`` of the connector: fields of `MooncakeOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work, or the library is not there; the message names it.
+        RendezvousError: there is no master.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = options_from_extra(MooncakeOptions, config, type(self).__name__)
+        super().__init__(config, lambda: MooncakePath(options), options.put_timeout_seconds)
