@@ -874,6 +874,7 @@ def test_an_arena_that_was_removed_under_living_processes(start: Start, director
         path.unlink()
     directory.rmdir()
     assert producer.reap() == 0  # whether the consumer lives, nobody can say
+    assert producer.health()[2]["given_back"] == 0
     assert consumer.look("k") == 1
     assert consumer.get("l") == (IN_POOL, 1)
     with pytest.raises(RendezvousError, match=r"cannot look for messages in .* No such file"):
