@@ -118,6 +118,8 @@ def _remove_if_empty_of_life(directory: Path) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), directory.stat()):
+            return False  # it was removed and made again since it was opened: the lock is of the old one
         for path in directory.iterdir():
             path.unlink(missing_ok=True)
         directory.rmdir()
