@@ -149,7 +149,7 @@ class MooncakePath(Path):
     def _keep(self) -> None:
         """Look after the master and what lies in the store, until `close`."""
         wait = IDLE_WAIT
-        while not self._closed:
+        while True:
             self._wake.wait(wait)
             if self._closed:
                 return
