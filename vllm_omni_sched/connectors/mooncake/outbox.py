@@ -89,6 +89,7 @@ class Outbox:
         self._by_name: dict[bytes, Sent] = {}
         self._by_key: dict[str, set[bytes]] = {}
         self.counts = OutboxCounts()
+        self.unasked_bytes = 0  # put since the master was asked what is gone
 
     def put(self, message: Message) -> int | None:
         """Write a message and show it to receivers; None when there is no room for it now.
@@ -101,7 +102,9 @@ class Outbox:
         if not self._rooms.has(message.nbytes):
             self.reap()
         with self._alone(message.name):
-            return self._put(message)
+            held_bytes = self._put(message)
+        self.unasked_bytes += held_bytes or 0
+        return held_bytes
 
     def discard(self, key: str) -> int:
         """Take back what nobody has got under ``key``, on all edges; how many messages."""
@@ -125,7 +128,7 @@ class Outbox:
             some = list(self.sent.values())[:limit]
             for sent in some:
                 self.sent.move_to_end(sent.stored)
-        done = 0
+        done = self.unasked_bytes = 0
         for at in range(0, len(some), BATCH):
             asked = some[at : at + BATCH]
             *there, lit = self._store.exist([*(sent.stored for sent in asked), self._beacon])

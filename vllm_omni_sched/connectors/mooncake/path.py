@@ -26,6 +26,8 @@ LOST = ("refused", "expired", "lost", "vanished", "corrupt")
 """Counts that `health` speaks of."""
 FIRST_WAIT, LONGEST_WAIT = 1e-3, 50e-3  # seconds between two looks for room
 BUSY_WAIT, IDLE_WAIT = 50e-3, 1.0  # seconds between two looks at the master, with and without messages in flight
+ASK_AFTER = 8 << 20
+"""After so many bytes the master is asked at once what was got: memory that is used again soon is quick memory."""
 HANDING_OVER = 5.0  # seconds that `close` takes at most for messages that nobody has got
 
 
@@ -80,6 +82,8 @@ class MooncakePath(Path):
                 if not self._store.sick and not self._is_behind(message):
                     held_bytes = self._outbox.put(message)
                     if held_bytes is not None:
+                        if self._outbox.unasked_bytes > ASK_AFTER:
+                            self._wake.set()
                         return held_bytes
                     self._outbox.reap()
             except RendezvousError as error:
@@ -145,7 +149,11 @@ class MooncakePath(Path):
     def _keep(self) -> None:
         """Look after the master and what lies in the store, until `close`."""
         wait = IDLE_WAIT
-        while not self._wake.wait(wait):
+        while True:
+            self._wake.wait(wait)
+            if self._closed:
+                return
+            self._wake.clear()
             was = self._store.sick
             try:
                 done = self._outbox.reap()

@@ -23,6 +23,14 @@ def put(path: MooncakePath, key: str, payload: Any, deadline: float | None = Non
     return path.put(make_message(EDGE, key, payload), deadline)
 
 
+def _stop_asking(path: MooncakePath) -> None:
+    """It asks the master only when we say so."""
+    path._closed = True
+    path._wake.set()
+    path._keeper.join()
+    path._closed = False
+
+
 def wait_for(what: Any, seconds: float = SOON) -> None:
     until = time.monotonic() + seconds
     while not what():
@@ -77,7 +85,7 @@ def test_a_master_that_dies_and_comes_back_loses_nothing(own: Deployment, caplog
 def test_what_was_got_is_not_delivered_again_after_the_master_came_back(own: Deployment) -> None:
     """A sender that has not heard yet that a message was got cannot know, and puts it again."""
     sender, receiver = own.path(), own.path()
-    sender._wake.set()  # it asks only when we say so
+    _stop_asking(sender)
     put(sender, "once", "only")
     put(sender, "other", 1)
     assert received(receiver, EDGE, "once") == "only"
@@ -215,21 +223,31 @@ def test_a_receiver_that_dies_before_it_has_taken_a_message_gives_it_back(own: D
     assert np.array_equal(received(other, EDGE, "m"), np.arange(MIB))
 
 
-def test_a_full_store_says_so_and_takes_more_once_something_was_got(own: Deployment) -> None:
-    sender, receiver = own.path(segment="64MB"), own.path(segment=0)
-    count = 12
-    for i in range(count):
-        put(sender, f"m{i}", np.full(4 * MIB, i, np.uint8))
-    with pytest.raises(NoRoomError, match=r"no room for .* raise its `segment`"):
-        put(sender, "too much", np.zeros(24 * MIB, np.uint8))
-    put(sender, "rest", np.zeros(12 * MIB, np.uint8))
-    time.sleep(2)  # the master evicts what is not pinned above 90%
-    threading.Timer(0.3, lambda: received(receiver, EDGE, "m0")).start()
-    put(sender, "more", np.full(4 * MIB, 99, np.uint8), deadline=monotonic_seconds() + SOON)
-    assert receiver.health().facts["got"] == 1
-    for i in range(1, count):
-        assert (received(receiver, EDGE, f"m{i}") == i).all()
-    assert (received(receiver, EDGE, "more") == 99).all()
+def fill(path: MooncakePath) -> tuple[int, str]:
+    """Put messages of 1 MiB until there is no room: how many, and what is said then."""
+    for count in range(1000):
+        try:
+            put(path, f"m{count}", np.full(MIB, count, np.uint8))
+        except NoRoomError as error:
+            return count, str(error)
+    raise AssertionError("the store never was full")
+
+
+def test_a_full_store_says_so_and_takes_more_once_something_was_got(mooncake: None) -> None:
+    """Meanwhile the master evicts what is not pinned, got or not: above 90%, here above 50%."""
+    with Deployment(eviction_high_watermark_ratio=0.5, default_kv_lease_ttl=1) as deployment, deployment.inside():
+        sender, receiver = deployment.path(segment="64MB", retain=False), deployment.path(segment=0)
+        count, said = fill(sender)
+        assert said.startswith("no room for")
+        assert "raise its `segment`" in said
+        assert count > 50
+        time.sleep(2)
+        threading.Timer(0.3, lambda: received(receiver, EDGE, "m0")).start()
+        put(sender, "more", np.full(MIB, 99, np.uint8), deadline=monotonic_seconds() + SOON)
+        assert receiver.health().facts["got"] == 1
+        for i in range(1, count):
+            assert (received(receiver, EDGE, f"m{i}") == i).all()
+        assert (received(receiver, EDGE, "more") == 99).all()
 
 
 def test_a_lease_shorter_than_the_transfer_loses_nothing(mooncake: None) -> None:
