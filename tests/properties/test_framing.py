@@ -164,7 +164,7 @@ def _is_refused(written: bytearray) -> None:
 
 def _sign(written: bytearray) -> None:
     """Put a checksum that fits into a front, where its lengths make any sense."""
-    in_name, in_body, count = struct.unpack_from("<IIQ", written, 16)
+    in_name, in_body, count = struct.unpack_from("<III", written, 12)
     end = 40 + 16 * count + in_name + in_body
     if end <= len(written):
         struct.pack_into("<I", written, 0, zlib.crc32(bytes(written[4:end])))

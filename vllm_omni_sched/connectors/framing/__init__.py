@@ -2,8 +2,8 @@
 
 ::
 
-    0   checksum of all up to the buffers but itself, magic, version, flags, generation,
-        bytes of name, bytes of body, number of buffers, bytes in all
+    0   checksum of all up to the buffers but itself, magic, version, flags,
+        bytes of name, bytes of body, number of buffers, generation, bytes in all
     40  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
     …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape

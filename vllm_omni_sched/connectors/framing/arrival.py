@@ -55,7 +55,7 @@ class Arrival:
         view = memoryview(data)
         if len(view) < HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        checksum, magic, version, flags, made, in_name, in_body, count, total = HEAD.unpack_from(view)
+        checksum, magic, version, flags, in_name, in_body, count, made, total = HEAD.unpack_from(view)
         if magic != MAGIC or version != VERSION:
             raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
         start = HEAD.size + PLACE.size * count  # of the name

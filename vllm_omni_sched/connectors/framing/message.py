@@ -73,7 +73,7 @@ class Message:
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
         name, body, places = self.name, self.body, self._places
-        head = HEAD.pack(0, MAGIC, VERSION, self.flags, generation, len(name), len(body), len(places), self.nbytes)
+        head = HEAD.pack(0, MAGIC, VERSION, self.flags, len(name), len(body), len(places), generation, self.nbytes)
         front = b"".join((head[CHECKSUM.size :], *[PLACE.pack(*place) for place in places], name, body))
         target[: CHECKSUM.size] = CHECKSUM.pack(zlib.crc32(front))
         target[CHECKSUM.size : CHECKSUM.size + len(front)] = front
