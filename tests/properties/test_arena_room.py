@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.arena.room import Extents, Ring
+from vllm_omni_sched.connectors.arena.room import Extents
 
 BLOCK = 64
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=80)
@@ -52,28 +50,3 @@ def test_extents(steps: list[tuple[bool, int]], blocks: int, more: int) -> None:
     for start in list(given_out):
         extents.free(start)
     assert (extents.used_bytes, extents.largest_free_bytes) == (0, extents.capacity)
-
-
-@settings(deadline=None)
-@given(steps, st.integers(1, 20))
-def test_ring(steps: list[tuple[bool, int]], blocks: int) -> None:
-    ring, given_out, order = Ring(blocks * BLOCK), dict[int, int](), list[int]()
-    for allocate, number in steps:
-        if allocate:
-            start = ring.allocate(number)
-            if start is not None:
-                given_out[start] = ring.rounded(number)
-                order.append(start)
-            else:
-                assert order or number > ring.capacity  # an empty one takes all it can hold
-        elif given_out:
-            start = sorted(given_out)[number % len(given_out)]
-            assert ring.free(start) == given_out.pop(start)
-            order.remove(start)
-        check_apart(given_out, ring.capacity)
-        assert ring.used_bytes == sum(given_out.values())
-    random.Random(len(steps)).shuffle(order)
-    for start in order:
-        ring.free(start)
-    assert ring.used_bytes == 0
-    assert ring.allocate(ring.capacity) == 0

@@ -31,7 +31,11 @@ class PoolOptions(BaseModel):
     block_bytes: int = Field(ge=64, description="Room is given out in multiples of it.")
     initial_bytes: int = Field(ge=64 * KIB, description="Set aside, in the background, once the pool is used.")
     max_bytes: int = Field(ge=64 * KIB, description="It never has more.")
-    inline_bytes: int = Field(64 * KIB, ge=0, description="Messages up to this size go through the ring.")
+    inline_bytes: int = Field(64 * KIB, ge=0, description="Payloads up to this size go through the ring.")
+
+    def goes_inline(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes does, what is in front of the payload included."""
+        return nbytes <= self.inline_bytes + self.inline_bytes // 16
 
     @model_validator(mode="after")
     def _consistent(self) -> PoolOptions:
@@ -53,7 +57,7 @@ class TextPool(PoolOptions):
 class ImagePool(PoolOptions):
     """Features and pixels: large blocks."""
 
-    block_bytes: int = Field(64 * KIB, ge=64)
+    block_bytes: int = Field(16 * KIB, ge=64)
     initial_bytes: int = Field(2 * GIB, ge=64 * KIB)
     max_bytes: int = Field(8 * GIB, ge=64 * KIB)
 

@@ -22,7 +22,7 @@ from vllm_omni_sched.connectors.arena.layout import Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
-from vllm_omni_sched.connectors.arena.room import Ring
+from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.modality import Modality
@@ -95,7 +95,7 @@ class Outbox:
             unfinished.rename(self.path)  # receivers only see it whole
             undo.pop_all()
         self._index = Index(self._memory, self.layout)
-        self.ring = Ring(self.layout.ring_bytes)
+        self.ring = Extents(64, self.layout.ring_bytes)
         self.pools: dict[int, Pool] = {}
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
@@ -163,7 +163,7 @@ class Outbox:
     def can_hold(self, nbytes: int, modality: Modality) -> bool:
         """Whether there is room for a message when there is no other."""
         options = self._options.pool(modality)
-        inline = nbytes <= options.inline_bytes and nbytes <= self.ring.capacity
+        inline = options.goes_inline(nbytes) and nbytes <= self.ring.capacity
         return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
 
     def facts(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Outbox:
 
     def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
         options = self._options.pool(modality)
-        if nbytes <= options.inline_bytes and (offset := self.ring.allocate(nbytes)) is not None:
+        if options.goes_inline(nbytes) and (offset := self.ring.allocate(nbytes)) is not None:
             return RING, offset, self.ring.rounded(nbytes)
         number = POOLS[modality]
         pool = self.pools.get(number)

@@ -1,13 +1,13 @@
-"""Who gives out room: extents for pools, a ring for small messages. Pure bookkeeping, no memory in here."""
+"""Who gives out room. Pure bookkeeping, no memory in here."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 
 
 class Extents:
-    """Contiguous extents of whole blocks, the lowest that fits first: pages touched before are used again.
+    """Contiguous extents of whole blocks, the lowest that fits first: pages touched before are used again, and one that
+    stays holds nobody up.
 
     Args:
         block_bytes: room is given out in multiples of it.
@@ -87,59 +87,3 @@ class Extents:
             return
         insort(self._starts, start)
         self._free[start] = nbytes
-
-
-class Ring:
-    """Room in the order of asking, for messages that are short and soon gone; given back in any order.
-
-    One that stays holds up what lies behind it: then `allocate` says None and the caller asks elsewhere.
-    """
-
-    def __init__(self, capacity: int, align: int = 64) -> None:
-        self.capacity, self.block_bytes = capacity, align
-        self.used_bytes = 0
-        self._order: deque[tuple[int, int]] = deque()  # given out, oldest first
-        self._gone: set[int] = set()
-        self._sizes: dict[int, int] = {}
-        self._next = 0
-
-    def allocate(self, nbytes: int) -> int | None:
-        """Where ``nbytes`` lie now, or None."""
-        nbytes = self.rounded(nbytes)
-        start = self._next
-        oldest = self._order[0][0] if self._order else None
-        if oldest is None:
-            start = 0 if start + nbytes > self.capacity else start
-            fits = nbytes <= self.capacity
-        elif start > oldest:  # free: from here to the end, and from 0 to the oldest
-            if start + nbytes > self.capacity:
-                start = 0
-            fits = start + nbytes <= (oldest if start == 0 else self.capacity)
-        else:
-            fits = start + nbytes <= oldest
-        if not fits:
-            return None
-        self._next = start + nbytes
-        self._order.append((start, nbytes))
-        self._sizes[start] = nbytes
-        self.used_bytes += nbytes
-        return start
-
-    def free(self, start: int) -> int:
-        """Take it back; how many bytes.
-
-        Raises:
-            KeyError: nothing was given out at ``start``.
-        """
-        nbytes = self._sizes.pop(start)
-        self.used_bytes -= nbytes
-        self._gone.add(start)
-        while self._order and self._order[0][0] in self._gone:
-            self._gone.remove(self._order.popleft()[0])
-        if not self._order:
-            self._next = 0  # memory that was used just now is still in the processor's cache
-        return nbytes
-
-    def rounded(self, nbytes: int) -> int:
-        """What an allocation of ``nbytes`` takes."""
-        return max(1, -(-nbytes // self.block_bytes)) * self.block_bytes
