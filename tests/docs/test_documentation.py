@@ -87,3 +87,10 @@ def test_every_page_is_in_the_navigation():
 def test_documents_name_no_machine():
     texts = {page: page.read_text() for page in [*generate.PAGES, ROOT / "CHANGELOG.md", Path(generate.__file__)]}
     assert [page.name for page, text in texts.items() if re.search(r"(?<![\w/.])/(work|root|tmp|home)/", text)] == []
+
+
+def test_every_test_that_a_page_names_exists():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = {name for page in generate.PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
