@@ -163,6 +163,14 @@ class RoutedPath(Path):
                 "fell_back": dict(self.fell_back),
             }
             sick = [name for name, illness in self._illness.items() if not illness.well]
+        if self._compressor is not None:
+            counts = self._compressor.counts()
+            facts |= {
+                "raw_bytes": counts.raw_bytes,
+                "packed_bytes": counts.sent_bytes,
+                "cache_hits": counts.cache.hits,
+                "cache_misses": counts.cache.misses,
+            }
         facts |= {name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in found.items()}
         if self._closed:
             return Health(Status.CLOSED, "it was closed", facts)

@@ -140,6 +140,8 @@ def test_buffers_are_compressed_between_hosts_and_never_within_one() -> None:
     stage.near.fails = NoRoomError("full")
     assert stage.send(ids) == "far"
     assert stage.sender.served_bytes[EDGE, "far"] < ids.nbytes / 3
+    facts = stage.sender.health().facts
+    assert (facts["raw_bytes"], facts["packed_bytes"] < ids.nbytes / 3) == (ids.nbytes, True)
 
 
 def test_a_slow_link_is_learnt_from_receivers_and_then_spared() -> None:
