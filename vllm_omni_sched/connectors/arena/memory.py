@@ -14,6 +14,7 @@ from pathlib import Path
 
 _FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, from the start of the file, where, how long
 _fcntl, _SETLK, _WRLCK, _UNLCK = fcntl.fcntl, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
+_libc = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
@@ -42,11 +43,8 @@ class Memory:
             return
         start, length = self.committed, upto - self.committed
         os.posix_fallocate(self.fd, start, length)
-        try:
-            self.map.madvise(_POPULATE_WRITE, start, length)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EFAULT):  # an older kernel touches pages as they come
-                raise
+        # mmap.madvise would keep the interpreter lock; an older kernel refuses, and touches pages as they come
+        _libc.madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(length), _POPULATE_WRITE)
         self.committed = upto
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from vllm_omni_sched.connectors.arena.room import Extents
 logger = logging.getLogger(__name__)
 
 PIECE = 32 * MIB  # set aside at a time
+WARMING_REST = 0.05  # seconds between two pieces: zeroing memory takes what messages want, too
 
 
 class Pool:
@@ -45,7 +46,7 @@ class Pool:
         self.refused = ""
         self._books = threading.Lock()
         self._growing = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._warming: threading.Thread | None = None
 
     def allocate(self, nbytes: int) -> tuple[int, int] | None:
@@ -70,7 +71,7 @@ class Pool:
 
     def close(self) -> None:
         """Unmap, once its thread has ended; the file stays."""
-        self._closed = True
+        self._closed.set()
         if self._warming is not None:
             self._warming.join()
         self.memory.close()
@@ -101,7 +102,7 @@ class Pool:
         return False
 
     def _warm(self) -> None:
-        while not self._closed and self.extents.capacity < self._options.initial_bytes:
+        while not self._closed.wait(WARMING_REST) and self.extents.capacity < self._options.initial_bytes:
             with self._growing:
                 if not self._grow(min(PIECE, self._options.initial_bytes - self.extents.capacity)):
                     if self.refused:

@@ -7,7 +7,7 @@
     40  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
     …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape
-    …   the buffers, each at a multiple of 64
+    …   the buffers, each at a multiple of 64, large ones at a page
 
 Arrays and tensors are copied once, from where they are (a device, too) to where the message is written, and come out as
 views of the message. Everything else goes through msgspec as in vLLM-Omni's own serializer, so that a payload arrives

@@ -18,8 +18,10 @@ from vllm_omni_sched.connectors.framing.layout import (
     CHECKSUM,
     HEAD,
     IMAGE,
+    LARGE,
     MAGIC,
     NDARRAY,
+    PAGE,
     PLACE,
     TENSOR,
     VERSION,
@@ -51,7 +53,8 @@ class Message:
         at = HEAD.size + PLACE.size * len(buffers) + len(self.name) + len(body)
         for buffer in buffers:
             nbytes = int(buffer.nbytes)
-            at = -(-at // ALIGNMENT) * ALIGNMENT
+            alignment = PAGE if nbytes >= LARGE else ALIGNMENT
+            at = -(-at // alignment) * alignment
             self._places.append((at, nbytes))
             at += nbytes
             self.payload_bytes += nbytes
