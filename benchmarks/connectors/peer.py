@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import vllm_omni
 
 from benchmarks.connectors import VARIANTS
 from benchmarks.harness.child import emit
@@ -25,7 +26,7 @@ def main() -> None:
         page = mmap(file.fileno(), 8, MAP_SHARED)
     counter = ctypes.c_int64.from_buffer(page)  # messages that the receiver has got
     connectors = {name: make(name, extra) for name, extra in VARIANTS.items()}
-    emit("ready", vllm_omni=connectors and __import__("vllm_omni").__version__)
+    emit("ready", vllm_omni=vllm_omni.__version__)
     for line in sys.stdin:
         request = json.loads(line)
         connector = connectors[request["variant"]]

@@ -1,7 +1,7 @@
 """Buffers between stages in fewer bytes, where that takes less time.
 
 - `Compressor`: what a connector calls; it decides per buffer, learns per edge and data type, and caches by content.
-- `decide`: the policy alone. `LinkSpeed`: what it has to be told.
+- `decide`: the policy alone.
 - `Codec`: token ids (`ids`), any data (`shuffle_lz4`, `shuffle_zstd`), PCM (`flac`); with loss, on edges that allow it,
   features (`int8`, `fp8`) and PCM (`mulaw`).
 """
@@ -10,7 +10,6 @@ from vllm_omni_sched.connectors.compression.cache import CacheCounts, Compressio
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, kind_of
 from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor, Counts, Packed
 from vllm_omni_sched.connectors.compression.decide import Candidate, Measured, Plan, Reason, Snapshot, decide
-from vllm_omni_sched.connectors.compression.learn import LinkSpeed
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, EdgeOptions, Lossy, Mode, load_options
 from vllm_omni_sched.connectors.compression.registry import CODECS, Codecs, load_codecs
 
@@ -29,7 +28,6 @@ __all__ = [
     "EdgeOptions",
     "ErrorBound",
     "Kind",
-    "LinkSpeed",
     "Lossy",
     "Measured",
     "Mode",

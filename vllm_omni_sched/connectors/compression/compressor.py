@@ -12,7 +12,7 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.compression.cache import CacheCounts, CompressionCache, content_digest
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, check_buffer, kind_of
 from vllm_omni_sched.connectors.compression.decide import Candidate, Plan, Reason, Snapshot, decide, raw_anyway
-from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_bytes
+from vllm_omni_sched.connectors.compression.dtypes import Bytes
 from vllm_omni_sched.connectors.compression.learn import Ledger, Stream, sample
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge
 from vllm_omni_sched.connectors.compression.registry import Codecs, load_codecs
@@ -122,15 +122,14 @@ class Compressor:
 
     def decompress(
         self, codec: str, data: bytes | bytearray | memoryview | Bytes, dtype: str, shape: tuple[int, ...], out: Bytes
-    ) -> float:
-        """Write a received buffer into ``out``; the seconds it took, for `observe_decode` where it was sent.
+    ) -> None:
+        """Write a received buffer into ``out``.
 
         Raises:
             CodecMissingError: this side does not have the codec.
             CorruptDataError: ``data`` is nothing that it can have written.
             ValueError: ``out`` is not writeable, flat, contiguous and of the stated size.
         """
-        started = self._clock()
         if codec == RAW:
             check_buffer(out, dtype, shape)
             flat = np.frombuffer(data, np.uint8)
@@ -139,15 +138,6 @@ class Compressor:
             out[:] = flat
         else:
             self.codecs.get(codec).decode(data, dtype, shape, out)
-        return self._clock() - started
-
-    def observe_decode(self, edge: str, packed: Packed, seconds: float) -> None:
-        """The receiver took ``seconds`` to decode it; until told, what this side took for samples is assumed."""
-        if packed.codec == RAW:
-            return
-        with self._lock:
-            stream = (edge, packed.kind, packed.dtype)
-            self._ledger.decoded(stream, packed.codec, num_bytes(packed.dtype, packed.shape), seconds)
 
     def counts(self) -> Counts:
         """So far."""

@@ -60,28 +60,6 @@ class Ledger:
         self._learnt.setdefault((stream, codec), _Learnt()).decode.observe(num_bytes, seconds)
 
 
-class LinkSpeed:
-    """Bytes per second of a link, from the transfers over it.
-
-    1. None until one was seen: as long as nothing is known, ask for nothing to be compressed.
-    2. Transfers below ``min_bytes`` say how long a round trip takes, not how fast the link is; they do not count.
-    """
-
-    def __init__(self, min_bytes: int = 64 << 10) -> None:
-        self.min_bytes = min_bytes
-        self._rate = Rate(0.0)
-
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        """``num_bytes`` on the wire took ``seconds``."""
-        if num_bytes >= self.min_bytes and seconds > 0:
-            self._rate.observe(num_bytes, seconds)
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        """What was measured."""
-        return 1 / self._rate.per_unit if self._rate.is_measured else None
-
-
 def sample(raw: Bytes, dtype: str, shape: tuple[int, ...], sample_bytes: int) -> tuple[Bytes, tuple[int, ...]]:
     """About ``sample_bytes`` from the middle of a tensor: whole rows of its last dimension, at least 8 where there are.
 

@@ -36,7 +36,7 @@ UNREADABLE = (
     *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
     *(MemoryError, SyntaxError),  # of NumPy, when it is asked for a dtype that is none
 )
-Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], Any]
+Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 """``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
 
 

@@ -142,9 +142,9 @@ class RoutedPath(Path):
             started = self._clock()
             found = self._ways[name].path.get(edge, key)
             if found is not None:
+                self._got(edge, name, found.nbytes, self._clock() - started)
                 if self._compressor is not None:
                     found.unpack(self._compressor.decompress)
-                self._got(edge, name, found.nbytes, self._clock() - started)
                 return found
         return None
 

@@ -79,7 +79,7 @@ def test_what_is_sent_is_what_is_received():
     packed = compressor.compress("0->1", list(found.values()), SLOW_LINK)
     for item, sent in zip(found.values(), packed, strict=True):
         out = np.empty_like(item.raw)
-        assert compressor.decompress(sent.codec, sent.data.tobytes(), sent.dtype, sent.shape, out) >= 0
+        compressor.decompress(sent.codec, sent.data.tobytes(), sent.dtype, sent.shape, out)
         assert np.array_equal(out, item.raw)
         assert sent.error_bound is None
         assert sent.data.size <= item.raw.size
@@ -117,17 +117,6 @@ def test_the_decision_follows_the_speed_that_is_measured():
     assert one(compressor, filled(0), link).reason is Reason.PAYS
     halver.seconds_per_byte = 50e-9
     assert Reason.LINK_FASTER in [one(compressor, filled(0), link).reason for _ in range(5)]
-
-
-def test_a_receiver_that_is_slow_counts():
-    compressor, _ = with_halver(probe_bytes=1024, reprobe_every=1000)
-    packed = one(compressor, filled(0), 100e6)  # 5 ns/byte are saved, and encoding takes one
-    for _ in range(50):
-        compressor.observe_decode("0->1", packed, 100_000 * 3e-9)
-    assert one(compressor, filled(0), 100e6).reason is Reason.PAYS
-    for _ in range(5):
-        compressor.observe_decode("0->1", packed, 100_000 * 50e-9)
-    assert one(compressor, filled(0), 100e6).reason is Reason.LINK_FASTER
 
 
 def test_what_does_not_shrink_or_is_declined_goes_raw_although_the_sample_promised():

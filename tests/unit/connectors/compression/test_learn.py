@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.buffers import flat
-from vllm_omni_sched.connectors.compression import Kind, LinkSpeed, Measured
+from vllm_omni_sched.connectors.compression import Kind, Measured
 from vllm_omni_sched.connectors.compression.learn import Ledger, sample
 
 HERE, THERE = ("0->1", Kind.IDS, "int64"), ("0->2", Kind.IDS, "int64")
@@ -38,17 +38,6 @@ def test_probes_are_due_after_so_many_buffers_of_a_stream():
     ledger = Ledger(reprobe_every=3)
     assert [ledger.count(HERE) for _ in range(8)] == [False, False, False, True, False, False, True, False]
     assert not ledger.count(THERE)
-
-
-def test_the_speed_of_a_link_is_of_large_transfers():
-    link = LinkSpeed(min_bytes=1000)
-    link.observe(999, 1.0)
-    link.observe(5000, 0.0)
-    assert link.bytes_per_second is None
-    link.observe(5000, 0.5)
-    assert link.bytes_per_second == 10_000
-    link.observe(5000, 1.0)
-    assert 5000 < link.bytes_per_second < 10_000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""Processes that send and receive in an arena of their own, and are killed at exact points."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.arena import Process, Processes, place, small
+from vllm_omni_sched.connectors.arena import ArenaOptions
+
+
+@pytest.fixture(scope="module")
+def all_processes() -> Iterator[Processes]:
+    processes = Processes()
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def root(all_processes: Processes) -> Iterator[str]:
+    with place() as root:
+        yield root
+        all_processes.end()
+
+
+@pytest.fixture
+def options(root: str) -> ArenaOptions:
+    return small(root)
+
+
+@pytest.fixture
+def start(all_processes: Processes, options: ArenaOptions) -> Callable[..., Process]:
+    return lambda ahead=0.0, options=options: all_processes.open(options, ahead)
+
+
+@pytest.fixture
+def directory(root: str) -> Path:
+    return Path(root) / f"vllm-omni-sched-{os.geteuid()}" / "a"
