@@ -22,6 +22,7 @@ class Edge(NamedTuple):
         return f"{self.source}->{self.target}"
 
 
+@lru_cache(maxsize=1024)
 def name_of(edge: Edge, key: str) -> bytes:
     """Edge and key in one, different for different ones: every part has its length in front."""
     return _prefix(edge) + key.encode("utf-8", "surrogatepass")

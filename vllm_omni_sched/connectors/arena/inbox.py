@@ -18,14 +18,13 @@ from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.layout import Layout, Record, State
+from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
 from vllm_omni_sched.connectors.framing import Arrival
 from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
 
-RING = 0
 LISTING_SETTLES = 0.05
 """Seconds: a directory may change again within the tick of its time stamp."""
 
@@ -59,11 +58,10 @@ class _Sender:
         Raises:
             CorruptMessageError: it is said to lie outside the outbox.
         """
-        memory, start = self.memory, self.layout.ring + record.offset
-        there = len(memory.view)
-        if record.pool != RING:
-            memory, start = self._pool(record.pool), record.offset
-            there = min(len(memory.view), os.fstat(memory.fd).st_size)
+        if record.pool == RING:
+            raise CorruptMessageError("a message has moved while it was looked at")
+        memory, start = self._pool(record.pool), record.offset
+        there = min(len(memory.view), os.fstat(memory.fd).st_size)
         end = start + record.nbytes
         if not record.nbytes or end > there:
             raise CorruptMessageError("a message is said to lie outside its outbox")
@@ -102,11 +100,13 @@ class Inbox:
 
     Args:
         directory: of the arena.
+        listed: descriptor of it.
         copy_out: always copy; else only what is in a ring, whose room is wanted back at once.
         ttl_seconds: messages of dead senders that nobody gets for so long are dropped.
     """
 
-    def __init__(self, directory: Path, copy_out: bool, ttl_seconds: float, clock: Clock) -> None:
+    def __init__(self, directory: Path, listed: int, copy_out: bool, ttl_seconds: float, clock: Clock) -> None:
+        self._listed = listed
         self._directory, self._copy_out, self._ttl_seconds, self._clock = directory, copy_out, ttl_seconds, clock
         token = secrets.token_hex(8)
         self.holder = int(token, 16)
@@ -202,14 +202,33 @@ class Inbox:
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
-            for slot in sender.index.find(digest):
-                record = sender.index.claim(slot, digest, self.holder)
-                if record is not None:
-                    return self._take(sender, slot, record, name)
+            index = sender.index
+            for slot in index.find(digest):
+                if index.is_inline(slot):
+                    found = self._copy(index, slot, digest, name)
+                    if found is not None:
+                        return found
+                else:
+                    record = index.claim(slot, digest, self.holder)
+                    if record is not None:
+                        return self._take(sender, slot, record, name)
         return None
 
+    def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:
+        """Out of the ring."""
+        try:
+            found = index.take(slot, digest, lambda data, generation: Arrival(data, name, generation))
+        except CorruptMessageError:
+            self.counts.corrupt += 1
+            raise
+        if found is not None:
+            self.counts.copied_bytes += found.nbytes
+            self.counts.got += 1
+            self.counts.got_bytes += found.nbytes
+        return found
+
     def _take(self, sender: _Sender, slot: int, record: Record, name: bytes) -> Arrival:
-        copied = self._copy_out or record.pool == RING
+        copied = self._copy_out
         try:
             region = sender.region(record)
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
@@ -235,7 +254,7 @@ class Inbox:
 
     def _list(self) -> bool:
         """Whether there are outboxes that were not known."""
-        stamp = os.stat(self._directory).st_mtime_ns
+        stamp = os.fstat(self._listed).st_mtime_ns
         now = self._clock()
         if stamp == self._listed_stamp and now - self._listed_at > LISTING_SETTLES:
             return False

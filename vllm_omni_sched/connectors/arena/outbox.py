@@ -17,8 +17,8 @@ import numpy as np
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.layout import Layout, Record, State
+from vllm_omni_sched.connectors.arena.index import FREE, Index
+from vllm_omni_sched.connectors.arena.layout import RING, Layout, State
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
@@ -29,7 +29,6 @@ from vllm_omni_sched.connectors.modality import Modality
 
 logger = logging.getLogger(__name__)
 
-RING = 0
 POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
 ALIVE_FOR = 0.5
 """Seconds: a receiver that was found alive is not asked again."""
@@ -97,6 +96,7 @@ class Outbox:
         self._index = Index(self._memory, self.layout)
         self.ring = Extents(64, self.layout.ring_bytes)
         self.pools: dict[int, Pool] = {}
+        self._pool_options = {modality: options.pool(modality) for modality in Modality}
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
@@ -108,12 +108,13 @@ class Outbox:
         self.counts = OutboxCounts()
         self.progress = 0  # messages got or gone: it tells whether there may be room again
 
-    def put(self, message: Message, modality: Modality) -> Sent | None:
-        """Write a message and show it to receivers; None when there is no room now."""
-        edge, key, name, nbytes = message.edge, message.key, message.name, message.nbytes
+    def put(self, message: Message, modality: Modality) -> int | None:
+        """Write a message and show it to receivers; bytes that it takes, None when there is no room now."""
+        name, nbytes = message.name, message.nbytes
         digest = at.digest_of(name)
-        bucket = max(at.buckets_of(digest, self.layout.buckets), key=lambda bucket: len(self._free[bucket]))
-        if not self._free[bucket]:
+        one, other = at.buckets_of(digest, self.layout.buckets)
+        free = self._free[one] if len(self._free[one]) >= len(self._free[other]) else self._free[other]
+        if not free:
             return None
         place = self._room_for(nbytes, modality)
         if place is None:
@@ -127,20 +128,13 @@ class Outbox:
         except BaseException:
             self._give_room_back(pool, offset)
             raise
-        if (before := self._by_name.get(name)) is not None:
-            self.counts.replaced += self._withdraw(before)
-        sent = Sent(self._free[bucket].pop(), edge, key, name, pool, offset, nbytes, held_bytes, self._clock())
-        record = Record(State.FREE, self._generation, pool, 0, offset, nbytes, 0, sent.put_at)
-        self.sent[sent.slot] = sent
-        self._by_name[name] = sent.slot
-        self._by_key.setdefault(key, set()).add(sent.slot)
-        self.counts.waiting[edge] += 1
-        self.counts.waiting_bytes[edge] += nbytes
-        self.counts.put += 1
-        self.counts.put_bytes += nbytes
-        self.counts.inline += pool == RING
-        self._index.publish(sent.slot, digest, record)
-        return sent
+        if name in self._by_name:
+            self.counts.replaced += self._withdraw(self._by_name[name])
+        slot, now = free.pop(), self._clock()
+        self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
+        # from here on it can be got: all else is done while the receiver is at it
+        self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, held_bytes, now))
+        return held_bytes
 
     def discard(self, key: str) -> int:
         """Take back what nobody has got under ``key``, on all edges; how many messages."""
@@ -197,8 +191,19 @@ class Outbox:
         for memory in (self._memory, *(pool.memory for pool in self.pools.values())):
             memory.close()
 
+    def _remember(self, sent: Sent) -> None:
+        self.sent[sent.slot] = sent
+        self._by_name[sent.name] = sent.slot
+        self._by_key.setdefault(sent.key, set()).add(sent.slot)
+        counts = self.counts
+        counts.waiting[sent.edge] += 1
+        counts.waiting_bytes[sent.edge] += sent.nbytes
+        counts.put += 1
+        counts.put_bytes += sent.nbytes
+        counts.inline += sent.pool == RING
+
     def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
-        options = self._options.pool(modality)
+        options = self._pool_options[modality]
         if options.goes_inline(nbytes) and (offset := self.ring.allocate(nbytes)) is not None:
             return RING, offset, self.ring.rounded(nbytes)
         number = POOLS[modality]

@@ -14,7 +14,7 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
-from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox, Sent
+from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
 from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
@@ -97,12 +97,13 @@ class ArenaPath(Path):
         while True:
             with self._sending:
                 outbox = self._sender()
-                outbox.reap(REAPED_PER_PUT)
                 behind = self._is_behind(outbox, edge, message.nbytes)
-                sent = None if behind else self._put(outbox, message, modality)
-                if sent is not None:
-                    self._refusals.pop(edge, None)
-                    return sent.held_bytes
+                held_bytes = None if behind else self._put(outbox, message, modality)
+                if held_bytes is not None:
+                    if self._refusals:
+                        self._refusals.pop(edge, None)
+                    outbox.reap(REAPED_PER_PUT)
+                    return held_bytes
                 possible = outbox.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
@@ -120,7 +121,10 @@ class ArenaPath(Path):
                 raise PathClosedError(f"the arena was closed {self._closed} before this get")
             try:
                 if self._inbox is None:
-                    self._inbox = Inbox(self.directory, self._options.copy_out, self._options.ttl_seconds, self._clock)
+                    options = self._options
+                    self._inbox = Inbox(
+                        self.directory, self._entered, options.copy_out, options.ttl_seconds, self._clock
+                    )
                 self._bury(self._inbox)
                 return self._inbox.get(name_of(edge, key))
             except OSError as error:
@@ -198,10 +202,10 @@ class ArenaPath(Path):
                 raise self._no_memory("an outbox", "`ring_bytes`", error) from error
         return self._outbox
 
-    def _put(self, outbox: Outbox, message: Message, modality: Modality) -> Sent | None:
+    def _put(self, outbox: Outbox, message: Message, modality: Modality) -> int | None:
         try:
-            sent = outbox.put(message, modality)
-            return outbox.put(message, modality) if sent is None and outbox.reap() else sent
+            held_bytes = outbox.put(message, modality)
+            return outbox.put(message, modality) if held_bytes is None and outbox.reap() else held_bytes
         except OSError as error:
             raise self._no_memory("a pool", "`max_bytes`", error) from error
 
@@ -214,6 +218,8 @@ class ArenaPath(Path):
     def _is_behind(self, outbox: Outbox, edge: Edge, nbytes: int) -> bool:
         """Whether the receiver of an edge must get something before more is sent; one message is always let through."""
         messages, window = self._options.max_inflight, self._options.window_size
+        if messages is None and window is None:
+            return False
         counts = outbox.counts
         for _ in range(2):
             over = messages is not None and counts.waiting[edge] >= messages

@@ -6,7 +6,7 @@
         bytes of name, bytes of body, number of buffers, generation, bytes in all
     40  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
-    …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape
+    …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape; small ones are all there
     …   the buffers, each at a multiple of 64, large ones at a page
 
 Arrays and tensors are copied once, from where they are (a device, too) to where the message is written, and come out as

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from vllm_omni_sched.connectors.framing.layout import (
-    BYTES,
     CHECKSUM,
     HEAD,
-    IMAGE,
     MAGIC,
-    NDARRAY,
     PACKED,
     PLACE,
     REVIVE,
-    TENSOR,
     VERSION,
     Hook,
     unpacked,
 )
+from vllm_omni_sched.connectors.framing.opener import UNREADABLE, Opener, Place
 from vllm_omni_sched.errors import CorruptMessageError
 
-if TYPE_CHECKING:
-    import torch
-
-UNREADABLE = (
-    *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
-    *(MemoryError, SyntaxError),  # of NumPy, when it is asked for a dtype that is none
-)
+_openers: list[Opener] = []  # that nobody uses now: several threads may open at once
 Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 """``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
 
@@ -68,7 +55,7 @@ class Arrival:
             raise CorruptMessageError(f"a message of generation {made} lies where generation {generation} should be")
         if name is not None and view[start : start + in_name] != name:
             raise CorruptMessageError("a message with another key lies where this one should be")
-        self._places: list[tuple[Any, int, int]] = []
+        self._places: list[Place] = []
         for place in range(count):
             at, nbytes = PLACE.unpack_from(view, HEAD.size + PLACE.size * place)
             if at + nbytes > total or at < end:
@@ -111,53 +98,9 @@ class Arrival:
         if self._flags & PACKED:
             raise CorruptMessageError("a compressed message came by a path that does not compress")
         try:
-            payload = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode(self._body)
-        except CorruptMessageError:
-            raise
-        except UNREADABLE as error:
-            raise CorruptMessageError(f"the body of a message cannot be read: {error}") from error
+            opener = _openers.pop()
+        except IndexError:
+            opener = Opener()
+        payload = opener.open(self._body, self._places)
+        _openers.append(opener)
         return revive(payload) if revive is not None and self._flags & REVIVE else payload
-
-    def _from_extension(self, code: int, packed: memoryview) -> Any:
-        described = unpacked(packed)
-        if code == BYTES:
-            data, at, nbytes = self._places[described]
-            return bytes(memoryview(data)[at : at + nbytes])
-        which, kind, shape = described
-        data, at, nbytes = self._places[which]
-        if code == TENSOR:
-            return _tensor(data, at, nbytes, kind, shape)
-        if code == NDARRAY:
-            dtype = np.dtype(kind)
-            _check(shape, dtype.itemsize, nbytes)
-            return np.frombuffer(data, dtype, nbytes // (dtype.itemsize or 1), at).reshape(shape)
-        if code == IMAGE:
-            from PIL import Image
-
-            return Image.frombuffer(kind, tuple(shape), bytes(memoryview(data)[at : at + nbytes]), "raw", kind, 0, 1)
-        raise CorruptMessageError(f"a message holds an extension of unknown kind {code}")
-
-
-@lru_cache(maxsize=256)
-def _torch_dtype(name: str) -> tuple[Any, int]:
-    import torch
-
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CorruptMessageError(f"a message holds a tensor of unknown dtype {name!r}")
-    return dtype, dtype.itemsize
-
-
-def _tensor(data: Any, at: int, nbytes: int, kind: str, shape: list[int]) -> torch.Tensor:
-    dtype, itemsize = _torch_dtype(kind)
-    _check(shape, itemsize, nbytes)
-    torch = sys.modules["torch"]
-    if not nbytes:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(data, dtype=dtype, count=nbytes // itemsize, offset=at)
-    return flat if len(shape) == 1 else flat.view(shape)
-
-
-def _check(shape: list[int], itemsize: int, nbytes: int) -> None:
-    if min(shape, default=0) < 0 or math.prod(shape) * itemsize != nbytes:
-        raise CorruptMessageError(f"a message says that {nbytes} bytes have the shape {shape}")

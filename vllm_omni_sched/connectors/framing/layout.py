@@ -20,6 +20,12 @@ REVIVE, PACKED = 1, 2
 
 TENSOR, NDARRAY, IMAGE, BYTES = 1, 2, 3, 4
 """Kinds of msgpack extensions."""
+VALUE = struct.Struct("<IH")
+"""In front of an extension: which buffer, and how long the description is that follows (msgpack of dtype and shape)."""
+HERE = 0xFFFFFFFF
+"""In place of a buffer's number: the bytes follow the description."""
+EMBEDDED = 2048
+"""Up to so many bytes a value is in the body: a buffer of its own costs more than copying it once more."""
 packed = msgspec.msgpack.Encoder().encode
 unpacked = msgspec.msgpack.Decoder().decode
 
