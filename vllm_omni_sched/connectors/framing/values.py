@@ -44,7 +44,7 @@ class Values:
         """
         torch = sys.modules.get("torch")  # who has a tensor, or an image, has imported what makes them
         if torch is not None and isinstance(value, torch.Tensor):
-            return self._tensor(value if _is_plain(value, torch) else _made_plain(value, torch))
+            return self._tensor(value, torch)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(_checked(np.asanyarray(value)))
         if (pil := sys.modules.get("PIL.Image")) is not None and isinstance(value, pil.Image):
@@ -58,11 +58,22 @@ class Values:
             )
         return self._fallback(value)
 
-    def _tensor(self, tensor: Any) -> msgspec.msgpack.Ext:
-        nbytes, name, front, described = _of_tensor(tensor.dtype, tensor.shape)
+    def _tensor(self, tensor: Any, torch: Any) -> msgspec.msgpack.Ext:
+        described = b""
+        try:
+            if tensor.layout is torch.strided:
+                nbytes, name, front, described = _of_tensor(tensor.dtype, tensor.shape)
+        except RuntimeError:  # of nested tensors, which have no shape
+            pass
+        if not described:
+            raise PayloadError(f"a tensor that is {_oddity(tensor)} cannot be sent; make it dense first")
+        if tensor.is_neg() or tensor.is_conj():
+            tensor = tensor.resolve_conj().resolve_neg()
         if nbytes > self._longest_bytes:
             self._longest_bytes, self.longest = nbytes, (name, tensor.ndim)
         if nbytes > EMBEDDED or not tensor.is_cpu:
+            if tensor.is_meta:
+                raise PayloadError("a tensor on the meta device cannot be sent: it has no data")
             return self._in_buffer(TENSOR, tensor, described)
         if not tensor.is_contiguous():
             tensor = tensor.detach().contiguous()
@@ -83,22 +94,8 @@ class Values:
         return Ext(code, VALUE.pack(len(self.buffers) - 1, len(described)) + described)
 
 
-def _is_plain(tensor: Any, torch: Any) -> bool:
-    """Whether its bytes are what it says, as those of nearly all tensors."""
-    return (
-        tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
-
-
-def _made_plain(tensor: Any, torch: Any) -> Any:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
-        raise PayloadError(f"a tensor that is {kind} cannot be sent; make it dense first")
-    if tensor.is_meta:
-        raise PayloadError("a tensor on the meta device cannot be sent: it has no data")
-    return tensor.resolve_conj().resolve_neg()
+def _oddity(tensor: Any) -> str:
+    return "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
 
 
 def _checked(array: Any) -> Any:
@@ -111,7 +108,9 @@ def _checked(array: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _of_tensor(dtype: Any, shape: Any) -> tuple[int, str, bytes, bytes]:
-    """Of all tensors like that: bytes, name of the dtype, what is in front of the bytes in the body, description."""
+    """Of all such tensors: bytes, dtype, what is in front of them in the body, its description (none if quantized)."""
     name = str(dtype).removeprefix("torch.")
+    if name.startswith("q"):
+        return 0, name, b"", b""
     described = packed((name, tuple(shape)))
     return math.prod(shape) * dtype.itemsize, name, VALUE.pack(HERE, len(described)) + described, described
