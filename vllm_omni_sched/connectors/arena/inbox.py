@@ -16,15 +16,18 @@ import numpy as np
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
-from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
+from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import Arrival
 from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
 
+TELL_EVERY = 64
+"""Messages between two times that senders are told what receiving takes."""
 LISTING_SETTLES = 0.05
 """Seconds: a directory may change again within the tick of its time stamp."""
 
@@ -126,6 +129,7 @@ class Inbox:
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at = -1, -1.0
         self.counts = InboxCounts()
+        self._cost = ReceivingCost()
 
     def get(self, name: bytes) -> Arrival | None:
         """The message of that name, or None; see `Path.get`.
@@ -216,6 +220,7 @@ class Inbox:
 
     def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:
         """Out of the ring."""
+        started = self._clock()
         try:
             found = index.take(slot, digest, lambda data, generation: Arrival(data, name, generation))
         except CorruptMessageError:
@@ -225,10 +230,18 @@ class Inbox:
             self.counts.copied_bytes += found.nbytes
             self.counts.got += 1
             self.counts.got_bytes += found.nbytes
+            self._cost.copied(found.nbytes, self._clock() - started)
+            self._tell()
         return found
 
+    def _tell(self) -> None:
+        """Now and then, what senders want to know."""
+        if self.counts.got % TELL_EVERY == 0 and (limit := self._cost.limit_bytes) is not None:
+            with contextlib.suppress(OSError):
+                tuning.tell(self.path, limit)
+
     def _take(self, sender: _Sender, slot: int, record: Record, name: bytes) -> Arrival:
-        copied = self._copy_out
+        copied, started = self._copy_out, self._clock()
         try:
             region = sender.region(record)
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
@@ -248,6 +261,7 @@ class Inbox:
             lease = self.counts.got
             self._leases.add(lease)
             weakref.finalize(data, self._end, lease, sender.index, slot, record.generation).atexit = False
+            self._cost.viewed(self._clock() - started)
         self.counts.got += 1
         self.counts.got_bytes += record.nbytes
         return arrival

@@ -16,7 +16,7 @@ import numpy as np
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
-from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import FREE, Index
 from vllm_omni_sched.connectors.arena.layout import RING, Layout, State
 from vllm_omni_sched.connectors.arena.memory import Memory
@@ -97,6 +97,8 @@ class Outbox:
         self.ring = Extents(64, self.layout.ring_bytes)
         self.pools: dict[int, Pool] = {}
         self._pool_options = {modality: options.pool(modality) for modality in Modality}
+        self._inline: dict[Modality, int] = {}  # messages up to so many bytes go through the ring
+        self.tune()
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
@@ -154,10 +156,17 @@ class Outbox:
             self._look_at(slot, now)
         return before - len(self.sent)
 
+    def tune(self) -> None:
+        """Fit what goes through the ring to what receivers have measured."""
+        limits = tuning.told(self._directory) if self._options.tune_inline else []
+        for modality, options in self._pool_options.items():
+            limit = tuning.limit_of(options.inline_bytes, limits)
+            self._inline[modality] = limit + limit // 16  # with what is in front of the payload
+
     def can_hold(self, nbytes: int, modality: Modality) -> bool:
         """Whether there is room for a message when there is no other."""
-        options = self._options.pool(modality)
-        inline = options.goes_inline(nbytes) and nbytes <= self.ring.capacity
+        options = self._pool_options[modality]
+        inline = nbytes <= min(self._inline[modality], self.ring.capacity)
         return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
 
     def facts(self) -> dict[str, Any]:
@@ -174,7 +183,8 @@ class Outbox:
             if (pool := self.pools.get(number)) is not None
         }
         ring = {"capacity_bytes": self.ring.capacity, "used_bytes": self.ring.used_bytes}
-        return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools}
+        inline = {modality.value: limit for modality, limit in self._inline.items()}
+        return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools, "inline_up_to": inline}
 
     def close(self) -> None:
         """End sending. Messages on their way stay for receivers; without any, the files go."""
@@ -204,7 +214,7 @@ class Outbox:
 
     def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
         options = self._pool_options[modality]
-        if options.goes_inline(nbytes) and (offset := self.ring.allocate(nbytes)) is not None:
+        if nbytes <= self._inline[modality] and (offset := self.ring.allocate(nbytes)) is not None:
             return RING, offset, self.ring.rounded(nbytes)
         number = POOLS[modality]
         pool = self.pools.get(number)

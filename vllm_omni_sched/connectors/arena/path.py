@@ -28,6 +28,7 @@ from vllm_omni_sched.errors import (
 )
 
 REAPED_PER_PUT = 8
+TUNE_EVERY = 256  # messages
 BURY_EVERY = 5.0  # seconds
 LATELY = 60.0
 """Seconds that `health` speaks of what happened."""
@@ -103,6 +104,8 @@ class ArenaPath(Path):
                     if self._refusals:
                         self._refusals.pop(edge, None)
                     outbox.reap(REAPED_PER_PUT)
+                    if outbox.counts.put % TUNE_EVERY == 0:
+                        outbox.tune()
                     return held_bytes
                 possible = outbox.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
