@@ -55,7 +55,7 @@ class Arrival:
         view = memoryview(data)
         if len(view) < HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        checksum, magic, version, flags, in_name, in_body, count, made, total = HEAD.unpack_from(view)
+        checksum, magic, version, flags, in_name, in_body, count, made, total, self.id = HEAD.unpack_from(view)
         if magic != MAGIC or version != VERSION:
             raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
         start = HEAD.size + PLACE.size * count  # of the name
@@ -75,7 +75,7 @@ class Arrival:
                 raise CorruptMessageError("a buffer lies outside its message")
             self._places.append((data, at, nbytes))
         self._body: Any = view[start + in_name : end]
-        self._flags = flags
+        self.flags = flags
         self.nbytes: int = total
         self.generation: int = made
 
@@ -86,7 +86,7 @@ class Arrival:
             CorruptMessageError: the body is damaged.
             CompressionError: see `Compressor.decompress`.
         """
-        if not self._flags & PACKED:
+        if not self.flags & PACKED:
             return
         try:
             entries, body = unpacked(self._body)
@@ -97,7 +97,12 @@ class Arrival:
                 self._places[place] = (out, 0, raw_bytes)
         except UNREADABLE as error:
             raise CorruptMessageError(f"a compressed message cannot be read: {error}") from error
-        self._body, self._flags = body, self._flags & ~PACKED
+        self._body, self.flags = body, self.flags & ~PACKED
+
+    def parts(self) -> tuple[bytes, list[np.ndarray]]:
+        """Its body, and its buffers as they are: uint8, shape (nbytes,), views."""
+        buffers = [np.frombuffer(data, np.uint8, nbytes, at) for data, at, nbytes in self._places]
+        return bytes(self._body), buffers
 
     def open(self, revive: Hook | None = None) -> Any:
         """The payload.
@@ -108,7 +113,7 @@ class Arrival:
         Raises:
             CorruptMessageError: the body is damaged, or compressed still.
         """
-        if self._flags & PACKED:
+        if self.flags & PACKED:
             raise CorruptMessageError("a compressed message came by a path that does not compress")
         try:
             payload = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode(self._body)
@@ -116,7 +121,7 @@ class Arrival:
             raise
         except UNREADABLE as error:
             raise CorruptMessageError(f"the body of a message cannot be read: {error}") from error
-        return revive(payload) if revive is not None and self._flags & REVIVE else payload
+        return revive(payload) if revive is not None and self.flags & REVIVE else payload
 
     def _from_extension(self, code: int, packed: memoryview) -> Any:
         described = unpacked(packed)

@@ -6,7 +6,7 @@ import ctypes
 import sys
 import zlib
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -30,6 +30,9 @@ from vllm_omni_sched.connectors.framing.layout import (
 )
 from vllm_omni_sched.errors import PayloadError
 
+if TYPE_CHECKING:
+    from vllm_omni_sched.connectors.framing.arrival import Arrival
+
 
 class Message:
     """A payload on its way from stage to stage, not yet written anywhere.
@@ -41,12 +44,15 @@ class Message:
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
         longest: dtype and number of dimensions of its longest buffer; None without one.
+        id: tells it from all others, where copies may meet; 0: from none.
+        next_use_seconds: a hint, when its receiver is expected to want it; not sent.
     """
 
     def __init__(self, edge: Edge, key: str, body: bytes, buffers: list[Any]) -> None:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
         self.body, self.buffers = body, buffers
-        self.flags = 0
+        self.flags = self.id = 0
+        self.next_use_seconds: float | None = None
         self._places: list[tuple[int, int]] = []
         self.payload_bytes = longest = 0
         self.longest: tuple[str, int] | None = None
@@ -76,7 +82,8 @@ class Message:
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
         name, body, places = self.name, self.body, self._places
-        head = HEAD.pack(0, MAGIC, VERSION, self.flags, len(name), len(body), len(places), generation, self.nbytes)
+        counts = (len(name), len(body), len(places))
+        head = HEAD.pack(0, MAGIC, VERSION, self.flags, *counts, generation, self.nbytes, self.id)
         front = b"".join((head[CHECKSUM.size :], *[PLACE.pack(*place) for place in places], name, body))
         target[: CHECKSUM.size] = CHECKSUM.pack(zlib.crc32(front))
         target[CHECKSUM.size : CHECKSUM.size + len(front)] = front
@@ -125,6 +132,14 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         raise PayloadError(f"the payload cannot be sent: {error}") from error
     return Message(edge, key, body, buffers)
+
+
+def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
+    """The same message again, to be put elsewhere; nothing is decoded, and its buffers are those of the arrival."""
+    body, buffers = arrival.parts()
+    message = Message(edge, key, body, buffers)
+    message.flags, message.id = arrival.flags, arrival.id
+    return message
 
 
 def _as_extension(value: Any, buffers: list[Any]) -> msgspec.msgpack.Ext | None:
