@@ -18,7 +18,7 @@ from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.framing.layout import HEAD, MAGIC, VERSION
 from vllm_omni_sched.errors import CorruptMessageError
 
-MESSAGE, UNFINISHED, TAKEN, LIFE, TICKET = ".msg", ".new", ".got", ".life", ".move"
+MESSAGE, UNFINISHED, TAKEN, LIFE, TICKET, TAKEN_TICKET = ".msg", ".new", ".got", ".life", ".move", ".moved"
 _NOREPLACE = 1
 _AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -13,7 +13,7 @@ from typing import Any
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.disk import files
-from vllm_omni_sched.connectors.disk.files import LIFE, MESSAGE, TAKEN, UNFINISHED
+from vllm_omni_sched.connectors.disk.files import LIFE, MESSAGE, TAKEN, TAKEN_TICKET, TICKET, UNFINISHED
 
 
 class Members:
@@ -25,7 +25,7 @@ class Members:
         <digest>.msg                      a message that waits
         <digest>.<token>.<number>.new     one that is being written by that process
         <digest>.<token>.<number>.got     one that is being read by it, or leased to it
-        <number>.move                     see `connectors.tiers.tickets`
+        <id>.move, <id>.moved             see `connectors.tiers.tickets`
 
     Raises:
         OSError: nothing can be written there.
@@ -111,10 +111,31 @@ class Members:
                     self.counts["given_back"] += 1
                 path.unlink(missing_ok=True)  # unfinished, or replaced meanwhile
                 done += 1
+            elif kind in (TICKET, TAKEN_TICKET):
+                done += self._sweep_ticket(path, now)
             elif kind == LIFE and not lives(_number(parts[0])):
                 path.unlink(missing_ok=True)
         self._senders = seen
         return done
+
+    def _sweep_ticket(self, path: Path, now: float) -> bool:
+        """Those of the dead go when no copy of their message can be left; whether it went."""
+        if path.suffix == TAKEN_TICKET:
+            over = not path.with_suffix(TICKET).exists()
+        else:
+            stamp = files.stamp_of(path)
+            over = (
+                stamp is not None and now - stamp.put_at_ns / 1e9 > 2 * self._ttl_seconds and not self._has_mover(path)
+            )
+        if over:
+            path.unlink(missing_ok=True)
+        return over
+
+    def _has_mover(self, ticket: Path) -> bool:
+        try:
+            return self.is_alive(_number(ticket.read_text()))
+        except FileNotFoundError:
+            return True
 
     def _expire(self, path: Path, stamp: files.Stamp) -> bool:
         taken = path.with_suffix(f".{self.number:08x}.{next(self._names)}{TAKEN}")
