@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.arena import MIB, place, small
+from tests.support.tiers import disk, tiers
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Edge, Path, Status
@@ -36,7 +37,7 @@ def arena_that_copies(root: str) -> Path:
     return arena(root, copy_out=True)
 
 
-PATHS: list[Open] = [arena, arena_that_copies]
+PATHS: list[Open] = [arena, arena_that_copies, disk, tiers]
 
 
 class Ends:

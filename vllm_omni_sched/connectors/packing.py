@@ -30,7 +30,7 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
         data[place] = packed[place].data
     body = msgspec.msgpack.encode((entries, message.body))
     smaller = Message(message.edge, message.key, body, data, message.longest)
-    smaller.flags = message.flags | PACKED
+    smaller.flags, smaller.id = message.flags | PACKED, message.id
     return smaller
 
 

@@ -24,8 +24,9 @@ from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
 from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,47 @@ class Outbox:
         found = sum(self._withdraw(slot) for slot in list(self._by_key.get(key, ())))
         self.counts.discarded += found
         return found
+
+    def holds(self, name: bytes) -> bool:
+        """Whether the last message of that name waits."""
+        slot = self._by_name.get(name)
+        return slot is not None and self._index.state(slot) == State.READY
+
+    def lease(self, name: bytes, holder: int) -> tuple[Arrival, int] | None:
+        """The message of that name, as a view of its room, and its slot; None when it was got.
+
+        Raises:
+            CorruptMessageError: somebody has damaged it; it is dropped.
+        """
+        slot = self._by_name.get(name)
+        record = None if slot is None else self._index.claim(slot, at.digest_of(name), holder)
+        if slot is None or record is None:
+            return None
+        sent = self.sent[slot]
+        memory = self._memory if sent.pool == RING else self.pools[sent.pool].memory
+        start = sent.offset + (self.layout.ring if sent.pool == RING else 0)
+        try:
+            return Arrival(np.frombuffer(memory.view[start : start + sent.nbytes], np.uint8), name), slot
+        except CorruptMessageError:
+            self.end_lease(slot, record.generation, holder, returned=False)
+            raise
+
+    def end_lease(self, slot: int, generation: int, holder: int, returned: bool) -> bool:
+        """Show a leased message to receivers again, or take back its room; whether it can be got again."""
+        sent = self.sent.get(slot)
+        if sent is None or self._index.record(slot).generation != generation:
+            return False
+        if not returned:
+            self._index.consume(slot, generation, holder)
+            self._look_at(slot, self._clock())
+            return False
+        if not self._index.give_back(slot, holder):
+            return False
+        self._mark(sent, got=False)
+        if slot in self._unwanted:
+            self.counts.discarded += self._withdraw(slot)
+            return False
+        return True
 
     def reap(self, limit: int | None = None) -> int:
         """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""

@@ -15,7 +15,7 @@ from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
 from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
@@ -81,7 +81,7 @@ class ArenaPath(Path):
         sleep: Callable[[float], None] = sleep_seconds,
     ) -> None:
         self._options, self._clock, self._sleep = options, clock, sleep
-        self.directory, self._entered = meeting.enter(options.directory, options.arena or _common_arena())
+        self.directory, self._entered = meeting.enter(options.directory, options.arena or common_arena())
         self._sending, self._receiving = threading.RLock(), threading.RLock()
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
@@ -120,18 +120,35 @@ class ArenaPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         with self._receiving:
-            if self._closed:
-                raise PathClosedError(f"the arena was closed {self._closed} before this get")
             try:
-                if self._inbox is None:
-                    options = self._options
-                    self._inbox = Inbox(
-                        self.directory, self._entered, options.copy_out, options.ttl_seconds, self._clock
-                    )
-                self._bury(self._inbox)
-                return self._inbox.get(name_of(edge, key))
+                inbox = self._receiver()
+                self._bury(inbox)
+                return inbox.get(name_of(edge, key))
             except OSError as error:
-                raise RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}") from error
+                raise self._cannot_look(error) from error
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        with self._sending:
+            return self._outbox is not None and not self._closed and self._outbox.holds(name_of(edge, key))
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        with self._receiving:
+            try:
+                holder = self._receiver().holder
+            except OSError as error:
+                raise self._cannot_look(error) from error
+        with self._sending:
+            found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+        if found is None:
+            return None
+        arrival, slot = found
+
+        def end(returned: bool) -> bool:
+            with self._sending:
+                outbox = self._outbox
+                return outbox is not None and outbox.end_lease(slot, arrival.generation, holder, returned)
+
+        return Lease(arrival, lambda: end(False), lambda: end(True))
 
     def discard(self, key: str) -> int:
         with self._sending:
@@ -194,6 +211,17 @@ class ArenaPath(Path):
         if (now := self._clock()) - self._buried_at > BURY_EVERY:
             self._buried_at = now
             inbox.bury()
+
+    def _receiver(self) -> Inbox:
+        if self._closed:
+            raise PathClosedError(f"the arena was closed {self._closed} before this get")
+        if self._inbox is None:
+            options = self._options
+            self._inbox = Inbox(self.directory, self._entered, options.copy_out, options.ttl_seconds, self._clock)
+        return self._inbox
+
+    def _cannot_look(self, error: OSError) -> RendezvousError:
+        return RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}")
 
     def _sender(self) -> Outbox:
         if self._closed:
@@ -261,7 +289,7 @@ class ArenaPath(Path):
         return [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
 
 
-def _common_arena() -> str:
+def common_arena() -> str:
     """Of all processes that one process has started."""
     named = os.environ.get(meeting.ARENA_VARIABLE)
     if not named:

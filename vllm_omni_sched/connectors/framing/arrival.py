@@ -42,7 +42,7 @@ class Arrival:
         view = memoryview(data)
         if len(view) < HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        checksum, magic, version, flags, in_name, in_body, count, made, total = HEAD.unpack_from(view)
+        checksum, magic, version, flags, in_name, in_body, count, made, total, self.id = HEAD.unpack_from(view)
         if magic != MAGIC or version != VERSION:
             raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
         start = HEAD.size + PLACE.size * count  # of the name
@@ -62,7 +62,7 @@ class Arrival:
                 raise CorruptMessageError("a buffer lies outside its message")
             self._places.append((data, at, nbytes))
         self._body: Any = view[start + in_name : end]
-        self._flags = flags
+        self.flags = flags
         self.nbytes: int = total
         self.generation: int = made
 
@@ -73,7 +73,7 @@ class Arrival:
             CorruptMessageError: the body is damaged.
             CompressionError: see `Compressor.decompress`.
         """
-        if not self._flags & PACKED:
+        if not self.flags & PACKED:
             return
         try:
             entries, body = unpacked(self._body)
@@ -84,7 +84,12 @@ class Arrival:
                 self._places[place] = (out, 0, raw_bytes)
         except UNREADABLE as error:
             raise CorruptMessageError(f"a compressed message cannot be read: {error}") from error
-        self._body, self._flags = body, self._flags & ~PACKED
+        self._body, self.flags = body, self.flags & ~PACKED
+
+    def parts(self) -> tuple[bytes, list[np.ndarray]]:
+        """Its body, and its buffers as they are: uint8, shape (nbytes,), views."""
+        buffers = [np.frombuffer(data, np.uint8, nbytes, at) for data, at, nbytes in self._places]
+        return bytes(self._body), buffers
 
     def open(self, revive: Hook | None = None) -> Any:
         """The payload.
@@ -95,7 +100,7 @@ class Arrival:
         Raises:
             CorruptMessageError: the body is damaged, or compressed still.
         """
-        if self._flags & PACKED:
+        if self.flags & PACKED:
             raise CorruptMessageError("a compressed message came by a path that does not compress")
         try:
             opener = _openers.pop()
@@ -103,4 +108,4 @@ class Arrival:
             opener = Opener()
         payload = opener.open(self._body, self._places)
         _openers.append(opener)
-        return revive(payload) if revive is not None and self._flags & REVIVE else payload
+        return revive(payload) if revive is not None and self.flags & REVIVE else payload

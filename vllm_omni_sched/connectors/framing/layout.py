@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-MAGIC, VERSION = 0x31534F56, 1  # "VOS1"
+MAGIC, VERSION = 0x31534F56, 2  # "VOS1"
 ALIGNMENT = 64
 LARGE, PAGE = 256 << 10, 4096
 """Buffers from so many bytes on start at a page: copying between other places takes up to three times as long."""
-HEAD = struct.Struct("<IIHHIIIQQ")
+HEAD = struct.Struct("<IIHHIIIQQQ")
 CHECKSUM = struct.Struct("<I")
 PLACE = struct.Struct("<QQ")
 REVIVE, PACKED = 1, 2

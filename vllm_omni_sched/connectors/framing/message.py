@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,9 @@ from vllm_omni_sched.connectors.framing.layout import (
 from vllm_omni_sched.connectors.framing.values import Values
 from vllm_omni_sched.errors import PayloadError
 
+if TYPE_CHECKING:
+    from vllm_omni_sched.connectors.framing.arrival import Arrival
+
 
 class Message:
     """A payload on its way from stage to stage, not yet written anywhere.
@@ -37,6 +40,8 @@ class Message:
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
         longest: dtype and number of dimensions of its longest array; None without one.
+        id: tells it from all others, where copies may meet; 0: from none.
+        next_use_seconds: a hint, when its receiver is expected to want it; not sent.
     """
 
     def __init__(
@@ -44,7 +49,8 @@ class Message:
     ) -> None:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
         self.body, self.buffers, self.longest = body, buffers, longest
-        self.flags = self.payload_bytes = 0
+        self.flags = self.payload_bytes = self.id = 0
+        self.next_use_seconds: float | None = None
         self._places: list[tuple[int, int]] = []
         at = HEAD.size + PLACE.size * len(buffers) + len(self.name) + len(body)
         for buffer in buffers:
@@ -70,7 +76,8 @@ class Message:
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
         name, body, places = self.name, self.body, self._places
-        head = HEAD.pack(0, MAGIC, VERSION, self.flags, len(name), len(body), len(places), generation, self.nbytes)
+        counts = (len(name), len(body), len(places))
+        head = HEAD.pack(0, MAGIC, VERSION, self.flags, *counts, generation, self.nbytes, self.id)
         table = b"".join([PLACE.pack(*place) for place in places]) if places else b""
         front = head[CHECKSUM.size :] + table + name + body
         target[: CHECKSUM.size + len(front)] = CHECKSUM.pack(zlib.crc32(front)) + front
@@ -108,6 +115,14 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         raise PayloadError(f"the payload cannot be sent: {error}") from error
     return Message(edge, key, body, values.buffers, values.longest)
+
+
+def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
+    """The same message again, to be put elsewhere; nothing is decoded, and its buffers are those of the arrival."""
+    body, buffers = arrival.parts()
+    message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
+    message.flags, message.id = arrival.flags, arrival.id
+    return message
 
 
 def _copy(source: Any, target: memoryview, at: int, address: int) -> None:
