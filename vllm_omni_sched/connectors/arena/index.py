@@ -13,6 +13,9 @@ from vllm_omni_sched.connectors.arena.layout import (
     DIGEST,
     DIGESTS,
     HOLDER_AT,
+    NEWS,
+    NEWS_AT,
+    NEWS_KINDS,
     PAGE,
     PUT_AT,
     RECORD,
@@ -64,6 +67,15 @@ class Index:
                         slots.append(first + place)
         return slots
 
+    def news(self, digest: int) -> int:
+        """Another number once a message was shown that may have this digest.
+
+        It may be late where processors reorder what they write, and processes that give back do not wait for each
+        other: look now and then all the same.
+        """
+        (count,) = NEWS.unpack_from(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size)
+        return int(count)
+
     def record(self, slot: int) -> Record:
         """What a slot says now."""
         return Record(*RECORD.unpack_from(self._map, self._records + slot * RECORD_BYTES))
@@ -86,6 +98,7 @@ class Index:
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # released and taken again: no processor shows what follows before what went before
             STATE.pack_into(self._map, self.layout.record_at(slot), READY)
+        self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
         """Free a slot that no receiver has, and say what it was; None when one has it, or is just taking it."""
@@ -116,9 +129,15 @@ class Index:
             if record.state != LEASED or record.holder != holder:
                 return False
             STATE.pack_into(self._map, at, READY)
-            return True
         finally:
             self._locks.release(at)
+        (digest,) = DIGEST.unpack_from(self._map, self.layout.digest_at(slot))
+        self._tell(digest)
+        return True
+
+    def _tell(self, digest: int) -> None:
+        with self._order:
+            NEWS.pack_into(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size, (self.news(digest) + 1) & 0xFFFFFFFF)
 
     # a receiver's
 

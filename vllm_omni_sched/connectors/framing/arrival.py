@@ -78,6 +78,7 @@ class Arrival:
         self._flags = flags
         self.nbytes: int = total
         self.generation: int = made
+        self.put_at: float | None = None  # seconds of this host's monotonic clock, where the path knows it
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress what is compressed, into memory of its own; before `open`.
