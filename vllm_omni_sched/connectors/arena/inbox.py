@@ -10,11 +10,11 @@ import secrets
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index
@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 TELL_EVERY = 64
 """Messages between two times that senders are told what receiving takes."""
+NEW_SENDERS_AFTER = 1e-4
+"""Seconds, of real time, between two looks for new senders: less than one takes to appear."""
+LOOK_AGAIN = 0.05
+"""Seconds until a message is looked for again whose senders say that there is nothing new."""
+MISSED = 4096
+"""Messages that were looked for in vain, and are remembered."""
 LISTING_SETTLES = 0.05
 """Seconds: a directory may change again within the tick of its time stamp."""
 
@@ -43,6 +49,14 @@ class InboxCounts:
     foreign: int = 0  # files in the arena that are no outbox of ours
     orphans_expired: int = 0  # messages of dead senders
     orphans_given_back: int = 0  # the same, by receivers that died
+
+
+class _Missed(NamedTuple):
+    """A message that was not there, and what its senders said then."""
+
+    digest: int
+    news: list[int]
+    at: float
 
 
 @dataclass
@@ -127,7 +141,9 @@ class Inbox:
         self._closed = False
         self._senders: dict[str, _Sender] = {}
         self._ignored: set[str] = set()
-        self._listed_stamp, self._listed_at = -1, -1.0
+        self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
+        self._missed: dict[bytes, _Missed] = {}
+        self._contended = False  # the last look found a message that somebody else was at
         self.counts = InboxCounts()
         self._cost = ReceivingCost()
 
@@ -137,11 +153,28 @@ class Inbox:
         Raises:
             CorruptMessageError: what lies there under its digest is damaged; it is gone now.
         """
-        digest = at.digest_of(name)
-        found = self._find(digest, name)
-        if found is None and self._list():
+        now = monotonic_seconds()
+        missed = self._missed.get(name)
+        digest = at.digest_of(name) if missed is None else missed.digest
+        news = [sender.index.news(digest) for sender in self._senders.values()]  # before it looks
+        found = None
+        if missed is None or missed.news != news or now - missed.at > LOOK_AGAIN:
+            self._contended = False
             found = self._find(digest, name)
+            self._remember(name, None if found is not None or self._contended else _Missed(digest, news, now))
+        if found is None and now - self._looked_at > NEW_SENDERS_AFTER:
+            self._looked_at = now
+            if self._list():
+                found = self._find(digest, name)
         return found
+
+    def _remember(self, name: bytes, missed: _Missed | None) -> None:
+        if missed is None:
+            self._missed.pop(name, None)
+            return
+        if len(self._missed) >= MISSED:
+            self._missed.clear()
+        self._missed[name] = missed
 
     def bury(self) -> int:
         """Take away outboxes of dead senders from which everything has been got; how many."""
@@ -216,13 +249,14 @@ class Inbox:
                     record = index.claim(slot, digest, self.holder)
                     if record is not None:
                         return self._take(sender, slot, record, name)
+                self._contended = True
         return None
 
     def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:
         """Out of the ring."""
         started = self._clock()
         try:
-            found = index.take(slot, digest, lambda data, generation: Arrival(data, name, generation))
+            found = index.take(slot, digest, lambda data, generation, put_at: Arrival(data, name, generation, put_at))
         except CorruptMessageError:
             self.counts.corrupt += 1
             raise
@@ -246,7 +280,7 @@ class Inbox:
             region = sender.region(record)
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
             data = bytearray(region) if copied else np.frombuffer(region, np.uint8)
-            arrival = Arrival(data, name, record.generation)
+            arrival = Arrival(data, name, record.generation, record.put_at)
         except CorruptMessageError:
             sender.index.consume(slot, record.generation, self.holder)
             self.counts.corrupt += 1

@@ -13,6 +13,9 @@ from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
     HOLDER_AT,
+    NEWS,
+    NEWS_AT,
+    NEWS_KINDS,
     PAGE,
     POOL,
     POOL_AT,
@@ -73,6 +76,15 @@ class Index:
                 at = self._bytes.find(wanted, at + 1, end)
         return slots
 
+    def news(self, digest: int) -> int:
+        """Another number once a message was shown that may have this digest.
+
+        It may be late where processors reorder what they write, and processes that give back do not wait for each
+        other: look now and then all the same.
+        """
+        (count,) = NEWS.unpack_from(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size)
+        return int(count)
+
     def record(self, slot: int) -> Record:
         """What a slot says now."""
         return Record(*RECORD.unpack_from(self._map, self._records + slot * RECORD_BYTES))
@@ -96,6 +108,7 @@ class Index:
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # released and taken again: no processor shows what follows before what went before
             STATE.pack_into(self._map, at, READY)
+        self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
         """Free a slot that no receiver has, and say what it was; None when one has it, or is just taking it."""
@@ -126,9 +139,15 @@ class Index:
             if record.state != LEASED or record.holder != holder:
                 return False
             STATE.pack_into(self._map, at, READY)
-            return True
         finally:
             self._locks.release(at)
+        (digest,) = DIGEST.unpack_from(self._map, self.layout.digest_at(slot))
+        self._tell(digest)
+        return True
+
+    def _tell(self, digest: int) -> None:
+        with self._order:
+            NEWS.pack_into(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size, (self.news(digest) + 1) & 0xFFFFFFFF)
 
     # a receiver's
 
@@ -137,11 +156,11 @@ class Index:
         (pool,) = POOL.unpack_from(self._map, self._records + slot * RECORD_BYTES + POOL_AT)
         return bool(pool == RING)
 
-    def take(self, slot: int, digest: int, read: Callable[[bytearray, int], Read]) -> Read | None:
+    def take(self, slot: int, digest: int, read: Callable[[bytearray, int, float], Read]) -> Read | None:
         """Get a message out of the ring, in one step: whoever is killed in it has not got it.
 
         Args:
-            read: is given a copy of the message, and its generation.
+            read: is given a copy of the message, its generation, and when it was put.
 
         Returns:
             What ``read`` returns; None when the message is not there to be had any more, or somebody is at it.
@@ -153,14 +172,14 @@ class Index:
         if not self._locks.acquire(at):
             return None
         try:
-            state, generation, pool, _, offset, nbytes, _, _ = RECORD.unpack_from(self._map, at)
+            state, generation, pool, _, offset, nbytes, _, put_at = RECORD.unpack_from(self._map, at)
             if state != READY or pool != RING or DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size) != (digest,):
                 return None
             start = self.layout.ring + offset
             try:
                 if not nbytes or start + nbytes > len(self._map):
                     raise CorruptMessageError("a message is said to lie outside its outbox")
-                found = read(bytearray(self._map[start : start + nbytes]), generation)
+                found = read(bytearray(self._map[start : start + nbytes]), generation, put_at)
             except CorruptMessageError:
                 STATE.pack_into(self._map, at, CONSUMED)
                 raise

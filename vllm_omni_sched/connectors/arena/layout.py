@@ -3,6 +3,7 @@
 ::
 
     0      head: magic, version, slots, offset and length of the ring, pid
+    1024   how many messages were shown, by the last byte of their digests: 256 u32
     4096   digests: one u64 per slot, 0 where the slot is free
     …      records: one per slot (`Record`)
     …      ring
@@ -51,6 +52,8 @@ class Record(NamedTuple):
 POOL_AT, HOLDER_AT, PUT_AT = 8, 32, 40  # within a record
 RING = 0
 """Number of what is no pool: the room for small messages in the outbox itself."""
+NEWS, NEWS_AT, NEWS_KINDS = struct.Struct("<I"), 1024, 256
+"""In the first page, for each value of a digest's last byte: how many messages were shown that have it."""
 
 
 class Layout(NamedTuple):

@@ -33,12 +33,15 @@ class Arrival:
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
         name, generation: what the message must say of itself; None: anything.
+        put_at: in seconds of this host's monotonic clock, where the path knows it.
 
     Raises:
         CorruptMessageError: it is cut off, damaged, or another message than the one asked for.
     """
 
-    def __init__(self, data: Any, name: bytes | None = None, generation: int | None = None) -> None:
+    def __init__(
+        self, data: Any, name: bytes | None = None, generation: int | None = None, put_at: float | None = None
+    ) -> None:
         view = memoryview(data)
         if len(view) < HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
@@ -65,6 +68,7 @@ class Arrival:
         self.flags = flags
         self.nbytes: int = total
         self.generation: int = made
+        self.put_at = put_at
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress what is compressed, into memory of its own; before `open`.
