@@ -220,8 +220,10 @@ class Inbox:
         """Called when the last view of a message goes: by any thread, at any time, so it takes no lock."""
         if os.getpid() != self._pid:  # a forked child has dropped its copy of the view
             return
+        started = self._clock()
         index.consume(slot, generation, self.holder)
         self._leases.discard(lease)
+        self._cost.ended(self._clock() - started)
         if self._closed and not self._leases:
             self._leave()
 

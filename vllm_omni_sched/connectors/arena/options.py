@@ -53,7 +53,7 @@ class TextPool(PoolOptions):
 class ImagePool(PoolOptions):
     """Features and pixels: large blocks."""
 
-    block_bytes: int = Field(16 * KIB, ge=64)
+    block_bytes: int = Field(8 * KIB, ge=64)
     initial_bytes: int = Field(2 * GIB, ge=64 * KIB)
     max_bytes: int = Field(8 * GIB, ge=64 * KIB)
 

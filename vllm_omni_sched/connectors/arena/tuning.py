@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import struct
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.resource.rate import Rate
 
 FEW, MANY = 4 << 10, 16 << 10
 """Bytes: below, what a message takes is its own; above, also what its bytes take."""
@@ -21,32 +22,38 @@ _LIMIT = struct.Struct("<d")
 
 
 class ReceivingCost:
-    """Of one receiver: seconds of copies by their bytes, and of views, which have no bytes to wait for."""
+    """Of one receiver: seconds of copies by their bytes, and of views, which have no bytes to wait for.
+
+    Medians of the last ones: a process that has to wait for its processor says nothing about either.
+    """
 
     def __init__(self) -> None:
-        self._copy, self._per_byte, self._view = Rate(0.0), Rate(0.0), Rate(0.0)
-        self._seen = [0, 0, 0]
+        self._few, self._many, self._views, self._ends = (deque[Any](maxlen=MEASURED) for _ in range(4))
 
     def copied(self, nbytes: int, seconds: float) -> None:
         """A message was copied out of the ring."""
         if nbytes <= FEW:
-            self._copy.observe(1, seconds)
-            self._seen[0] += 1
+            self._few.append(seconds)
         elif nbytes >= MANY:
-            self._per_byte.observe(nbytes, max(0.0, seconds - self._copy.per_unit))
-            self._seen[1] += 1
+            self._many.append((nbytes, seconds))
 
     def viewed(self, seconds: float) -> None:
         """A message was got as a view."""
-        self._view.observe(1, seconds)
-        self._seen[2] += 1
+        self._views.append(seconds)
+
+    def ended(self, seconds: float) -> None:
+        """The last view of a message went, and its lease was ended; by any thread."""
+        self._ends.append(seconds)
 
     @property
     def limit_bytes(self) -> float | None:
         """Where both take the same; None until enough was measured."""
-        if min(self._seen) < MEASURED or not self._per_byte.per_unit:
+        if min(map(len, (self._few, self._many, self._views, self._ends))) < MEASURED:
             return None
-        return max(0.0, self._view.per_unit - self._copy.per_unit) / self._per_byte.per_unit
+        few = statistics.median(self._few)
+        per_byte = statistics.median((seconds - few) / nbytes for nbytes, seconds in self._many)
+        view = statistics.median(self._views) + statistics.median(self._ends)
+        return max(0.0, view - few) / per_byte if per_byte > 0 else None
 
 
 def tell(inbox: Path, limit_bytes: float) -> None:

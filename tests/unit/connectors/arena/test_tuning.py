@@ -24,7 +24,8 @@ def measured(copy: float, per_byte: float, view: float, times: int = MEASURED) -
     for _ in range(times):
         cost.copied(1 * KIB, copy)
         cost.copied(32 * KIB, copy + per_byte * 32 * KIB)
-        cost.viewed(view)
+        cost.viewed(view / 2)
+        cost.ended(view / 2)
     return cost
 
 
@@ -40,7 +41,18 @@ def test_nothing_is_said_before_enough_was_measured() -> None:
     for _ in range(MEASURED):
         cost.copied(8 * KIB, 1e-5)  # neither few bytes nor many
         cost.viewed(1e-5)
+        cost.ended(1e-5)
     assert cost.limit_bytes is None
+
+
+def test_a_process_that_had_to_wait_for_its_processor_says_nothing() -> None:
+    cost = measured(20e-6, 1e-10, 30e-6)
+    for _ in range(MEASURED // 2 - 1):
+        cost.copied(1 * KIB, 1.0)
+        cost.copied(32 * KIB, 1.0)
+        cost.viewed(1.0)
+        cost.ended(1.0)
+    assert cost.limit_bytes == pytest.approx(100e3)
 
 
 @pytest.mark.parametrize(
