@@ -91,6 +91,10 @@ class Actor:
         self.clock = lambda: monotonic_seconds() + ahead
         self.path = tiers.small_tiers(root, self.clock, **options)  # type: ignore[assignment]
 
+    def expect(self, key: str, seconds: float) -> bool:
+        path: Any = self.path
+        return bool(path.expect(EDGE, key, seconds))
+
     def move(self, steps: int) -> list[str]:
         """So many steps of moving the first message that should move."""
         path: Any = self.path
