@@ -246,8 +246,9 @@ class TieredPath(Path):
         for item, move in moves:
             if self._closed:
                 return None
-            for _ in self.carry(item, move):
-                pass
+            if self._carrier.takes(move.target):
+                for _ in self.carry(item, move):
+                    pass
         return max(self._rules.interval_seconds, took / PLANNING_SHARE) if self._view.is_worth_a_plan() else None
 
     def health(self) -> Health:
