@@ -1,0 +1,77 @@
+"""The paths that the contract suite runs over: each kind is a context in which ends of one path can be opened.
+
+Every end has room for 96 MB and less than 800 MB, and sees the messages of the others. What was opened is closed with
+the context.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.support.arena import MIB, place, small
+from tests.support.mooncake import Deployment, why_not
+from vllm_omni_sched.connectors.arena import ArenaPath
+from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.mooncake import MooncakePath
+
+Open = Callable[[], Path]
+Kind = Callable[[], AbstractContextManager[Open]]
+
+
+class Opened:
+    """Opens ends, and closes them."""
+
+    def __init__(self, make: Open) -> None:
+        self._make, self.paths = make, list[Path]()
+
+    def __call__(self) -> Path:
+        self.paths.append(self._make())
+        return self.paths[-1]
+
+    def close(self) -> None:
+        for path in self.paths:
+            path.close()
+
+
+@contextmanager
+def arena(**options: Any) -> Iterator[Open]:
+    pool = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
+    with place() as root, closing(Opened(lambda: ArenaPath(small(root, image=pool, **options)))) as opened:
+        yield opened
+
+
+def arena_that_copies() -> AbstractContextManager[Open]:
+    return arena(copy_out=True)
+
+
+@contextmanager
+def mooncake() -> Iterator[Open]:
+    """Clients of a real master, in a network namespace; each takes a second to close, so nobody waits for that."""
+    if reason := why_not():
+        pytest.skip(reason)
+    common = _deployment()
+    namespace = secrets.token_hex(4)
+    with common.inside():
+        opened = Opened(lambda: MooncakePath(common.options(namespace=namespace, segment="112MB")))
+        yield opened
+        for path in opened.paths:
+            threading.Thread(target=path.close).start()
+
+
+@cache
+def _deployment() -> Deployment:
+    """One master for the whole run."""
+    made = Deployment()
+    atexit.register(made.close)
+    return made
+
+
+PATHS: list[Kind] = [arena, arena_that_copies, mooncake]
