@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import atexit
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.support.arena import MIB, place, small
-from tests.support.mooncake import Deployment, why_not
+from tests.support.mooncake import Deployment, ReusedClients, why_not
 from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Path
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakePath, store
 
 Open = Callable[[], Path]
 Kind = Callable[[], AbstractContextManager[Open]]
@@ -54,24 +54,28 @@ def arena_that_copies() -> AbstractContextManager[Open]:
 
 @contextmanager
 def mooncake() -> Iterator[Open]:
-    """Clients of a real master, in a network namespace; each takes a second to close, so nobody waits for that."""
+    """Clients of a real master, in a network namespace."""
     if reason := why_not():
         pytest.skip(reason)
-    common = _deployment()
-    namespace = secrets.token_hex(4)
-    with common.inside():
-        opened = Opened(lambda: MooncakePath(common.options(namespace=namespace, segment="112MB")))
+    deployment, clients = _deployment()
+    options = deployment.options(namespace=secrets.token_hex(4), segment="112MB")
+    with (
+        deployment.inside(),
+        patch.object(store, "load_library", clients),
+        closing(Opened(lambda: MooncakePath(options))) as opened,
+    ):
         yield opened
-        for path in opened.paths:
-            threading.Thread(target=path.close).start()
+        opened.close()
+        clients.clear(options.namespace)
 
 
 @cache
-def _deployment() -> Deployment:
+def _deployment() -> tuple[Deployment, ReusedClients]:
     """One master for the whole run."""
-    made = Deployment()
+    made, clients = Deployment(), ReusedClients()
     atexit.register(made.close)
-    return made
+    atexit.register(clients.close)
+    return made, clients
 
 
 PATHS: list[Kind] = [arena, arena_that_copies, mooncake]
