@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     with ExitStack() as stack:
         sides: Sides = {side: open_side(stack, side) for side in (OURS, THEIRS)}
-        version = [child.next_event()["vllm_omni"] for pair in sides.values() for child in pair][0]
+        (version,) = {child.next_event()["vllm_omni"] for pair in sides.values() for child in pair}
         for turn in range(options.rounds):
             for size in options.sizes:
                 try:

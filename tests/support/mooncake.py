@@ -214,7 +214,7 @@ class ReusedClients:
     def __call__(self) -> ReusedClients:
         return self
 
-    def MooncakeDistributedStore(self) -> Any:  # noqa: N802 (its name in the library)
+    def MooncakeDistributedStore(self) -> Any:
         return _Client(self._idle)
 
     def clear(self, namespace: str) -> None:

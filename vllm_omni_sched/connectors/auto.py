@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
-from vllm_omni_sched.connectors.routing.path import Way
+from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions, Way
 
 HOST, NETWORK = 0, 1  # distances
 
@@ -27,11 +28,20 @@ class AutoOptions(RoutingOptions):
     compression: CompressionOptions = Field(
         CompressionOptions(), description="When buffers are compressed on paths between hosts."
     )
+    foreign: dict[str, ForeignOptions] = Field(
+        default_factory=dict, description="vLLM-Omni's own connectors as further paths, by names of your choice."
+    )
     put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
 
-def auto_path(options: AutoOptions) -> RoutedPath:
+MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
+
+
+def auto_path(options: AutoOptions, more: MoreWays | None = None) -> RoutedPath:
     """The paths that the options ask for.
+
+    Args:
+        more: makes paths that this package does not have, given those that it has.
 
     Raises:
         ConfigError: there is none, or one cannot work.
@@ -45,6 +55,9 @@ def auto_path(options: AutoOptions) -> RoutedPath:
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
+        for way in more(ways) if more is not None else ():
+            ways.append(way)
+            undo.callback(way.path.close)
         far = any(way.distance for way in ways)
         path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
         undo.pop_all()
