@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
-from vllm_omni_sched.connectors.routing.path import Way
+from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions, Way
 from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
 
@@ -33,11 +34,20 @@ class AutoOptions(RoutingOptions):
     tiers: TiersOptions | None = Field(
         None, description="Where messages go that these paths have no room for, or that wait for long; null: nowhere."
     )
+    foreign: dict[str, ForeignOptions] = Field(
+        default_factory=dict, description="vLLM-Omni's own connectors as further paths, by names of your choice."
+    )
     put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
 
-def auto_path(options: AutoOptions) -> Path:
+MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
+
+
+def auto_path(options: AutoOptions, more: MoreWays | None = None) -> Path:
     """The paths that the options ask for.
+
+    Args:
+        more: makes paths that this package does not have, given those that it has.
 
     Raises:
         ConfigError: there is none, or one cannot work.
@@ -51,6 +61,9 @@ def auto_path(options: AutoOptions) -> Path:
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
+        for way in more(ways) if more is not None else ():
+            ways.append(way)
+            undo.callback(way.path.close)
         far = any(way.distance for way in ways)
         path: Path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
         if options.tiers is not None:

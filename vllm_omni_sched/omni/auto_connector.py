@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
+from vllm_omni_sched.connectors.auto import AutoOptions, MoreWays, auto_path
 from vllm_omni_sched.omni.arena_connector import check_meeting
 from vllm_omni_sched.omni.connector import PathConnector
-from vllm_omni_sched.omni.extra import options_from_extra
+from vllm_omni_sched.omni.extra import ENGINES, options_from_extra
 
 
 class OmniAutoConnector(PathConnector):
@@ -25,4 +25,13 @@ class OmniAutoConnector(PathConnector):
         options = options_from_extra(AutoOptions, config, type(self).__name__)
         if options.arena is not None:
             check_meeting(options.arena, type(self).__name__)
-        super().__init__(config, lambda: auto_path(options), options.put_timeout_seconds)
+        engine = {key: value for key, value in config.items() if key in ENGINES}
+        super().__init__(config, lambda: auto_path(options, _more(options, engine)), options.put_timeout_seconds)
+
+
+def _more(options: AutoOptions, engine: dict[str, Any]) -> MoreWays | None:
+    if not options.foreign:
+        return None
+    from vllm_omni_sched.omni.foreign_path import foreign_ways  # and with it, what they need
+
+    return lambda ours: foreign_ways(options.foreign, ours, engine)
