@@ -140,6 +140,7 @@ class Inbox:
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
         self._missed: dict[bytes, _Missed] = {}
+        self._contended = False
         self.counts = InboxCounts()
 
     def get(self, name: bytes) -> Arrival | None:
@@ -154,8 +155,9 @@ class Inbox:
         news = [sender.index.news(digest) for sender in self._senders.values()]  # before it looks
         found = None
         if missed is None or missed.news != news or now - missed.at > LOOK_AGAIN:
+            self._contended = False
             found = self._find(digest, name)
-            self._remember(name, None if found is not None else _Missed(digest, news, now))
+            self._remember(name, None if found is not None or self._contended else _Missed(digest, news, now))
         if found is None and now - self._looked_at > NEW_SENDERS_AFTER:
             self._looked_at = now
             if self._list():
@@ -237,6 +239,7 @@ class Inbox:
                 record = sender.index.claim(slot, digest, self.holder)
                 if record is not None:
                     return self._take(sender, slot, record, name)
+                self._contended = True  # somebody is at it, who may not want it
         return None
 
     def _take(self, sender: _Sender, slot: int, record: Record, name: bytes) -> Arrival:
