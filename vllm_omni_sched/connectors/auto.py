@@ -67,6 +67,7 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None) -> Path:
         far = any(way.distance for way in ways)
         path: Path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
         if options.tiers is not None:
-            path = path_over_tiers(path, options.arena, options.mooncake, options.tiers)
+            first = path if len(ways) > 1 else ways[0].path  # nothing to choose from, and its refusals are no illness
+            path = path_over_tiers(first, options.arena, options.mooncake, options.tiers)
         undo.pop_all()
     return path

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, Traffic, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.mooncake.inbox import Inbox
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
@@ -35,6 +35,7 @@ BUSY_WAIT, IDLE_WAIT = 0.25, 1.0  # seconds between two looks at the master, wit
 ASK_AFTER = 32 << 20
 """After so many bytes the master is asked at once what was got: memory that is used again soon is quick memory, but
 asking while a message is on its way holds that up."""
+LOOKS = 8  # for a message that is to be leased
 HANDING_OVER = 5.0  # seconds that `close` takes at most for messages that nobody has got
 
 
@@ -120,6 +121,15 @@ class MooncakePath(Path):
         if self._closed or self._is_in_a_child():
             return False
         return self._outbox.holds(name_of(edge, key))
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        for _ in range(LOOKS):
+            if not self.holds(edge, key):
+                return None
+            if (found := super().lease(edge, key)) is not None:
+                return found
+            self._sleep(self._options.poll_seconds)  # `get` does not look for one name all the time
+        return None
 
     def discard(self, key: str) -> int:
         if self._closed or self._is_in_a_child():
