@@ -11,7 +11,7 @@ from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions, Way
+from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
 
 HOST, NETWORK = 0, 1  # distances
 
@@ -37,21 +37,30 @@ class AutoOptions(RoutingOptions):
 MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
 
 
-def auto_path(options: AutoOptions, more: MoreWays | None = None) -> RoutedPath:
+def auto_path(
+    options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0
+) -> RoutedPath:
     """The paths that the options ask for.
 
     Args:
         more: makes paths that this package does not have, given those that it has.
+        stage, replica: what this process serves; it is announced to others of the same arena.
 
     Raises:
         ConfigError: there is none, or one cannot work.
         RendezvousError: the arena's directory cannot be used, or there is no Mooncake master.
     """
     ways: list[Way] = []
+    presence: Presence | None = None
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
-            ways.append(Way(ArenaPath(options.arena), HOST))
-            undo.callback(ways[-1].path.close)
+            arena = ArenaPath(options.arena)
+            ways.append(Way(arena, HOST))
+            undo.callback(arena.close)
+            presence = Presence(arena.directory)
+            undo.callback(presence.close)
+            if stage is not None:
+                presence.announce(stage, replica)
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
@@ -59,6 +68,7 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None) -> RoutedPath:
             ways.append(way)
             undo.callback(way.path.close)
         far = any(way.distance for way in ways)
-        path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
+        compressor = Compressor(options.compression) if far else None
+        path = RoutedPath(ways, options, compressor, presence=presence)
         undo.pop_all()
     return path
