@@ -37,6 +37,7 @@ from tests.contracts.test_paths import (  # noqa: F401 (what a foreign connector
 )
 from tests.support.mooncake import home, why_not
 from tests.support.path_kinds import Open, Opened, arena
+from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
 from vllm_omni_sched.connectors.base import Path, Status
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import make_message
@@ -184,3 +185,26 @@ def test_auto_sends_by_the_path_that_an_edge_names() -> None:
         assert connector.health()["served"] == {"0->1 shm only": 1, "0->2 arena nearest": 1}
     finally:
         connector.close()
+
+
+def test_auto_sends_within_the_host_once_the_stage_has_started_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connector announces the stage that it was made for."""
+    register()
+    monkeypatch.setenv(ARENA_VARIABLE, "late-start")
+    pool = {"initial_bytes": MIB, "max_bytes": 4 * MIB}
+    extra = {
+        "arena": {"text": pool, "image": pool, "audio": pool},
+        "foreign": {"far": {"name": "SharedMemoryConnector", "distance": 1}},
+    }
+    first = OmniConnectorFactory.create_connector(ConnectorSpec("OmniAutoConnector", {"stage_id": 0, **extra}))
+    second = None
+    try:
+        assert first.put("0", "1", "early", 1)[0]
+        second = OmniConnectorFactory.create_connector(ConnectorSpec("OmniAutoConnector", {"stage_id": 1, **extra}))
+        assert first.put("0", "1", "late", 2)[0]
+        assert [second.get("0", "1", key)[0] for key in ("early", "late")] == [1, 2]
+        assert first.health()["served"] == {"0->1 arena nearest": 1, "0->1 far only": 1}
+    finally:
+        first.close()
+        if second is not None:
+            second.close()

@@ -12,7 +12,7 @@ from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions, Way
+from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
 from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
 
@@ -43,21 +43,28 @@ class AutoOptions(RoutingOptions):
 MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
 
 
-def auto_path(options: AutoOptions, more: MoreWays | None = None) -> Path:
+def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0) -> Path:
     """The paths that the options ask for.
 
     Args:
         more: makes paths that this package does not have, given those that it has.
+        stage, replica: what this process serves; it is announced to others of the same arena.
 
     Raises:
         ConfigError: there is none, or one cannot work.
         RendezvousError: the arena's directory cannot be used, or there is no Mooncake master.
     """
     ways: list[Way] = []
+    presence: Presence | None = None
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
-            ways.append(Way(ArenaPath(options.arena), HOST))
-            undo.callback(ways[-1].path.close)
+            arena = ArenaPath(options.arena)
+            ways.append(Way(arena, HOST))
+            undo.callback(arena.close)
+            presence = Presence(arena.directory)
+            undo.callback(presence.close)
+            if stage is not None:
+                presence.announce(stage, replica)
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
@@ -65,7 +72,8 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None) -> Path:
             ways.append(way)
             undo.callback(way.path.close)
         far = any(way.distance for way in ways)
-        path: Path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
+        compressor = Compressor(options.compression) if far else None
+        path: Path = RoutedPath(ways, options, compressor, presence=presence)
         if options.tiers is not None:
             first = path if len(ways) > 1 else ways[0].path  # nothing to choose from, and its refusals are no illness
             path = path_over_tiers(first, options.arena, options.mooncake, options.tiers)
