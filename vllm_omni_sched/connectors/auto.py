@@ -55,22 +55,24 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | N
         RendezvousError: the arena's directory cannot be used, or there is no Mooncake master.
     """
     ways: list[Way] = []
+    arena: ArenaPath | None = None
     presence: Presence | None = None
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
             arena = ArenaPath(options.arena)
             ways.append(Way(arena, HOST))
             undo.callback(arena.close)
-            presence = Presence(arena.directory)
-            undo.callback(presence.close)
-            if stage is not None:
-                presence.announce(stage, replica)
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
         for way in more(ways) if more is not None else ():
             ways.append(way)
             undo.callback(way.path.close)
+        if arena is not None and len(ways) > 1:  # there is something to choose from
+            presence = Presence(arena.directory)
+            undo.callback(presence.close)
+            if stage is not None:
+                presence.announce(stage, replica)
         far = any(way.distance for way in ways)
         compressor = Compressor(options.compression) if far else None
         path: Path = RoutedPath(ways, options, compressor, presence=presence)
