@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -81,15 +82,30 @@ class Message:
         """
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
+        front = self._front(generation)
+        target[: len(front)] = front
+        for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
+            if nbytes:
+                _copy(buffer, target, at, address + at)
+
+    def pieces(self, generation: int = 0) -> Iterator[Any]:
+        """It as bytes and arrays of bytes, one after the other, for files: buffers are not copied where that is not
+        needed."""
+        yield (front := self._front(generation))
+        at = len(front)
+        for (start, nbytes), buffer in zip(self._places, self.buffers, strict=True):
+            yield bytes(start - at)
+            at = start + nbytes
+            if nbytes:
+                yield _flat(buffer)
+        yield bytes(self.nbytes - at)
+
+    def _front(self, generation: int) -> bytes:
         name, body, places = self.name, self.body, self._places
         counts = (len(name), len(body), len(places))
         head = HEAD.pack(0, MAGIC, VERSION, self.flags, *counts, generation, self.nbytes, self.id)
         front = b"".join((head[CHECKSUM.size :], *[PLACE.pack(*place) for place in places], name, body))
-        target[: CHECKSUM.size] = CHECKSUM.pack(zlib.crc32(front))
-        target[CHECKSUM.size : CHECKSUM.size + len(front)] = front
-        for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
-            if nbytes:
-                _copy(buffer, target, at, address + at)
+        return CHECKSUM.pack(zlib.crc32(front)) + front
 
     def to_buffer(self) -> bytearray:
         """The message in memory of its own."""
@@ -176,6 +192,15 @@ def _as_extension(value: Any, buffers: list[Any]) -> msgspec.msgpack.Ext | None:
 @lru_cache(maxsize=256)
 def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _flat(source: Any) -> Any:
+    """An array or tensor as bytes on the host; shape (nbytes,), uint8."""
+    if isinstance(source, np.ndarray):
+        return np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+    import torch
+
+    return source.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _copy(source: Any, target: memoryview, at: int, address: int) -> None:
