@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.omni.test_connectors import OURS, make
+from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector
 from vllm_omni_sched.omni.metrics import FACTS, TIMES, ConnectorMetrics, metrics_of_this_process
 
@@ -39,6 +42,25 @@ def test_a_page_tells_messages_bytes_room_and_routes() -> None:
     assert found["connector_routed_messages_total", "0->1 arena only", "auto"] == 2
     assert found["connector_pool_capacity_bytes", "arena", "ring"] == 8 << 20
     assert found["connector_sent_bytes_total", "arena"] >= 80
+    connector.close()
+
+
+def test_a_page_tells_what_lies_in_which_tier(tmp_path: Path) -> None:
+    pool = {"initial_bytes": 1 << 20, "max_bytes": 1 << 20}
+    tiers = {"disk": {"directory": str(tmp_path)}, "high_water": 1.0, "low_water": 1.0}  # nothing moves
+    connector, metrics = make("OmniAutoConnector", arena={"image": pool}, tiers=tiers), ConnectorMetrics()
+    metrics.add(connector)
+    for i in range(8):
+        assert connector.put("0", "1", f"{i}", {"x": torch.zeros(250, 256)})[0]
+    found = samples(metrics.page().decode())
+    assert found["connector_messages_total", "tiers"] == 8
+    lying = [found["connector_tier_messages", tier, "tiers"] for tier in ("arena", "disk")]
+    assert sum(lying) == 8
+    assert lying[1] >= 4
+    assert found["connector_tier_bytes", "disk", "tiers"] == lying[1] * found["connector_sent_bytes_total", "tiers"] / 8
+    for i in range(8):
+        payload, _ = connector.get_with_deadline("0", "1", f"{i}", deadline=monotonic_seconds() + 30)
+        assert payload["x"].shape == (250, 256)
     connector.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,15 +76,31 @@ class Message:
         """
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
+        front = self._front(generation)
+        target[: len(front)] = front
+        for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
+            if nbytes:
+                _copy(buffer, target, at, address + at)
+
+    def pieces(self, generation: int = 0) -> Iterator[Any]:
+        """It as bytes and arrays of bytes, one after the other, for files: buffers are not copied where that is not
+        needed."""
+        yield (front := self._front(generation))
+        at = len(front)
+        for (start, nbytes), buffer in zip(self._places, self.buffers, strict=True):
+            yield bytes(start - at)
+            at = start + nbytes
+            if nbytes:
+                yield _flat(buffer)
+        yield bytes(self.nbytes - at)
+
+    def _front(self, generation: int) -> bytes:
         name, body, places = self.name, self.body, self._places
         counts = (len(name), len(body), len(places))
         head = HEAD.pack(0, MAGIC, VERSION, self.flags, *counts, generation, self.nbytes, self.id)
         table = b"".join([PLACE.pack(*place) for place in places]) if places else b""
         front = head[CHECKSUM.size :] + table + name + body
-        target[: CHECKSUM.size + len(front)] = CHECKSUM.pack(zlib.crc32(front)) + front
-        for (at, nbytes), buffer in zip(places, self.buffers, strict=True):
-            if nbytes:
-                _copy(buffer, target, at, address + at)
+        return CHECKSUM.pack(zlib.crc32(front)) + front
 
     def to_buffer(self) -> bytearray:
         """The message in memory of its own."""
@@ -123,6 +140,15 @@ def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
     message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
     message.flags, message.id = arrival.flags, arrival.id
     return message
+
+
+def _flat(source: Any) -> Any:
+    """An array or tensor as bytes on the host; shape (nbytes,), uint8."""
+    if isinstance(source, np.ndarray):
+        return np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+    import torch
+
+    return source.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _copy(source: Any, target: memoryview, at: int, address: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.arena import EDGE, FakeClock, pixels, place, small
 from vllm_omni_sched.connectors.arena import ArenaPath, inbox
 from vllm_omni_sched.connectors.arena.index import Index
+from vllm_omni_sched.connectors.arena.memory import ByteLocks
 from vllm_omni_sched.connectors.framing import make_message
 
 LOOKS = 50
@@ -94,6 +95,6 @@ def test_a_message_whose_slot_somebody_has_locked_is_got_as_soon_as_it_is_free(
 ) -> None:
     ends.put("locked")
     with monkeypatch.context() as patch:
-        patch.setattr(Index, "claim", lambda self, slot, digest, holder: None)
+        patch.setattr(ByteLocks, "acquire", lambda self, at: False)
         assert ends.look("locked") == LOOKS
     assert ends.receiver.get(EDGE, "locked") is not None

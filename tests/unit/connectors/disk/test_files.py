@@ -55,7 +55,7 @@ def messages(directory: Path) -> list[str]:
     ("where", "there"),
     [
         ("vllm_omni_sched.connectors.disk.files:write", False),
-        ("vllm_omni_sched.connectors.framing:Message.write_to", False),
+        ("vllm_omni_sched.connectors.framing:Message.pieces", False),
         ("os:utime", False),
         ("os:rename", False),
         ("vllm_omni_sched.connectors.disk.outbox:Outbox._enter", True),
