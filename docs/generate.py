@@ -33,6 +33,7 @@ from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
 )
 from vllm_omni_sched.connectors.auto import AutoOptions  # noqa: E402
 from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E402
+from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
@@ -157,6 +158,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "auto-options": lambda: options(AutoOptions),
     "arena-options": lambda: options(ArenaOptions),
     "pool-options": pool_options,
+    "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),

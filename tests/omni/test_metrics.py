@@ -10,6 +10,8 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.omni.test_connectors import make
+from tests.support.arena import place, small
+from tests.support.host_device import device_path
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector
 from vllm_omni_sched.omni.metrics import FACTS, ConnectorMetrics, metrics_of_this_process
 
@@ -40,6 +42,24 @@ def test_a_page_tells_messages_bytes_room_and_routes() -> None:
     assert found["connector_pool_capacity_bytes", "arena", "ring"] == 8 << 20
     assert found["connector_sent_bytes_total", "arena"] >= 80
     connector.close()
+
+
+def test_a_page_tells_which_device_tensors_stayed_and_why_others_did_not() -> None:
+    connector, metrics = make("CudaIpcConnector"), ConnectorMetrics()
+    metrics.add(connector)
+    connector.path.close()
+    with place() as root:
+        connector._path = device_path(small(root), max_held_bytes=1000)
+        for key in ("a", "b", "c"):
+            connector.put("0", "1", key, {"x": torch.zeros(100)})
+            connector.get("0", "1", key if key != "b" else "none")
+        found = samples(metrics.page().decode())
+        assert found["connector_device_tensors_total", "cuda_ipc"] == 2
+        assert found["connector_device_bytes_total", "cuda_ipc"] == 800
+        assert found["connector_device_opened_total", "cuda_ipc"] == 1
+        assert found["connector_device_held_bytes", "cuda_ipc"] == 400
+        assert found["connector_device_fallbacks_total", "cuda_ipc", "no_receiver"] == 1
+        connector.close()
 
 
 def test_a_connector_that_is_gone_is_not_told_about() -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -47,6 +48,7 @@ class Sent(NamedTuple):
     nbytes: int
     held_bytes: int
     put_at: float
+    done: Callable[[], None] | None
 
 
 @dataclass
@@ -120,8 +122,7 @@ class Outbox:
             return None
         pool, offset, held_bytes = place
         self._generation = self._generation % 0xFFFFFFFF + 1
-        memory = self._memory if pool == RING else self.pools[pool].memory
-        start = offset + (self.layout.ring if pool == RING else 0)
+        memory, start = self._place_of(pool, offset)
         try:
             message.write_to(memory.view[start : start + nbytes], memory.address + start, self._generation)
         except BaseException:
@@ -129,7 +130,8 @@ class Outbox:
             raise
         if (before := self._by_name.get(name)) is not None:
             self.counts.replaced += self._withdraw(before)
-        sent = Sent(self._free[bucket].pop(), edge, key, name, pool, offset, nbytes, held_bytes, self._clock())
+        slot, now = self._free[bucket].pop(), self._clock()
+        sent = Sent(slot, edge, key, name, pool, offset, nbytes, held_bytes, now, message.done)
         record = Record(State.FREE, self._generation, pool, 0, offset, nbytes, 0, sent.put_at)
         self.sent[sent.slot] = sent
         self._by_name[name] = sent.slot
@@ -147,6 +149,16 @@ class Outbox:
         found = sum(self._withdraw(slot) for slot in list(self._by_key.get(key, ())))
         self.counts.discarded += found
         return found
+
+    def withdraw(self, name: bytes) -> bytes | None:
+        """Take back one message, as it was written, if nobody has got it."""
+        slot = self._by_name.get(name)
+        if slot is None:
+            return None
+        sent = self.sent[slot]
+        memory, start = self._place_of(sent.pool, sent.offset)
+        written = bytes(memory.view[start : start + sent.nbytes])
+        return written if self._withdraw(slot) else None
 
     def reap(self, limit: int | None = None) -> int:
         """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""
@@ -208,6 +220,9 @@ class Outbox:
             pool = self.pools[number] = Pool(path, options, self._options.growth_factor)
         place = pool.allocate(nbytes)
         return None if place is None else (number, *place)
+
+    def _place_of(self, pool: int, offset: int) -> tuple[Memory, int]:
+        return (self._memory, self.layout.ring + offset) if pool == RING else (self.pools[pool].memory, offset)
 
     def _give_room_back(self, pool: int, offset: int) -> None:
         (self.ring if pool == RING else self.pools[pool]).free(offset)
@@ -297,3 +312,5 @@ class Outbox:
         slots.discard(sent.slot)
         if not slots:
             del self._by_key[sent.key]
+        if sent.done is not None:
+            sent.done()

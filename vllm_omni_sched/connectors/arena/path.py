@@ -92,6 +92,12 @@ class ArenaPath(Path):
         _paths.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
+        held_bytes = self.put_unless(message, deadline, lambda: False)
+        assert held_bytes is not None
+        return held_bytes
+
+    def put_unless(self, message: Message, deadline: float | None, unless: Callable[[], bool]) -> int | None:
+        """As `put`; None, and nothing is sent or counted, when ``unless`` says so while it waits for room."""
         edge, modality = message.edge, self._options.modality or modality_of(message)
         wait = FIRST_WAIT
         while True:
@@ -111,6 +117,8 @@ class ArenaPath(Path):
                         self._refusals[edge] = why, outbox.progress
                     kind = MessageTooLargeError if not possible else ReceiverBehindError if behind else NoRoomError
                     raise kind(why)
+            if unless():
+                return None
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
@@ -129,6 +137,14 @@ class ArenaPath(Path):
     def discard(self, key: str) -> int:
         with self._sending:
             return self._outbox.discard(key) if self._outbox is not None and not self._closed else 0
+
+    def withdraw(self, name: bytes) -> bytes | None:
+        """Take back a message of this process, by edge and key in one (`name_of`), as it was written.
+
+        None when there is none, or somebody has got it.
+        """
+        with self._sending:
+            return self._outbox.withdraw(name) if self._outbox is not None and not self._closed else None
 
     def reap(self, limit: int | None = None) -> int:
         with self._sending:

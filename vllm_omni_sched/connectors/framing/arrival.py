@@ -19,6 +19,7 @@ from vllm_omni_sched.connectors.framing.layout import (
     IMAGE,
     MAGIC,
     NDARRAY,
+    ON_DEVICE,
     PACKED,
     PLACE,
     REVIVE,
@@ -27,10 +28,13 @@ from vllm_omni_sched.connectors.framing.layout import (
     Hook,
     unpacked,
 )
-from vllm_omni_sched.errors import CorruptMessageError
+from vllm_omni_sched.connectors.framing.message import Message
+from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
 
 if TYPE_CHECKING:
     import torch
+
+    from vllm_omni_sched.connectors.base import Edge
 
 UNREADABLE = (
     *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
@@ -38,6 +42,11 @@ UNREADABLE = (
 )
 Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 """``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
+
+
+def flags_of(data: Any) -> int:
+    """Flags of a message that was not looked at; 0 where it is too short to have any."""
+    return int(HEAD.unpack_from(data)[3]) if len(data) >= HEAD.size else 0
 
 
 class Arrival:
@@ -74,6 +83,7 @@ class Arrival:
             if at + nbytes > total or at < end:
                 raise CorruptMessageError("a buffer lies outside its message")
             self._places.append((data, at, nbytes))
+        self._data = data
         self._body: Any = view[start + in_name : end]
         self._flags = flags
         self.nbytes: int = total
@@ -99,6 +109,35 @@ class Arrival:
             raise CorruptMessageError(f"a compressed message cannot be read: {error}") from error
         self._body, self._flags = body, self._flags & ~PACKED
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether buffers lie on a device still; `fetch` comes before `open` then."""
+        return bool(self._flags & ON_DEVICE)
+
+    def fetch(self, fetch: Callable[[bytes, Any], torch.Tensor]) -> None:
+        """Open the blocks that hold buffers on devices.
+
+        Args:
+            fetch: makes a block, shape (nbytes,), uint8, of its handle, and of what to keep as long as it is looked at.
+
+        Raises:
+            CorruptMessageError: the body is damaged.
+            ConnectorError: what ``fetch`` raises.
+        """
+        try:
+            described, body = unpacked(self._body)
+            for handle, entries in described:
+                block = fetch(handle, self._data)
+                for place, at, nbytes in entries:
+                    if not 0 <= at <= at + nbytes <= block.numel():
+                        raise CorruptMessageError("a buffer lies outside its block on a device")
+                    self._places[place] = (block, at, nbytes)
+        except ConnectorError:
+            raise
+        except UNREADABLE as error:
+            raise CorruptMessageError(f"the handles of a message cannot be read: {error}") from error
+        self._body, self._flags = body, self._flags & ~ON_DEVICE
+
     def open(self, revive: Hook | None = None) -> Any:
         """The payload.
 
@@ -106,10 +145,12 @@ class Arrival:
             revive: applied to payloads whose sender asked for it.
 
         Raises:
-            CorruptMessageError: the body is damaged, or compressed still.
+            CorruptMessageError: the body is damaged, or compressed or on a device still.
         """
         if self._flags & PACKED:
             raise CorruptMessageError("a compressed message came by a path that does not compress")
+        if self._flags & ON_DEVICE:
+            raise CorruptMessageError("a message with device tensors came by a path that opens none")
         try:
             payload = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode(self._body)
         except CorruptMessageError:
@@ -117,6 +158,18 @@ class Arrival:
         except UNREADABLE as error:
             raise CorruptMessageError(f"the body of a message cannot be read: {error}") from error
         return revive(payload) if revive is not None and self._flags & REVIVE else payload
+
+    def to_message(self, edge: Edge, key: str) -> Message:
+        """The same once more, with its buffers as bytes, to be sent on."""
+        buffers = [
+            np.frombuffer(data, np.uint8, nbytes, at)
+            if isinstance(data, (bytes, bytearray, memoryview, np.ndarray))
+            else data[at : at + nbytes]
+            for data, at, nbytes in self._places
+        ]
+        message = Message(edge, key, bytes(self._body), buffers)
+        message.flags = self._flags
+        return message
 
     def _from_extension(self, code: int, packed: memoryview) -> Any:
         described = unpacked(packed)
@@ -152,6 +205,8 @@ def _tensor(data: Any, at: int, nbytes: int, kind: str, shape: list[int]) -> tor
     dtype, itemsize = _torch_dtype(kind)
     _check(shape, itemsize, nbytes)
     torch = sys.modules["torch"]
+    if isinstance(data, torch.Tensor):
+        return data[at : at + nbytes].view(dtype).view(shape)
     if not nbytes:
         return torch.empty(shape, dtype=dtype)
     flat = torch.frombuffer(data, dtype=dtype, count=nbytes // itemsize, offset=at)

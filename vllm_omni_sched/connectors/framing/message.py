@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -37,7 +38,8 @@ class Message:
     Attributes:
         body: msgpack of all but the buffers.
         buffers: arrays and tensors.
-        flags: `REVIVE`, `PACKED`.
+        flags: `REVIVE`, `PACKED`, `ON_DEVICE`.
+        done: called by a path of this host, once, when nobody has the message and nobody will get it any more.
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
         longest: dtype and number of dimensions of its longest buffer; None without one.
@@ -47,6 +49,7 @@ class Message:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
         self.body, self.buffers = body, buffers
         self.flags = 0
+        self.done: Callable[[], None] | None = None
         self._places: list[tuple[int, int]] = []
         self.payload_bytes = longest = 0
         self.longest: tuple[str, int] | None = None
