@@ -177,6 +177,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
     "mixed-picture": lambda: pictures("mixed", "results"),
     "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
+    "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }
 
