@@ -17,7 +17,7 @@ import torch
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
-from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported
+from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.path import CudaIpcPath
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
@@ -91,7 +91,7 @@ class HostDriver(Driver):
         assert self.exported > 0, "released twice"
         self.exported -= 1
 
-    def map(self, index: int, exported: Exported, keep: list[Any]) -> torch.Tensor:
+    def map(self, index: int, exported: Exported, keep: list[Any]) -> Mapping:
         if isinstance(failure := self.fails.get("map"), Exception):
             raise failure
         pid, fd, name = exported.memory.decode().split(" ", 2)
@@ -109,7 +109,7 @@ class HostDriver(Driver):
             os.close(file)
         weakref.finalize(flat, keep.clear).atexit = False
         self.calls.append("map")
-        return torch.frombuffer(flat, dtype=torch.uint8)
+        return Mapping(torch.frombuffer(flat, dtype=torch.uint8), lambda: self.calls.append("finished"))
 
     def record(self, index: int) -> Event:
         self.events.append(Event(self.idle))

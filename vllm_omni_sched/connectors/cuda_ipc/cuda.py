@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, TorchCuda
+from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping, TorchCuda
 from vllm_omni_sched.connectors.cuda_ipc.handle import Handle, packed, unpacked
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
@@ -41,12 +41,15 @@ class CudaShare(DeviceShare):
         self._exported: dict[tuple[str, int], Exported] = {}
         self._uuids: list[str] = []
         self._unopenable: set[str] = set()  # devices that the driver would not open
+        self._openable: frozenset[str] = frozenset()  # the others; asked for until there are some
         self._released = False
-        self._copying: deque[tuple[Any, Any]] = deque()  # an event, and what may be let go behind it
+        self._copying: deque[tuple[Any, Mapping]] = deque()  # an event, and what may be let go behind it
         self._lock = threading.Lock()  # of `_copying`; never held while something is let go
 
     def devices(self) -> frozenset[str]:
-        return frozenset(self._names()) - self._unopenable
+        if not self._openable:
+            self._openable = frozenset(self._names()) - self._unopenable
+        return self._openable
 
     def device_of(self, tensor: torch.Tensor) -> str | None:
         index = self._driver.index_of(tensor)
@@ -93,20 +96,21 @@ class CudaShare(DeviceShare):
         index = names.index(said.device)
         exported = Exported(said.memory, said.nbytes, said.offset, said.event, (b"", 0))
         try:
-            block = self._driver.map(index, exported, [keep])
+            mapping = self._driver.map(index, exported, [keep])
         except (RuntimeError, OSError, ValueError, TypeError) as error:
             if not self._is_alive(said.token):
                 raise DeviceLostError("the process that had a tensor on its device ended while it was got") from error
             self._unopenable.add(said.device)
+            self._openable = frozenset()
             raise DeviceLostError(
                 f"the memory of another process on device {said.device} cannot be opened: {error}; processes in "
                 "containers need one IPC namespace (`docker run --ipc=host`), or the option `cuda_ipc` null"
             ) from error
         if not copy:
-            return block
-        copied = block.clone()
+            return mapping.block
+        copied = mapping.block.clone()
         with self._lock:
-            self._copying.append((self._driver.record(index), block))
+            self._copying.append((self._driver.record(index), mapping))
         self._let_go()
         return copied
 
@@ -138,8 +142,9 @@ class CudaShare(DeviceShare):
             with self._lock:
                 if not self._copying or not self._copying[0][0].query():
                     return gone
-                block = self._copying.popleft()
-            del block
+                _, mapping = self._copying.popleft()
+            mapping.finished()
+            del mapping
             gone += 1
 
     def _names(self) -> list[str]:

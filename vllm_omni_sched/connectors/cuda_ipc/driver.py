@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,6 +26,13 @@ class Exported(NamedTuple):
     offset: int
     event: bytes  # empty: the device had finished
     counter: tuple[bytes, int]
+
+
+class Mapping(NamedTuple):
+    """A block of another process, shape (nbytes,), uint8. ``finished`` says that the device is done with it."""
+
+    block: torch.Tensor
+    finished: Callable[[], None]
 
 
 class Driver(ABC):
@@ -61,11 +71,11 @@ class Driver(ABC):
         """Nobody maps the block any more; called once."""
 
     @abstractmethod
-    def map(self, index: int, exported: Exported, keep: list[Any]) -> torch.Tensor:
-        """The block of another process, shape (nbytes,), uint8; the current stream waits for its event.
+    def map(self, index: int, exported: Exported, keep: list[Any]) -> Mapping:
+        """The block of another process; the current stream waits for its event.
 
         Args:
-            keep: emptied once the block is unmapped, and the stream has finished with it.
+            keep: emptied once the block is unmapped, for which it waits for that stream, unless it was ``finished``.
 
         Raises:
             RuntimeError, OSError: the driver will not.
@@ -131,7 +141,7 @@ class TorchCuda(Driver):
 
         torch.UntypedStorage._release_ipc_counter_cuda(*exported.counter)
 
-    def map(self, index: int, exported: Exported, keep: list[Any]) -> torch.Tensor:
+    def map(self, index: int, exported: Exported, keep: list[Any]) -> Mapping:
         import torch
 
         with torch.cuda.device(index):
@@ -140,7 +150,9 @@ class TorchCuda(Driver):
                 torch.cuda.Event.from_ipc_handle(torch.device("cuda", index), exported.event).wait(stream)
             where = (exported.memory, exported.nbytes, exported.offset)
             storage = torch.UntypedStorage._new_shared_cuda(index, *where, NO_COUNTER, 0, b"", False)
-            return torch.as_tensor(_Mapped(storage, stream, keep), device=f"cuda:{index}")
+            mapped = _Mapped(storage, stream, _idle_stream(index), keep)
+            finish = weakref.WeakMethod(mapped.finish)
+            return Mapping(torch.as_tensor(mapped, device=f"cuda:{index}"), lambda: _call(finish))
 
     def record(self, index: int) -> Any:
         import torch
@@ -156,14 +168,27 @@ class TorchCuda(Driver):
             torch.cuda.ipc_collect()
 
 
+@lru_cache
+def _idle_stream(index: int) -> Any:
+    """One on which nothing ever runs: torch waits for the current stream when it unmaps."""
+    import torch
+
+    return torch.cuda.Stream(device=index)
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (alive := method()) is not None:
+        alive()
+
+
 class _Mapped:
     """Somebody's block, for tensors that hold it: `torch.as_tensor` keeps what has ``__cuda_array_interface__``.
 
     When the last view goes, the block is unmapped before anybody is told.
     """
 
-    def __init__(self, storage: Any, stream: Any, keep: list[Any]) -> None:
-        self._storage, self._stream, self._keep = storage, stream, keep
+    def __init__(self, storage: Any, stream: Any, idle: Any, keep: list[Any]) -> None:
+        self._storage, self._stream, self._idle, self._keep = storage, stream, idle, keep
         self.__cuda_array_interface__ = {
             "shape": (storage.nbytes(),),
             "typestr": "|u1",
@@ -171,7 +196,15 @@ class _Mapped:
             "version": 2,
         }
 
+    def finish(self) -> None:
+        """The device is done with it: there is nothing to wait for."""
+        self._stream = None
+
     def __del__(self) -> None:
-        self._stream.synchronize()
-        self._storage = None
+        import torch
+
+        if self._stream is not None:
+            self._stream.synchronize()
+        with torch.cuda.stream(self._idle):
+            self._storage = None
         self._keep.clear()

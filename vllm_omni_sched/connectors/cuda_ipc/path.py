@@ -195,7 +195,7 @@ class CudaIpcPath(Path):
             if written is not None:
                 try:
                     self._arena.put(on_host(parcel, written))
-                except ConnectorError as error:
+                except RuntimeError as error:  # of the arena, or of a driver that is shutting down
                     self._lost += 1
                     logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 

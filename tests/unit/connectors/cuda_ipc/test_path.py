@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -269,3 +270,36 @@ def test_without_a_device_it_is_an_arena_and_says_so(arena: ArenaOptions, caplog
     for end in ends:
         end.close()
     assert "closed" in ends[0].health().reason
+
+
+@pytest.mark.parametrize("pair", [{"max_held_bytes": 8 * KIB}], indirect=True)
+def test_many_threads_send_tensors_and_nothing_stays_held(pair: Pair) -> None:
+    threads, each = 4, 40
+
+    def send(thread: int) -> None:
+        for i in range(each):
+            message = make_message(AB, f"{thread}-{i}", {"x": torch.full((500,), thread * each + i)})
+            pair.sender.put(message, deadline=1e9)
+
+    def receive(thread: int) -> list[int]:
+        found = []
+        for i in range(each):
+            while (payload := pair.get(f"{thread}-{i}")) is None:
+                pass
+            assert payload["x"].unique().numel() == 1
+            found.append(int(payload["x"][0]))
+        return found
+
+    with ThreadPoolExecutor(2 * threads) as pool:
+        sent = [pool.submit(send, thread) for thread in range(threads)]
+        got = [pool.submit(receive, thread) for thread in range(threads)]
+        for future in sent:
+            future.result()
+        assert [future.result() for future in got] == [
+            [thread * each + i for i in range(each)] for thread in range(threads)
+        ]
+    pair.sender.reap()
+    facts = pair.facts()
+    assert facts["device_tensors"] + facts["device_fallbacks"].get("held", 0) == threads * each
+    assert facts["device_tensors"] > 0
+    assert (facts["device_held_bytes"], pair.blocks()) == (0, 0)

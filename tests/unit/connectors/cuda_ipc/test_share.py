@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.host_device import HostDriver
 from vllm_omni_sched.connectors.cuda_ipc import cuda
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
-from vllm_omni_sched.connectors.cuda_ipc.driver import Exported
+from vllm_omni_sched.connectors.cuda_ipc.driver import Exported, Mapping
 from vllm_omni_sched.connectors.cuda_ipc.handle import Handle, packed, unpacked
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
@@ -25,13 +25,14 @@ HANDLE = Handle("sender-1", 1, "host-0", b"memory", 100, 0, b"event")
 class Elsewhere(HostDriver):
     """Maps what another process has shared: here, 100 sevens."""
 
-    def map(self, index: int, exported: Exported, keep: list[object]) -> torch.Tensor:
+    def map(self, index: int, exported: Exported, keep: list[object]) -> Mapping:
         if isinstance(failure := self.fails.get("map"), Exception):
             raise failure
         self.calls += ["wait"] if exported.event else []
         self.calls.append(f"map {exported.memory!r} at {exported.offset} on {index}")
         self.keeps = keep
-        return torch.full((exported.nbytes,), 7, dtype=torch.uint8)
+        block = torch.full((exported.nbytes,), 7, dtype=torch.uint8)
+        return Mapping(block, lambda: self.calls.append("finished"))
 
 
 @pytest.fixture
@@ -84,10 +85,11 @@ def test_a_handle_of_no_room_is_refused(bad: Handle) -> None:
 @pytest.mark.parametrize("copy", [True, False])
 def test_the_stream_waits_for_the_sender_before_it_looks(share: CudaShare, driver: Elsewhere, copy: bool) -> None:
     block = share.open(packed(HANDLE), object(), copy)
-    assert driver.calls == ["wait", "map b'memory' at 0 on 0"]
+    assert driver.calls == ["wait", "map b'memory' at 0 on 0", *(["finished"] if copy else [])]
+    driver.calls.clear()
     assert block.unique().tolist() == [7]
     share.open(packed(msgspec.structs.replace(HANDLE, event=b"", device="host-1", offset=8)), object(), copy)
-    assert driver.calls[2:] == ["map b'memory' at 8 on 1"]  # its sender has waited
+    assert driver.calls[0] == "map b'memory' at 8 on 1"  # its sender has waited
 
 
 def test_a_copy_gives_the_block_back_once_the_device_has_made_it(share: CudaShare, driver: Elsewhere) -> None:
@@ -97,7 +99,9 @@ def test_a_copy_gives_the_block_back_once_the_device_has_made_it(share: CudaShar
     assert len(driver.events) == 1
     assert share.collect() == 0
     driver.events[0].reached = True
+    assert "finished" not in driver.calls
     assert share.collect() == 1
+    assert driver.calls[-1] == "finished"
     assert copied.unique().tolist() == [7]
     assert share.collect() == 0
 

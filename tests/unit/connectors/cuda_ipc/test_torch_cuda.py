@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_omni_sched.connectors.cuda_ipc import path
+from vllm_omni_sched.connectors.cuda_ipc import driver, path
 from vllm_omni_sched.connectors.cuda_ipc.driver import NO_COUNTER, Exported, TorchCuda
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 
@@ -81,9 +81,10 @@ def test_allocators_whose_memory_has_no_handle(
     assert TorchCuda().obstacle() is why
 
 
+@pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("event", [b"e" * 64, b""])
 def test_the_stream_waits_before_the_block_is_seen_and_ends_before_anybody_is_told(
-    monkeypatch: pytest.MonkeyPatch, event: bytes
+    monkeypatch: pytest.MonkeyPatch, event: bytes, finished: bool
 ) -> None:
     calls: list[Any] = []
 
@@ -110,16 +111,23 @@ def test_the_stream_waits_before_the_block_is_seen_and_ends_before_anybody_is_to
     monkeypatch.setattr(torch.cuda.Event, "from_ipc_handle", lambda device, handle: of_handle)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", opened)
     monkeypatch.setattr(torch, "as_tensor", lambda mapped, device: mapped)
+    monkeypatch.setattr(driver, "_idle_stream", lambda index: "idle")
+    monkeypatch.setattr(torch.cuda, "stream", lambda on: calls.append(on) or nullcontext())
     lease = Lease()
     weakref.finalize(lease, calls.append, "told")
-    mapped = TorchCuda().map(1, Exported(b"memory", 64, 128, event, (b"", 0)), [lease])
+    mapping = TorchCuda().map(1, Exported(b"memory", 64, 128, event, (b"", 0)), [lease])
     del lease
     waited = [("wait", True)] if event else []
     assert calls == [*waited, ("map", 1, b"memory", 64, 128, NO_COUNTER, 0, b"", False)]
-    assert mapped.__cuda_array_interface__["data"] == (4096, False)
-    assert mapped.__cuda_array_interface__["shape"] == (64,)
-    del mapped
-    assert calls[-3:] == ["finished", "unmapped", "told"]
+    assert mapping.block.__cuda_array_interface__["data"] == (4096, False)
+    assert mapping.block.__cuda_array_interface__["shape"] == (64,)
+    calls.clear()
+    if finished:
+        mapping.finished()
+    finish = mapping.finished
+    del mapping
+    assert calls == [*(["finished"] if not finished else []), "idle", "unmapped", "told"]
+    finish()  # it has gone: nothing happens
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
