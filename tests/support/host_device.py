@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.support.arena import MIB, small
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.base import Edge, Path
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
@@ -127,3 +129,18 @@ def device_path(
     chosen = CudaIpcOptions.model_validate({"min_bytes": 1, **options})
     clocks = {} if clock is None else {"clock": clock}
     return CudaIpcPath(chosen, ArenaPath(arena, **clocks), lambda token, alive: CudaShare(token, alive, made), **clocks)
+
+
+def device(root: str) -> Path:
+    """What lies in memory that stands for a device is shared, as far as it goes; the rest goes through the arena."""
+    path = device_path(_arena(root), max_held_bytes=32 * MIB)
+    path.get(Edge("a", "b"), "nothing: it says that it is there")
+    return path
+
+
+def without_device(root: str) -> Path:
+    return CudaIpcPath(CudaIpcOptions(), ArenaPath(_arena(root)))
+
+
+def _arena(root: str) -> ArenaOptions:
+    return small(root, image={"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096})

@@ -7,11 +7,14 @@ import contextlib
 from pydantic import Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
 from vllm_omni_sched.connectors.routing.path import Way
+from vllm_omni_sched.connectors.tiers import TiersOptions
+from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
 from vllm_omni_sched.errors import ConfigError
 
 HOST, NETWORK = 0, 1  # distances
@@ -34,10 +37,13 @@ class AutoOptions(RoutingOptions):
     compression: CompressionOptions = Field(
         CompressionOptions(), description="When buffers are compressed on paths between hosts."
     )
+    tiers: TiersOptions | None = Field(
+        None, description="Where messages go that these paths have no room for, or that wait for long; null: nowhere."
+    )
     put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
 
-def auto_path(options: AutoOptions) -> RoutedPath:
+def auto_path(options: AutoOptions) -> Path:
     """The paths that the options ask for.
 
     Raises:
@@ -56,6 +62,8 @@ def auto_path(options: AutoOptions) -> RoutedPath:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
         far = any(way.distance for way in ways)
-        path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
+        path: Path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
+        if options.tiers is not None:
+            path = path_over_tiers(path, options.arena, options.mooncake, options.tiers)
         undo.pop_all()
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -22,6 +23,7 @@ class Edge(NamedTuple):
         return f"{self.source}->{self.target}"
 
 
+@lru_cache(maxsize=1024)
 def name_of(edge: Edge, key: str) -> bytes:
     """Edge and key in one, different for different ones: every part has its length in front."""
     return _prefix(edge) + key.encode("utf-8", "surrogatepass")
@@ -49,6 +51,19 @@ class Health:
     status: Status
     reason: str
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A message that its sender keeps from receivers, to put it elsewhere. If the process dies, they can get it.
+
+    ``consume``: it is elsewhere now, or not wanted any more. ``give_back``: others can get it again; whether they can.
+    One of them is called, once.
+    """
+
+    arrival: Arrival
+    consume: Callable[[], Any]
+    give_back: Callable[[], bool]
 
 
 class Path(ABC):
@@ -87,6 +102,26 @@ class Path(ABC):
             CorruptMessageError: it is not what was put; it is dropped.
             PathClosedError: after `close`.
         """
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        """Whether what this process has put there waits, not got by anybody; True where a path cannot tell."""
+        return True
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        """What this process has put there and nobody has got; its buffers are valid until the lease ends.
+
+        Unless a path has something better: it is got, and giving it back puts it again.
+
+        Raises:
+            CorruptMessageError: it is not what was put; it is dropped.
+            PathClosedError: after `close`.
+        """
+        arrival = self.get(edge, key)
+        if arrival is None:
+            return None
+        from vllm_omni_sched.connectors.framing import message_of  # which needs this module
+
+        return Lease(arrival, lambda: None, lambda: self.put(message_of(arrival, edge, key)) > 0)
 
     @abstractmethod
     def discard(self, key: str) -> int:

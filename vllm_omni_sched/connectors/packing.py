@@ -29,8 +29,8 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
     for place, _ in entries:
         data[place] = packed[place].data
     body = msgspec.msgpack.encode((entries, message.body))
-    smaller = Message(message.edge, message.key, body, data)
-    smaller.flags = message.flags | PACKED
+    smaller = Message(message.edge, message.key, body, data, message.longest)
+    smaller.flags, smaller.id = message.flags | PACKED, message.id
     return smaller
 
 

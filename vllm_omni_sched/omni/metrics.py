@@ -67,6 +67,11 @@ FACTS = (
     Fact("in_flight", "connector_in_flight_messages", GaugeMetricFamily, "Messages on their way now."),
     Fact("used_bytes", "connector_pool_used_bytes", GaugeMetricFamily, "Room given out.", "pool"),
     Fact("capacity_bytes", "connector_pool_capacity_bytes", GaugeMetricFamily, "Room set aside.", "pool"),
+    Fact("tier_messages", "connector_tier_messages", GaugeMetricFamily, "Messages that wait in a tier.", "tier"),
+    Fact("tier_bytes", "connector_tier_bytes", GaugeMetricFamily, "Bytes of them.", "tier"),
+    Fact("moved", "connector_moved_messages", CounterMetricFamily, "Moves between tiers, and why.", "move"),
+    Fact("moved_bytes", "connector_moved_bytes", CounterMetricFamily, "Bytes of them.", "move"),
+    Fact("move_seconds", "connector_move_seconds", CounterMetricFamily, "Time that they took.", "move"),
     Fact("served", "connector_routed_messages", CounterMetricFamily, "Messages by edge, path and reason.", "route"),
 )
 
@@ -117,7 +122,7 @@ def _by_path(name: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping
     yield name, facts
     for inner, own in facts.items():
         if isinstance(own, dict) and "status" in own:
-            yield inner, own
+            yield from _by_path(inner, own)
 
 
 def _values(fact: Fact, facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -9,9 +9,6 @@ from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerial
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import REVIVE, Arrival, Message, make_message
 
-_OUTPUTS = ((b"final_output_type", b"finished"), (b"images", b"finished"), (b"token_ids", b"finish_reason"))
-"""Keys of dicts of which vLLM-Omni's serializer makes outputs again (OmniRequestOutput, CompletionOutput, …)."""
-
 
 def pack(edge: Edge, key: str, payload: Any) -> Message:
     """Take a payload apart.
@@ -20,7 +17,7 @@ def pack(edge: Edge, key: str, payload: Any) -> Message:
         PayloadError: something in it cannot be sent.
     """
     message = make_message(edge, key, payload, fallback=OmniSerializer.encoder._enc_hook)
-    if any(all(word in message.body for word in words) for words in _OUTPUTS):
+    if _may_hold_outputs(message.body):
         message.flags |= REVIVE
     return message
 
@@ -32,3 +29,12 @@ def unpack(arrival: Arrival) -> Any:
         CorruptMessageError: it is damaged.
     """
     return arrival.open(OmniSerializer.decoder._post_process)
+
+
+def _may_hold_outputs(body: bytes) -> bool:
+    """Whether it has the keys of dicts of which vLLM-Omni's serializer makes outputs again (CompletionOutput, …)."""
+    if b"finish" not in body:
+        return False
+    if b"finished" in body and (b"final_output_type" in body or b"images" in body):
+        return True
+    return b"token_ids" in body and b"finish_reason" in body

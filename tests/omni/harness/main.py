@@ -17,10 +17,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.omni.harness import forkserver
-from tests.omni.harness.running import running
+from dev.omni_cpu import forkserver
+from dev.omni_cpu.running import running
 from tests.omni.harness.scenarios import SCENARIOS
-from tests.omni.harness.spec import SHM, PipelineSpec
+from tests.omni.harness.spec import SHM, RunSpec
 
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
@@ -28,7 +28,7 @@ END_SECONDS = 10
 
 
 def main(folder_name: str, model: str, prefix: str) -> None:
-    forkserver.start()
+    forkserver.start("tests.omni.harness.connectors")
     import vllm_omni.entrypoints.async_omni  # noqa: F401  while the server imports it, too
 
     forkserver.use_for_stages()
@@ -39,14 +39,14 @@ def main(folder_name: str, model: str, prefix: str) -> None:
             if (folder / "end").exists():
                 return
             time.sleep(POLL_SECONDS)
-        spec = PipelineSpec(**json.loads(spec_file.read_text()))
+        spec = RunSpec(**json.loads(spec_file.read_text()))
         print(f"=== {number}: {spec}", flush=True)
         draft = folder / f"{number}.draft"
         draft.write_text(json.dumps(run(spec, Path(model), folder, f"{prefix}x{number}")))
         draft.rename(folder / f"{number}.results.json")
 
 
-def run(spec: PipelineSpec, model: Path, folder: Path, prefix: str) -> dict[str, Any]:
+def run(spec: RunSpec, model: Path, folder: Path, prefix: str) -> dict[str, Any]:
     results: dict[str, Any] = {"scenarios": {}, "seconds": {}, "error": None}
     started = time.monotonic()
     try:
@@ -69,7 +69,7 @@ def _children_left() -> list[str]:
     return [child.name for child in multiprocessing.active_children()]
 
 
-async def _drive(omni: Any, spec: PipelineSpec, prefix: str, results: dict[str, Any]) -> None:
+async def _drive(omni: Any, spec: RunSpec, prefix: str, results: dict[str, Any]) -> None:
     for name in spec.scenarios:
         print(f"--- scenario {name}", flush=True)
         started = time.monotonic()

@@ -12,36 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from dev.child_process import ChildProcess
-from tests.omni.harness.distribution import PLUGINS, write_distribution
-from tests.omni.harness.spec import SHM, PipelineSpec
+from dev.omni_cpu.distribution import environment
+from tests.omni.harness.spec import SHM, RunSpec
 
-ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 1500  # a hang is a failure; that a busy machine is slow is none
 END_SECONDS = 20
 
-OUR_PLUGIN = "omni_sched"
-VLLM_OMNI_PLUGIN = "vllm_omni_register_models"
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "INFO",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_PLUGINS": ",".join([*(name for group in PLUGINS.values() for name in group), OUR_PLUGIN, VLLM_OMNI_PLUGIN]),
-    # else vLLM moves each worker to a process of its own, for OpenMP's sake
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # one thread a stage: they share the machine, and sums are added up in one order
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # a payload that is lost fails its request instead of parking it for ten minutes
-    "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30",
-}
+PLUGINS = {"omni_test_connectors": "tests.omni.harness.connectors:register"}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What `harness/main.py` wrote, and what `LoggingConnector` did, if that was the connector."""
 
-    spec: PipelineSpec
+    spec: RunSpec
     results: dict[str, Any]
     log: list[dict[str, Any]]
 
@@ -69,7 +53,7 @@ class Driver:
             self._wait_for(lambda: False, END_SECONDS)
             self._stop()
 
-    def run(self, spec: PipelineSpec) -> Outcome:
+    def run(self, spec: RunSpec) -> Outcome:
         process = self._started()
         stem, self._number = self._inbox / str(self._number), self._number + 1
         draft, results = stem.with_suffix(".asked"), stem.with_suffix(".results.json")
@@ -90,11 +74,10 @@ class Driver:
         if self._process is None:
             self._processes, self._number = self._processes + 1, 0
             self._inbox.mkdir(parents=True)
-            paths = [ROOT, write_distribution(self._inbox / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
             self._process = ChildProcess(
                 [sys.executable, "-m", "tests.omni.harness.main", str(self._inbox), str(self._model), self._prefix],
                 log=self._inbox / "log",
-                env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+                env=environment(self._inbox / "site", PLUGINS),
             )
         return self._process
 
@@ -115,6 +98,6 @@ class Driver:
             time.sleep(0.1)
 
 
-def _read_log(spec: PipelineSpec) -> list[dict[str, Any]]:
+def _read_log(spec: RunSpec) -> list[dict[str, Any]]:
     file = Path(spec.extra.get("log", ""))
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []

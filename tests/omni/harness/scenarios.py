@@ -5,18 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
-from tests.omni.harness.spec import STAGES, PipelineSpec
-
-
-class Ask(NamedTuple):
-    """One request: the thinker says `thinks` tokens, the talker `says`; the talker never ends first."""
-
-    prompt: str
-    thinks: int
-    says: int
-
+from dev.omni_cpu.asking import Ask, answer_to, sampling_params
+from dev.omni_cpu.spec import PipelineSpec
 
 ASKS = {
     "short": Ask("How do you do?", thinks=5, says=9),
@@ -31,11 +23,11 @@ Answers = dict[str, dict[str, Any]]
 
 
 async def one_by_one(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
-    return {name: await _answer(omni, spec, f"{prefix}-{number}", ask) for number, (name, ask) in _numbered()}
+    return {name: await answer_to(omni, spec, f"{prefix}-{number}", ask) for number, (name, ask) in _numbered()}
 
 
 async def together(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
-    answers = [_answer(omni, spec, f"{prefix}-{number}", ask) for number, (_, ask) in _numbered()]
+    answers = [answer_to(omni, spec, f"{prefix}-{number}", ask) for number, (_, ask) in _numbered()]
     return dict(zip(ASKS, await asyncio.gather(*answers), strict=True))
 
 
@@ -44,7 +36,7 @@ async def one_leaves(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
     leaving = asyncio.create_task(_leave_early(omni, spec, f"{prefix}-leaving"))
     answers = await together(omni, spec, prefix)
     await leaving
-    return answers | {"afterwards": await _answer(omni, spec, f"{prefix}-after", ASKS["short"])}
+    return answers | {"afterwards": await answer_to(omni, spec, f"{prefix}-after", ASKS["short"])}
 
 
 SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Answers]]] = {
@@ -58,34 +50,10 @@ def _numbered() -> list[tuple[int, tuple[str, Ask]]]:
     return list(enumerate(ASKS.items()))
 
 
-async def _answer(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> dict[str, Any]:
-    answer: dict[str, Any] = {"text": {}}
-    params = _sampling_params(spec, ask)
-    async for output in omni.generate(ask.prompt, request_id=request_id, sampling_params_list=params):
-        if output.error:
-            raise RuntimeError(f"{request_id}: {output.error}")
-        if output.final_output_type == "audio":
-            answer["sound"] = output.multimodal_output["audio"].flatten().tolist()
-        else:
-            answer["text"][str(output.stage_id)] = list(output.outputs[0].token_ids)
-    return answer
-
-
 async def _leave_early(omni: Any, spec: PipelineSpec, request_id: str) -> None:
-    outputs = omni.generate(ABORTED.prompt, request_id=request_id, sampling_params_list=_sampling_params(spec, ABORTED))
+    outputs = omni.generate(ABORTED.prompt, request_id=request_id, sampling_params_list=sampling_params(spec, ABORTED))
     async with aclosing(outputs):
         async for output in outputs:
             if output.stage_id == 0 and len(output.outputs[0].token_ids) >= ABORT_AFTER_TOKENS:
                 return
     raise RuntimeError("the request that was to be left was answered in full")
-
-
-def _sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY, RequestOutputKind.FINAL_ONLY]
-    max_tokens = [ask.thinks, ask.says, 1]
-    return [
-        SamplingParams(temperature=0.0, max_tokens=max_tokens[stage], ignore_eos=True, output_kind=kinds[stage])
-        for stage in range(STAGES[spec.pipeline])
-    ]

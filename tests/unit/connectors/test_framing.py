@@ -240,7 +240,7 @@ def test_a_fallback_takes_apart_what_msgspec_cannot_and_a_hook_puts_it_together(
 
 
 def test_tensors_and_arrays_are_views_of_the_message() -> None:
-    data = sent({"a": torch.arange(5), "b": [np.arange(7.0), torch.ones(3, dtype=torch.bfloat16)]})
+    data = sent({"a": torch.arange(5000), "b": [np.arange(7000.0), torch.ones(3000, dtype=torch.bfloat16)]})
     start = ctypes.addressof(ctypes.c_char.from_buffer(data))
     found = Arrival(data).open()
     addresses = [found["a"].data_ptr(), found["b"][0].ctypes.data, found["b"][1].data_ptr()]

@@ -10,22 +10,30 @@ import secrets
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena import layout as at
-from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.layout import Layout, Record, State
+from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
+from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
 
-RING = 0
+TELL_EVERY = 64
+"""Messages between two times that senders are told what receiving takes."""
+NEW_SENDERS_AFTER = 1e-4
+"""Seconds, of real time, between two looks for new senders: less than one takes to appear."""
+LOOK_AGAIN = 0.05
+"""Seconds until a message is looked for again whose senders say that there is nothing new."""
+MISSED = 4096
+"""Messages that were looked for in vain, and are remembered."""
 LISTING_SETTLES = 0.05
 """Seconds: a directory may change again within the tick of its time stamp."""
 
@@ -41,6 +49,14 @@ class InboxCounts:
     foreign: int = 0  # files in the arena that are no outbox of ours
     orphans_expired: int = 0  # messages of dead senders
     orphans_given_back: int = 0  # the same, by receivers that died
+
+
+class _Missed(NamedTuple):
+    """A message that was not there, and what its senders said then."""
+
+    digest: int
+    news: list[int]
+    at: float
 
 
 @dataclass
@@ -59,11 +75,10 @@ class _Sender:
         Raises:
             CorruptMessageError: it is said to lie outside the outbox.
         """
-        memory, start = self.memory, self.layout.ring + record.offset
-        there = len(memory.view)
-        if record.pool != RING:
-            memory, start = self._pool(record.pool), record.offset
-            there = min(len(memory.view), os.fstat(memory.fd).st_size)
+        if record.pool == RING:
+            raise CorruptMessageError("a message has moved while it was looked at")
+        memory, start = self._pool(record.pool), record.offset
+        there = min(len(memory.view), os.fstat(memory.fd).st_size)
         end = start + record.nbytes
         if not record.nbytes or end > there:
             raise CorruptMessageError("a message is said to lie outside its outbox")
@@ -102,11 +117,13 @@ class Inbox:
 
     Args:
         directory: of the arena.
+        listed: descriptor of it.
         copy_out: always copy; else only what is in a ring, whose room is wanted back at once.
         ttl_seconds: messages of dead senders that nobody gets for so long are dropped.
     """
 
-    def __init__(self, directory: Path, copy_out: bool, ttl_seconds: float, clock: Clock) -> None:
+    def __init__(self, directory: Path, listed: int, copy_out: bool, ttl_seconds: float, clock: Clock) -> None:
+        self._listed = listed
         self._directory, self._copy_out, self._ttl_seconds, self._clock = directory, copy_out, ttl_seconds, clock
         token = secrets.token_hex(8)
         self.holder = int(token, 16)
@@ -124,8 +141,11 @@ class Inbox:
         self._closed = False
         self._senders: dict[str, _Sender] = {}
         self._ignored: set[str] = set()
-        self._listed_stamp, self._listed_at = -1, -1.0
+        self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
+        self._missed: dict[bytes, _Missed] = {}
+        self._contended = False  # the last look found a message that somebody else was at
         self.counts = InboxCounts()
+        self._cost = ReceivingCost()
 
     def get(self, name: bytes) -> Arrival | None:
         """The message of that name, or None; see `Path.get`.
@@ -133,11 +153,28 @@ class Inbox:
         Raises:
             CorruptMessageError: what lies there under its digest is damaged; it is gone now.
         """
-        digest = at.digest_of(name)
-        found = self._find(digest, name)
-        if found is None and self._list():
+        now = monotonic_seconds()
+        missed = self._missed.get(name)
+        digest = at.digest_of(name) if missed is None else missed.digest
+        news = [sender.index.news(digest) for sender in self._senders.values()]  # before it looks
+        found = None
+        if missed is None or missed.news != news or now - missed.at > LOOK_AGAIN:
+            self._contended = False
             found = self._find(digest, name)
+            self._remember(name, None if found is not None or self._contended else _Missed(digest, news, now))
+        if found is None and now - self._looked_at > NEW_SENDERS_AFTER:
+            self._looked_at = now
+            if self._list():
+                found = self._find(digest, name)
         return found
+
+    def _remember(self, name: bytes, missed: _Missed | None) -> None:
+        if missed is None:
+            self._missed.pop(name, None)
+            return
+        if len(self._missed) >= MISSED:
+            self._missed.clear()
+        self._missed[name] = missed
 
     def bury(self) -> int:
         """Take away outboxes of dead senders from which everything has been got; how many."""
@@ -183,8 +220,10 @@ class Inbox:
         """Called when the last view of a message goes: by any thread, at any time, so it takes no lock."""
         if os.getpid() != self._pid:  # a forked child has dropped its copy of the view
             return
+        started = self._clock()
         index.consume(slot, generation, self.holder)
         self._leases.discard(lease)
+        self._cost.ended(self._clock() - started)
         if self._closed and not self._leases:
             self._leave()
 
@@ -202,21 +241,50 @@ class Inbox:
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
-            for slot in sender.index.find(digest):
-                record = sender.index.claim(slot, digest, self.holder)
-                if record is not None:
-                    return self._take(sender, slot, record, name)
+            index = sender.index
+            for slot in index.find(digest):
+                if index.is_inline(slot):
+                    found = self._copy(index, slot, digest, name)
+                    if found is not None:
+                        return found
+                else:
+                    record = index.claim(slot, digest, self.holder)
+                    if record is not None:
+                        return self._take(sender, slot, record, name)
+                self._contended = True
         return None
 
+    def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:
+        """Out of the ring."""
+        started = self._clock()
+        try:
+            found = index.take(slot, digest, lambda data, generation, put_at: Arrival(data, name, generation, put_at))
+        except CorruptMessageError:
+            self.counts.corrupt += 1
+            raise
+        if found is not None:
+            self.counts.copied_bytes += found.nbytes
+            self.counts.got += 1
+            self.counts.got_bytes += found.nbytes
+            self._cost.copied(found.nbytes, self._clock() - started)
+            self._tell()
+        return found
+
+    def _tell(self) -> None:
+        """Now and then, what senders want to know."""
+        if self.counts.got % TELL_EVERY == 0 and (limit := self._cost.limit_bytes) is not None:
+            with contextlib.suppress(OSError):
+                tuning.tell(self.path, limit)
+
     def _take(self, sender: _Sender, slot: int, record: Record, name: bytes) -> Arrival:
-        copied = self._copy_out or record.pool == RING
+        copied, started = self._copy_out, self._clock()
         try:
             region = sender.region(record)
             # what the message keeps on a device it keeps as long as it is leased
             consumed = copied and not flags_of(region) & ON_DEVICE
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
             data = bytearray(region) if consumed else np.frombuffer(bytes(region) if copied else region, np.uint8)
-            arrival = Arrival(data, name, record.generation)
+            arrival = Arrival(data, name, record.generation, record.put_at)
         except CorruptMessageError:
             sender.index.consume(slot, record.generation, self.holder)
             self.counts.corrupt += 1
@@ -232,13 +300,14 @@ class Inbox:
             lease = self.counts.got
             self._leases.add(lease)
             weakref.finalize(data, self._end, lease, sender.index, slot, record.generation).atexit = False
+            self._cost.viewed(self._clock() - started)
         self.counts.got += 1
         self.counts.got_bytes += record.nbytes
         return arrival
 
     def _list(self) -> bool:
         """Whether there are outboxes that were not known."""
-        stamp = os.stat(self._directory).st_mtime_ns
+        stamp = os.fstat(self._listed).st_mtime_ns
         now = self._clock()
         if stamp == self._listed_stamp and now - self._listed_at > LISTING_SETTLES:
             return False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,17 @@ import numpy.typing as npt
 from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
-    DIGESTS,
     HOLDER_AT,
+    NEWS,
+    NEWS_AT,
+    NEWS_KINDS,
     PAGE,
+    POOL,
+    POOL_AT,
     PUT_AT,
     RECORD,
     RECORD_BYTES,
+    RING,
     STATE,
     Layout,
     Record,
@@ -24,6 +30,9 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
+from vllm_omni_sched.errors import CorruptMessageError
+
+Read = TypeVar("Read")
 
 FREE, READY, LEASED, CONSUMED = (int(state) for state in State)  # an enumeration is slow to look up
 
@@ -44,7 +53,8 @@ class Index:
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
-        self._map, self.layout = memoryview(memory.map), layout  # mapped as long as somebody's lease needs it
+        # mapped as long as somebody's lease needs it: a mapping that has views cannot be closed
+        self._bytes, self._map, self.layout = memory.map, memoryview(memory.map), layout
         words = np.frombuffer(self._map, "<u8", layout.slots * RECORD_BYTES // 8, layout.records)
         rows = words.reshape(layout.slots, RECORD_BYTES // 8)
         self._columns = Columns(rows.view("<u4")[:, 0], rows[:, HOLDER_AT // 8], rows.view("<f8")[:, PUT_AT // 8])
@@ -54,15 +64,26 @@ class Index:
 
     def find(self, digest: int) -> list[int]:
         """Slots with this digest whose message waits; others may have it that were not freed yet."""
-        slots = []
+        slots, wanted = [], DIGEST.pack(digest)
         for bucket in buckets_of(digest, self._buckets):
-            first = bucket * BUCKET
-            digests = DIGESTS.unpack_from(self._map, PAGE + first * DIGEST.size)
-            if digest in digests:
-                for place, found in enumerate(digests):
-                    if found == digest and self.state(first + place) == READY:
-                        slots.append(first + place)
+            start = PAGE + bucket * BUCKET * DIGEST.size
+            end = start + BUCKET * DIGEST.size
+            at = self._bytes.find(wanted, start, end)
+            while at >= 0:
+                slot, beside = divmod(at - PAGE, DIGEST.size)
+                if not beside and self.state(slot) == READY:
+                    slots.append(slot)
+                at = self._bytes.find(wanted, at + 1, end)
         return slots
+
+    def news(self, digest: int) -> int:
+        """Another number once a message was shown that may have this digest.
+
+        It may be late where processors reorder what they write, and processes that give back do not wait for each
+        other: look now and then all the same.
+        """
+        (count,) = NEWS.unpack_from(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size)
+        return int(count)
 
     def record(self, slot: int) -> Record:
         """What a slot says now."""
@@ -79,13 +100,15 @@ class Index:
 
     # the sender's; a receiver's, where the sender is dead
 
-    def publish(self, slot: int, digest: int, record: Record) -> None:
-        """Show a message that is written to receivers."""
+    def publish(self, slot: int, digest: int, record: tuple[Any, ...]) -> None:
+        """Show a message that is written to receivers; ``record`` is a `Record` that is free."""
+        at = self._records + slot * RECORD_BYTES
         with self._order:
-            RECORD.pack_into(self._map, self.layout.record_at(slot), FREE, *record[1:])
+            RECORD.pack_into(self._map, at, *record)
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # released and taken again: no processor shows what follows before what went before
-            STATE.pack_into(self._map, self.layout.record_at(slot), READY)
+            STATE.pack_into(self._map, at, READY)
+        self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
         """Free a slot that no receiver has, and say what it was; None when one has it, or is just taking it."""
@@ -116,11 +139,54 @@ class Index:
             if record.state != LEASED or record.holder != holder:
                 return False
             STATE.pack_into(self._map, at, READY)
-            return True
         finally:
             self._locks.release(at)
+        (digest,) = DIGEST.unpack_from(self._map, self.layout.digest_at(slot))
+        self._tell(digest)
+        return True
+
+    def _tell(self, digest: int) -> None:
+        with self._order:
+            NEWS.pack_into(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size, (self.news(digest) + 1) & 0xFFFFFFFF)
 
     # a receiver's
+
+    def is_inline(self, slot: int) -> bool:
+        """Whether the message of a slot is in the ring."""
+        (pool,) = POOL.unpack_from(self._map, self._records + slot * RECORD_BYTES + POOL_AT)
+        return bool(pool == RING)
+
+    def take(self, slot: int, digest: int, read: Callable[[bytearray, int, float], Read]) -> Read | None:
+        """Get a message out of the ring, in one step: whoever is killed in it has not got it.
+
+        Args:
+            read: is given a copy of the message, its generation, and when it was put.
+
+        Returns:
+            What ``read`` returns; None when the message is not there to be had any more, or somebody is at it.
+
+        Raises:
+            CorruptMessageError: of ``read``, or the message is said to lie outside the ring; it is gone now.
+        """
+        at = self._records + slot * RECORD_BYTES
+        if not self._locks.acquire(at):
+            return None
+        try:
+            state, generation, pool, _, offset, nbytes, _, put_at = RECORD.unpack_from(self._map, at)
+            if state != READY or pool != RING or DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size) != (digest,):
+                return None
+            start = self.layout.ring + offset
+            try:
+                if not nbytes or start + nbytes > len(self._map):
+                    raise CorruptMessageError("a message is said to lie outside its outbox")
+                found = read(bytearray(self._map[start : start + nbytes]), generation, put_at)
+            except CorruptMessageError:
+                STATE.pack_into(self._map, at, CONSUMED)
+                raise
+            STATE.pack_into(self._map, at, CONSUMED)
+            return found
+        finally:
+            self._locks.release(at)
 
     def claim(self, slot: int, digest: int, holder: int) -> Record | None:
         """Lease a message to ``holder``; None when it is not there to be had any more, or somebody is at it."""

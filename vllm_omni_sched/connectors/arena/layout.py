@@ -3,6 +3,7 @@
 ::
 
     0      head: magic, version, slots, offset and length of the ring, pid
+    1024   how many messages were shown, by the last byte of their digests: 256 u32
     4096   digests: one u64 per slot, 0 where the slot is free
     …      records: one per slot (`Record`)
     …      ring
@@ -13,16 +14,16 @@ from __future__ import annotations
 import hashlib
 import struct
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 MAGIC, VERSION = b"vosarena", 1
 PAGE = 4096
 HEAD = struct.Struct("<8sIIQQI")
 RECORD = struct.Struct("<IIIIQQQd")
-STATE = struct.Struct("<I")
+STATE = POOL = struct.Struct("<I")
 RECORD_BYTES = 64
 BUCKET = 16
-DIGESTS = struct.Struct(f"<{BUCKET}Q")
 DIGEST = struct.Struct("<Q")
 
 
@@ -48,7 +49,11 @@ class Record(NamedTuple):
     put_at: float
 
 
-HOLDER_AT, PUT_AT = 32, 40  # within a record
+POOL_AT, HOLDER_AT, PUT_AT = 8, 32, 40  # within a record
+RING = 0
+"""Number of what is no pool: the room for small messages in the outbox itself."""
+NEWS, NEWS_AT, NEWS_KINDS = struct.Struct("<I"), 1024, 256
+"""In the first page, for each value of a digest's last byte: how many messages were shown that have it."""
 
 
 class Layout(NamedTuple):
@@ -82,6 +87,7 @@ class Layout(NamedTuple):
         return self.records + slot * RECORD_BYTES
 
 
+@lru_cache(maxsize=1024)
 def digest_of(name: bytes) -> int:
     """64 bits of a name, never 0. Who finds a message by it compares the name in the message."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1

@@ -33,10 +33,6 @@ class PoolOptions(BaseModel):
     max_bytes: int = Field(ge=64 * KIB, description="It never has more.")
     inline_bytes: int = Field(64 * KIB, ge=0, description="Payloads up to this size go through the ring.")
 
-    def goes_inline(self, nbytes: int) -> bool:
-        """Whether a message of so many bytes does, what is in front of the payload included."""
-        return nbytes <= self.inline_bytes + self.inline_bytes // 16
-
     @model_validator(mode="after")
     def _consistent(self) -> PoolOptions:
         if self.max_bytes < self.initial_bytes:
@@ -57,7 +53,7 @@ class TextPool(PoolOptions):
 class ImagePool(PoolOptions):
     """Features and pixels: large blocks."""
 
-    block_bytes: int = Field(16 * KIB, ge=64)
+    block_bytes: int = Field(8 * KIB, ge=64)
     initial_bytes: int = Field(2 * GIB, ge=64 * KIB)
     max_bytes: int = Field(8 * GIB, ge=64 * KIB)
 
@@ -87,6 +83,9 @@ class ArenaOptions(BaseModel):
     audio: AudioPool = Field(AudioPool(), description="The pool of samples.")
     growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="A pool that is full grows by it.")
     ring_bytes: int = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
+    tune_inline: bool = Field(
+        True, description="Fit `inline_bytes` to what receivers measure, up to 4 times as much or down to a quarter."
+    )
     max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")
     max_inflight: int | None = Field(
         None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."

@@ -17,20 +17,20 @@ import numpy as np
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
-from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.layout import Layout, Record, State
+from vllm_omni_sched.connectors.arena import meeting, tuning
+from vllm_omni_sched.connectors.arena.index import FREE, Index
+from vllm_omni_sched.connectors.arena.layout import RING, Layout, State
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
 from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
 
-RING = 0
 POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
 ALIVE_FOR = 0.5
 """Seconds: a receiver that was found alive is not asked again."""
@@ -99,6 +99,9 @@ class Outbox:
         self._index = Index(self._memory, self.layout)
         self.ring = Extents(64, self.layout.ring_bytes)
         self.pools: dict[int, Pool] = {}
+        self._pool_options = {modality: options.pool(modality) for modality in Modality}
+        self._inline: dict[Modality, int] = {}  # messages up to so many bytes go through the ring
+        self.tune()
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
@@ -110,39 +113,35 @@ class Outbox:
         self.counts = OutboxCounts()
         self.progress = 0  # messages got or gone: it tells whether there may be room again
 
-    def put(self, message: Message, modality: Modality) -> Sent | None:
-        """Write a message and show it to receivers; None when there is no room now."""
-        edge, key, name, nbytes = message.edge, message.key, message.name, message.nbytes
+    def put(self, message: Message, modality: Modality) -> int | None:
+        """Write a message and show it to receivers; bytes that it takes, None when there is no room now."""
+        name, nbytes = message.name, message.nbytes
         digest = at.digest_of(name)
-        bucket = max(at.buckets_of(digest, self.layout.buckets), key=lambda bucket: len(self._free[bucket]))
-        if not self._free[bucket]:
+        one, other = at.buckets_of(digest, self.layout.buckets)
+        free = self._free[one] if len(self._free[one]) >= len(self._free[other]) else self._free[other]
+        if not free:
             return None
-        place = self._room_for(nbytes, modality)
+        # what lies on a device is leased, and what is in the ring is copied out at once
+        place = self._room_for(nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
         if place is None:
             return None
         pool, offset, held_bytes = place
         self._generation = self._generation % 0xFFFFFFFF + 1
-        memory, start = self._place_of(pool, offset)
+        memory = self._memory if pool == RING else self.pools[pool].memory
+        start = offset + (self.layout.ring if pool == RING else 0)
         try:
             message.write_to(memory.view[start : start + nbytes], memory.address + start, self._generation)
         except BaseException:
             self._give_room_back(pool, offset)
             raise
-        if (before := self._by_name.get(name)) is not None:
-            self.counts.replaced += self._withdraw(before)
-        slot, now = self._free[bucket].pop(), self._clock()
-        sent = Sent(slot, edge, key, name, pool, offset, nbytes, held_bytes, now, message.done)
-        record = Record(State.FREE, self._generation, pool, 0, offset, nbytes, 0, sent.put_at)
-        self.sent[sent.slot] = sent
-        self._by_name[name] = sent.slot
-        self._by_key.setdefault(key, set()).add(sent.slot)
-        self.counts.waiting[edge] += 1
-        self.counts.waiting_bytes[edge] += nbytes
-        self.counts.put += 1
-        self.counts.put_bytes += nbytes
-        self.counts.inline += pool == RING
-        self._index.publish(sent.slot, digest, record)
-        return sent
+        if name in self._by_name:
+            self.counts.replaced += self._withdraw(self._by_name[name])
+        slot, now = free.pop(), self._clock()
+        self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
+        # from here on it can be got: all else is done while the receiver is at it
+        place_of_it = (pool, offset, nbytes, held_bytes)
+        self._remember(Sent(slot, message.edge, message.key, name, *place_of_it, now, message.done))
+        return held_bytes
 
     def discard(self, key: str) -> int:
         """Take back what nobody has got under ``key``, on all edges; how many messages."""
@@ -150,15 +149,46 @@ class Outbox:
         self.counts.discarded += found
         return found
 
-    def withdraw(self, name: bytes) -> bytes | None:
-        """Take back one message, as it was written, if nobody has got it."""
+    def holds(self, name: bytes) -> bool:
+        """Whether the last message of that name waits."""
         slot = self._by_name.get(name)
-        if slot is None:
+        return slot is not None and self._index.state(slot) == State.READY
+
+    def lease(self, name: bytes, holder: int) -> tuple[Arrival, int] | None:
+        """The message of that name, as a view of its room, and its slot; None when it was got.
+
+        Raises:
+            CorruptMessageError: somebody has damaged it; it is dropped.
+        """
+        slot = self._by_name.get(name)
+        record = None if slot is None else self._index.claim(slot, at.digest_of(name), holder)
+        if slot is None or record is None:
             return None
         sent = self.sent[slot]
-        memory, start = self._place_of(sent.pool, sent.offset)
-        written = bytes(memory.view[start : start + sent.nbytes])
-        return written if self._withdraw(slot) else None
+        memory = self._memory if sent.pool == RING else self.pools[sent.pool].memory
+        start = sent.offset + (self.layout.ring if sent.pool == RING else 0)
+        try:
+            return Arrival(np.frombuffer(memory.view[start : start + sent.nbytes], np.uint8), name), slot
+        except CorruptMessageError:
+            self.end_lease(slot, record.generation, holder, returned=False)
+            raise
+
+    def end_lease(self, slot: int, generation: int, holder: int, returned: bool) -> bool:
+        """Show a leased message to receivers again, or take back its room; whether it can be got again."""
+        sent = self.sent.get(slot)
+        if sent is None or self._index.record(slot).generation != generation:
+            return False
+        if not returned:
+            self._index.consume(slot, generation, holder)
+            self._look_at(slot, self._clock())
+            return False
+        if not self._index.give_back(slot, holder):
+            return False
+        self._mark(sent, got=False)
+        if slot in self._unwanted:
+            self.counts.discarded += self._withdraw(slot)
+            return False
+        return True
 
     def reap(self, limit: int | None = None) -> int:
         """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""
@@ -172,10 +202,17 @@ class Outbox:
             self._look_at(slot, now)
         return before - len(self.sent)
 
+    def tune(self) -> None:
+        """Fit what goes through the ring to what receivers have measured."""
+        limits = tuning.told(self._directory) if self._options.tune_inline else []
+        for modality, options in self._pool_options.items():
+            limit = tuning.limit_of(options.inline_bytes, limits)
+            self._inline[modality] = limit + limit // 16  # with what is in front of the payload
+
     def can_hold(self, nbytes: int, modality: Modality) -> bool:
         """Whether there is room for a message when there is no other."""
-        options = self._options.pool(modality)
-        inline = options.goes_inline(nbytes) and nbytes <= self.ring.capacity
+        options = self._pool_options[modality]
+        inline = nbytes <= min(self._inline[modality], self.ring.capacity)
         return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
 
     def facts(self) -> dict[str, Any]:
@@ -192,7 +229,8 @@ class Outbox:
             if (pool := self.pools.get(number)) is not None
         }
         ring = {"capacity_bytes": self.ring.capacity, "used_bytes": self.ring.used_bytes}
-        return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools}
+        inline = {modality.value: limit for modality, limit in self._inline.items()}
+        return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools, "inline_up_to": inline}
 
     def close(self) -> None:
         """End sending. Messages on their way stay for receivers; without any, the files go."""
@@ -209,9 +247,21 @@ class Outbox:
         for memory in (self._memory, *(pool.memory for pool in self.pools.values())):
             memory.close()
 
-    def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
-        options = self._options.pool(modality)
-        if options.goes_inline(nbytes) and (offset := self.ring.allocate(nbytes)) is not None:
+    def _remember(self, sent: Sent) -> None:
+        self.sent[sent.slot] = sent
+        self._by_name[sent.name] = sent.slot
+        self._by_key.setdefault(sent.key, set()).add(sent.slot)
+        counts = self.counts
+        counts.waiting[sent.edge] += 1
+        counts.waiting_bytes[sent.edge] += sent.nbytes
+        counts.put += 1
+        counts.put_bytes += sent.nbytes
+        counts.inline += sent.pool == RING
+
+    def _room_for(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:
+        options = self._pool_options[modality]
+        inline = may_be_inline and nbytes <= self._inline[modality]
+        if inline and (offset := self.ring.allocate(nbytes)) is not None:
             return RING, offset, self.ring.rounded(nbytes)
         number = POOLS[modality]
         pool = self.pools.get(number)
@@ -220,9 +270,6 @@ class Outbox:
             pool = self.pools[number] = Pool(path, options, self._options.growth_factor)
         place = pool.allocate(nbytes)
         return None if place is None else (number, *place)
-
-    def _place_of(self, pool: int, offset: int) -> tuple[Memory, int]:
-        return (self._memory, self.layout.ring + offset) if pool == RING else (self.pools[pool].memory, offset)
 
     def _give_room_back(self, pool: int, offset: int) -> None:
         (self.ring if pool == RING else self.pools[pool]).free(offset)

@@ -14,8 +14,8 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
-from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox, Sent
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
+from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
@@ -28,6 +28,7 @@ from vllm_omni_sched.errors import (
 )
 
 REAPED_PER_PUT = 8
+TUNE_EVERY = 256  # messages
 BURY_EVERY = 5.0  # seconds
 LATELY = 60.0
 """Seconds that `health` speaks of what happened."""
@@ -80,7 +81,7 @@ class ArenaPath(Path):
         sleep: Callable[[float], None] = sleep_seconds,
     ) -> None:
         self._options, self._clock, self._sleep = options, clock, sleep
-        self.directory, self._entered = meeting.enter(options.directory, options.arena or _common_arena())
+        self.directory, self._entered = meeting.enter(options.directory, options.arena or common_arena())
         self._sending, self._receiving = threading.RLock(), threading.RLock()
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
@@ -103,12 +104,15 @@ class ArenaPath(Path):
         while True:
             with self._sending:
                 outbox = self._sender()
-                outbox.reap(REAPED_PER_PUT)
                 behind = self._is_behind(outbox, edge, message.nbytes)
-                sent = None if behind else self._put(outbox, message, modality)
-                if sent is not None:
-                    self._refusals.pop(edge, None)
-                    return sent.held_bytes
+                held_bytes = None if behind else self._put(outbox, message, modality)
+                if held_bytes is not None:
+                    if self._refusals:
+                        self._refusals.pop(edge, None)
+                    outbox.reap(REAPED_PER_PUT)
+                    if outbox.counts.put % TUNE_EVERY == 0:
+                        outbox.tune()
+                    return held_bytes
                 possible = outbox.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
@@ -124,27 +128,39 @@ class ArenaPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         with self._receiving:
-            if self._closed:
-                raise PathClosedError(f"the arena was closed {self._closed} before this get")
             try:
-                if self._inbox is None:
-                    self._inbox = Inbox(self.directory, self._options.copy_out, self._options.ttl_seconds, self._clock)
-                self._bury(self._inbox)
-                return self._inbox.get(name_of(edge, key))
+                inbox = self._receiver()
+                self._bury(inbox)
+                return inbox.get(name_of(edge, key))
             except OSError as error:
-                raise RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}") from error
+                raise self._cannot_look(error) from error
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        with self._sending:
+            return self._outbox is not None and not self._closed and self._outbox.holds(name_of(edge, key))
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        with self._receiving:
+            try:
+                holder = self._receiver().holder
+            except OSError as error:
+                raise self._cannot_look(error) from error
+        with self._sending:
+            found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+        if found is None:
+            return None
+        arrival, slot = found
+
+        def end(returned: bool) -> bool:
+            with self._sending:
+                outbox = self._outbox
+                return outbox is not None and outbox.end_lease(slot, arrival.generation, holder, returned)
+
+        return Lease(arrival, lambda: end(False), lambda: end(True))
 
     def discard(self, key: str) -> int:
         with self._sending:
             return self._outbox.discard(key) if self._outbox is not None and not self._closed else 0
-
-    def withdraw(self, name: bytes) -> bytes | None:
-        """Take back a message of this process, by edge and key in one (`name_of`), as it was written.
-
-        None when there is none, or somebody has got it.
-        """
-        with self._sending:
-            return self._outbox.withdraw(name) if self._outbox is not None and not self._closed else None
 
     def reap(self, limit: int | None = None) -> int:
         with self._sending:
@@ -204,6 +220,17 @@ class ArenaPath(Path):
             self._buried_at = now
             inbox.bury()
 
+    def _receiver(self) -> Inbox:
+        if self._closed:
+            raise PathClosedError(f"the arena was closed {self._closed} before this get")
+        if self._inbox is None:
+            options = self._options
+            self._inbox = Inbox(self.directory, self._entered, options.copy_out, options.ttl_seconds, self._clock)
+        return self._inbox
+
+    def _cannot_look(self, error: OSError) -> RendezvousError:
+        return RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}")
+
     def _sender(self) -> Outbox:
         if self._closed:
             raise PathClosedError(f"the arena was closed {self._closed} before this put")
@@ -214,10 +241,10 @@ class ArenaPath(Path):
                 raise self._no_memory("an outbox", "`ring_bytes`", error) from error
         return self._outbox
 
-    def _put(self, outbox: Outbox, message: Message, modality: Modality) -> Sent | None:
+    def _put(self, outbox: Outbox, message: Message, modality: Modality) -> int | None:
         try:
-            sent = outbox.put(message, modality)
-            return outbox.put(message, modality) if sent is None and outbox.reap() else sent
+            held_bytes = outbox.put(message, modality)
+            return outbox.put(message, modality) if held_bytes is None and outbox.reap() else held_bytes
         except OSError as error:
             raise self._no_memory("a pool", "`max_bytes`", error) from error
 
@@ -230,6 +257,8 @@ class ArenaPath(Path):
     def _is_behind(self, outbox: Outbox, edge: Edge, nbytes: int) -> bool:
         """Whether the receiver of an edge must get something before more is sent; one message is always let through."""
         messages, window = self._options.max_inflight, self._options.window_size
+        if messages is None and window is None:
+            return False
         counts = outbox.counts
         for _ in range(2):
             over = messages is not None and counts.waiting[edge] >= messages
@@ -268,7 +297,7 @@ class ArenaPath(Path):
         return [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
 
 
-def _common_arena() -> str:
+def common_arena() -> str:
     """Of all processes that one process has started."""
     named = os.environ.get(meeting.ARENA_VARIABLE)
     if not named:

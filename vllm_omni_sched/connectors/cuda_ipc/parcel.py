@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.framing import ALIGNMENT, ON_DEVICE, Arrival, Message
+from vllm_omni_sched.connectors.framing import ALIGNMENT, ON_DEVICE, Message
 
 if TYPE_CHECKING:
     import torch
@@ -77,21 +77,8 @@ def with_handles(message: Message, blocks: Sequence[Block]) -> Message:
         for place, _, _ in block.group.entries:
             buffers[place] = np.empty(0, np.uint8)
     described = [(block.handle, block.group.entries) for block in blocks]
-    sent = Message(message.edge, message.key, msgspec.msgpack.encode((described, message.body)), buffers)
-    sent.flags = message.flags | ON_DEVICE
+    body = msgspec.msgpack.encode((described, message.body))
+    sent = Message(message.edge, message.key, body, buffers)
+    sent.flags, sent.id = message.flags | ON_DEVICE, message.id
+    sent.next_use_seconds = message.next_use_seconds
     return sent
-
-
-def on_host(parcel: Parcel, written: bytes) -> Message:
-    """The message that was sent, with its tensors as the buffers of a message again.
-
-    Args:
-        written: what the arena had of it.
-
-    Raises:
-        CorruptMessageError: somebody has damaged it there.
-    """
-    memory = {block.handle: block.memory for block in parcel.blocks}
-    arrival = Arrival(written, parcel.name)
-    arrival.fetch(lambda handle, _: memory[handle])
-    return arrival.to_message(parcel.edge, parcel.key)

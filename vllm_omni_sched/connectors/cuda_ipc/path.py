@@ -15,14 +15,13 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Edge, Health, Path
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path
 from vllm_omni_sched.connectors.cuda_ipc.board import Board
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.parcel import on_host
 from vllm_omni_sched.connectors.cuda_ipc.sending import Sending
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
-from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
 from vllm_omni_sched.errors import ConnectorError, DeviceLostError
 
 logger = logging.getLogger(__name__)
@@ -138,13 +137,23 @@ class CudaIpcPath(Path):
             self._share.collect()
             self._post(edge, self._share.devices())
         arrival = self._arena.get(edge, key)
-        if arrival is not None and arrival.is_on_device:
+        if arrival is not None:
             try:
                 arrival.fetch(self._open)
             except DeviceLostError:
                 self._lost += 1
                 raise
         return arrival
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        return self._arena.holds(edge, key)
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        """See `Path.lease`; its tensors are copied to the host."""
+        lease = self._arena.lease(edge, key)
+        if lease is not None:
+            lease.arrival.fetch(self._own_on_host)
+        return lease
 
     def discard(self, key: str) -> int:
         return self._arena.discard(key)
@@ -191,13 +200,14 @@ class CudaIpcPath(Path):
     def _move_to_host(self, sending: Sending) -> None:
         """What nobody has got, so that it can be got when this process and its blocks are gone."""
         for parcel in sending.held():
-            written = self._arena.withdraw(parcel.name)
-            if written is not None:
-                try:
-                    self._arena.put(on_host(parcel, written))
-                except RuntimeError as error:  # of the arena, or of a driver that is shutting down
-                    self._lost += 1
-                    logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
+            try:
+                lease = self.lease(parcel.edge, parcel.key)
+                if lease is not None:
+                    self._arena.put(message_of(lease.arrival, parcel.edge, parcel.key))
+                    lease.consume()
+            except RuntimeError as error:  # of the arena, or of a driver that is shutting down
+                self._lost += 1
+                logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
         assert self._share is not None
@@ -205,6 +215,10 @@ class CudaIpcPath(Path):
         self._opened += 1
         self._opened_bytes += block.numel()
         return block
+
+    def _own_on_host(self, handle: bytes, keep: Any) -> Any:
+        assert self._share is not None
+        return self._share.open(handle, keep, copy=False).cpu().numpy()
 
     def _post(self, edge: Edge, devices: frozenset[str]) -> None:
         """Say what can be opened here; where that cannot be said, senders take host memory."""

@@ -3,10 +3,10 @@
 ::
 
     0   checksum of all up to the buffers but itself, magic, version, flags,
-        bytes of name, bytes of body, number of buffers, generation, bytes in all
-    40  where each buffer lies: offset, bytes (16 each)
+        bytes of name, bytes of body, number of buffers, generation, bytes in all, id
+    48  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
-    …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape
+    …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape; small ones are all there
     …   the buffers, each at a multiple of 64, large ones at a page
 
 Arrays and tensors are copied once, from where they are (a device, too) to where the message is written, and come out as
@@ -16,7 +16,7 @@ as the same dicts, whatever connector carried it.
 
 from vllm_omni_sched.connectors.framing.arrival import Arrival, Unpack, flags_of
 from vllm_omni_sched.connectors.framing.layout import ALIGNMENT, ON_DEVICE, PACKED, REVIVE, Hook
-from vllm_omni_sched.connectors.framing.message import Message, make_message
+from vllm_omni_sched.connectors.framing.message import Message, make_message, message_of
 
 __all__ = [
     "ALIGNMENT",
@@ -29,4 +29,5 @@ __all__ = [
     "Unpack",
     "flags_of",
     "make_message",
+    "message_of",
 ]

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from vllm_omni_sched.connectors.framing.layout import (
-    BYTES,
     CHECKSUM,
     HEAD,
-    IMAGE,
     MAGIC,
-    NDARRAY,
     ON_DEVICE,
     PACKED,
     PLACE,
     REVIVE,
-    TENSOR,
     VERSION,
     Hook,
     unpacked,
 )
-from vllm_omni_sched.connectors.framing.message import Message
+from vllm_omni_sched.connectors.framing.opener import UNREADABLE, Opener, Place
 from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
 
-if TYPE_CHECKING:
-    import torch
-
-    from vllm_omni_sched.connectors.base import Edge
-
-UNREADABLE = (
-    *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
-    *(MemoryError, SyntaxError),  # of NumPy, when it is asked for a dtype that is none
-)
+_openers: list[Opener] = []  # that nobody uses now: several threads may open at once
 Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 """``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
 
@@ -55,16 +39,19 @@ class Arrival:
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
         name, generation: what the message must say of itself; None: anything.
+        put_at: in seconds of this host's monotonic clock, where the path knows it.
 
     Raises:
         CorruptMessageError: it is cut off, damaged, or another message than the one asked for.
     """
 
-    def __init__(self, data: Any, name: bytes | None = None, generation: int | None = None) -> None:
+    def __init__(
+        self, data: Any, name: bytes | None = None, generation: int | None = None, put_at: float | None = None
+    ) -> None:
         view = memoryview(data)
         if len(view) < HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        checksum, magic, version, flags, in_name, in_body, count, made, total = HEAD.unpack_from(view)
+        checksum, magic, version, flags, in_name, in_body, count, made, total, self.id = HEAD.unpack_from(view)
         if magic != MAGIC or version != VERSION:
             raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
         start = HEAD.size + PLACE.size * count  # of the name
@@ -77,7 +64,7 @@ class Arrival:
             raise CorruptMessageError(f"a message of generation {made} lies where generation {generation} should be")
         if name is not None and view[start : start + in_name] != name:
             raise CorruptMessageError("a message with another key lies where this one should be")
-        self._places: list[tuple[Any, int, int]] = []
+        self._places: list[Place] = []
         for place in range(count):
             at, nbytes = PLACE.unpack_from(view, HEAD.size + PLACE.size * place)
             if at + nbytes > total or at < end:
@@ -85,9 +72,10 @@ class Arrival:
             self._places.append((data, at, nbytes))
         self._data = data
         self._body: Any = view[start + in_name : end]
-        self._flags = flags
+        self.flags = flags
         self.nbytes: int = total
         self.generation: int = made
+        self.put_at = put_at
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress what is compressed, into memory of its own; before `open`.
@@ -96,7 +84,7 @@ class Arrival:
             CorruptMessageError: the body is damaged.
             CompressionError: see `Compressor.decompress`.
         """
-        if not self._flags & PACKED:
+        if not self.flags & PACKED:
             return
         try:
             entries, body = unpacked(self._body)
@@ -107,36 +95,39 @@ class Arrival:
                 self._places[place] = (out, 0, raw_bytes)
         except UNREADABLE as error:
             raise CorruptMessageError(f"a compressed message cannot be read: {error}") from error
-        self._body, self._flags = body, self._flags & ~PACKED
+        self._body, self.flags = body, self.flags & ~PACKED
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether buffers lie on a device still; `fetch` comes before `open` then."""
-        return bool(self._flags & ON_DEVICE)
-
-    def fetch(self, fetch: Callable[[bytes, Any], torch.Tensor]) -> None:
-        """Open the blocks that hold buffers on devices.
+    def fetch(self, fetch: Callable[[bytes, Any], Any]) -> None:
+        """Open the blocks in which buffers lie on devices; before `open`.
 
         Args:
-            fetch: makes a block, shape (nbytes,), uint8, of its handle, and of what to keep as long as it is looked at.
+            fetch: makes a block of its handle: a tensor or array, shape (nbytes,), uint8. The second argument is to be
+                held as long as the block is looked at.
 
         Raises:
             CorruptMessageError: the body is damaged.
             ConnectorError: what ``fetch`` raises.
         """
+        if not self.flags & ON_DEVICE:
+            return
         try:
             described, body = unpacked(self._body)
             for handle, entries in described:
                 block = fetch(handle, self._data)
                 for place, at, nbytes in entries:
-                    if not 0 <= at <= at + nbytes <= block.numel():
+                    if not 0 <= at <= at + nbytes <= block.nbytes:
                         raise CorruptMessageError("a buffer lies outside its block on a device")
                     self._places[place] = (block, at, nbytes)
         except ConnectorError:
             raise
         except UNREADABLE as error:
             raise CorruptMessageError(f"the handles of a message cannot be read: {error}") from error
-        self._body, self._flags = body, self._flags & ~ON_DEVICE
+        self._body, self.flags = body, self.flags & ~ON_DEVICE
+
+    def parts(self) -> tuple[bytes, list[np.ndarray]]:
+        """Its body, and its buffers as they are: uint8, shape (nbytes,), views."""
+        buffers = [np.frombuffer(data, np.uint8, nbytes, at) for data, at, nbytes in self._places]
+        return bytes(self._body), buffers
 
     def open(self, revive: Hook | None = None) -> Any:
         """The payload.
@@ -147,72 +138,14 @@ class Arrival:
         Raises:
             CorruptMessageError: the body is damaged, or compressed or on a device still.
         """
-        if self._flags & PACKED:
+        if self.flags & PACKED:
             raise CorruptMessageError("a compressed message came by a path that does not compress")
-        if self._flags & ON_DEVICE:
+        if self.flags & ON_DEVICE:
             raise CorruptMessageError("a message with device tensors came by a path that opens none")
         try:
-            payload = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode(self._body)
-        except CorruptMessageError:
-            raise
-        except UNREADABLE as error:
-            raise CorruptMessageError(f"the body of a message cannot be read: {error}") from error
-        return revive(payload) if revive is not None and self._flags & REVIVE else payload
-
-    def to_message(self, edge: Edge, key: str) -> Message:
-        """The same once more, with its buffers as bytes, to be sent on."""
-        buffers = [
-            np.frombuffer(data, np.uint8, nbytes, at)
-            if isinstance(data, (bytes, bytearray, memoryview, np.ndarray))
-            else data[at : at + nbytes]
-            for data, at, nbytes in self._places
-        ]
-        message = Message(edge, key, bytes(self._body), buffers)
-        message.flags = self._flags
-        return message
-
-    def _from_extension(self, code: int, packed: memoryview) -> Any:
-        described = unpacked(packed)
-        if code == BYTES:
-            data, at, nbytes = self._places[described]
-            return bytes(memoryview(data)[at : at + nbytes])
-        which, kind, shape = described
-        data, at, nbytes = self._places[which]
-        if code == TENSOR:
-            return _tensor(data, at, nbytes, kind, shape)
-        if code == NDARRAY:
-            dtype = np.dtype(kind)
-            _check(shape, dtype.itemsize, nbytes)
-            return np.frombuffer(data, dtype, nbytes // (dtype.itemsize or 1), at).reshape(shape)
-        if code == IMAGE:
-            from PIL import Image
-
-            return Image.frombuffer(kind, tuple(shape), bytes(memoryview(data)[at : at + nbytes]), "raw", kind, 0, 1)
-        raise CorruptMessageError(f"a message holds an extension of unknown kind {code}")
-
-
-@lru_cache(maxsize=256)
-def _torch_dtype(name: str) -> tuple[Any, int]:
-    import torch
-
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CorruptMessageError(f"a message holds a tensor of unknown dtype {name!r}")
-    return dtype, dtype.itemsize
-
-
-def _tensor(data: Any, at: int, nbytes: int, kind: str, shape: list[int]) -> torch.Tensor:
-    dtype, itemsize = _torch_dtype(kind)
-    _check(shape, itemsize, nbytes)
-    torch = sys.modules["torch"]
-    if isinstance(data, torch.Tensor):
-        return data[at : at + nbytes].view(dtype).view(shape)
-    if not nbytes:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(data, dtype=dtype, count=nbytes // itemsize, offset=at)
-    return flat if len(shape) == 1 else flat.view(shape)
-
-
-def _check(shape: list[int], itemsize: int, nbytes: int) -> None:
-    if min(shape, default=0) < 0 or math.prod(shape) * itemsize != nbytes:
-        raise CorruptMessageError(f"a message says that {nbytes} bytes have the shape {shape}")
+            opener = _openers.pop()
+        except IndexError:
+            opener = Opener()
+        payload = opener.open(self._body, self._places)
+        _openers.append(opener)
+        return revive(payload) if revive is not None and self.flags & REVIVE else payload

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,18 +16,19 @@ from vllm_omni_sched.connectors.framing.layout import (
     BYTES,
     CHECKSUM,
     HEAD,
-    IMAGE,
     LARGE,
     MAGIC,
-    NDARRAY,
     PAGE,
     PLACE,
-    TENSOR,
     VERSION,
     Hook,
     packed,
 )
+from vllm_omni_sched.connectors.framing.values import Values
 from vllm_omni_sched.errors import PayloadError
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.connectors.framing.arrival import Arrival
 
 
 class Message:
@@ -37,22 +36,25 @@ class Message:
 
     Attributes:
         body: msgpack of all but the buffers.
-        buffers: arrays and tensors.
+        buffers: arrays and tensors that are not in the body.
         flags: `REVIVE`, `PACKED`, `ON_DEVICE`.
         done: called by a path of this host, once, when nobody has the message and nobody will get it any more.
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
-        longest: dtype and number of dimensions of its longest buffer; None without one.
+        longest: dtype and number of dimensions of its longest array; None without one.
+        id: tells it from all others, where copies may meet; 0: from none.
+        next_use_seconds: a hint, when its receiver is expected to want it; not sent.
     """
 
-    def __init__(self, edge: Edge, key: str, body: bytes, buffers: list[Any]) -> None:
+    def __init__(
+        self, edge: Edge, key: str, body: bytes, buffers: list[Any], longest: tuple[str, int] | None = None
+    ) -> None:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
-        self.body, self.buffers = body, buffers
-        self.flags = 0
+        self.body, self.buffers, self.longest = body, buffers, longest
+        self.flags = self.payload_bytes = self.id = 0
+        self.next_use_seconds: float | None = None
         self.done: Callable[[], None] | None = None
         self._places: list[tuple[int, int]] = []
-        self.payload_bytes = longest = 0
-        self.longest: tuple[str, int] | None = None
         at = HEAD.size + PLACE.size * len(buffers) + len(self.name) + len(body)
         for buffer in buffers:
             nbytes = int(buffer.nbytes)
@@ -61,8 +63,6 @@ class Message:
             self._places.append((at, nbytes))
             at += nbytes
             self.payload_bytes += nbytes
-            if nbytes > longest:
-                longest, self.longest = nbytes, (_dtype_name(buffer.dtype), buffer.ndim)
         self.nbytes = at
 
     def write_to(self, target: memoryview, address: int, generation: int = 0) -> None:
@@ -79,11 +79,12 @@ class Message:
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
         name, body, places = self.name, self.body, self._places
-        head = HEAD.pack(0, MAGIC, VERSION, self.flags, len(name), len(body), len(places), generation, self.nbytes)
-        front = b"".join((head[CHECKSUM.size :], *[PLACE.pack(*place) for place in places], name, body))
-        target[: CHECKSUM.size] = CHECKSUM.pack(zlib.crc32(front))
-        target[CHECKSUM.size : CHECKSUM.size + len(front)] = front
-        for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
+        counts = (len(name), len(body), len(places))
+        head = HEAD.pack(0, MAGIC, VERSION, self.flags, *counts, generation, self.nbytes, self.id)
+        table = b"".join([PLACE.pack(*place) for place in places]) if places else b""
+        front = head[CHECKSUM.size :] + table + name + body
+        target[: CHECKSUM.size + len(front)] = CHECKSUM.pack(zlib.crc32(front)) + front
+        for (at, nbytes), buffer in zip(places, self.buffers, strict=True):
             if nbytes:
                 _copy(buffer, target, at, address + at)
 
@@ -103,67 +104,28 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     Raises:
         PayloadError: something in it cannot be sent.
     """
-    buffers: list[Any] = []
-
-    def hook(value: Any) -> Any:
-        extension = _as_extension(value, buffers)
-        if extension is not None:
-            return extension
-        if fallback is None:
-            raise PayloadError(
-                f"a {type(value).__name__} cannot be sent: tensors, arrays, images and plain data (dict, list, str, "
-                "int, float, bool, None, bytes, dataclasses, msgspec structs) can"
-            )
-        return fallback(value)
-
+    values = Values(fallback)
     if isinstance(payload, (bytes, bytearray, memoryview)):  # msgpack would copy these into the body
         if isinstance(payload, memoryview) and not payload.c_contiguous:
             payload = payload.tobytes()
-        buffers.append(np.frombuffer(payload, np.uint8))
+        values.buffers.append(np.frombuffer(payload, np.uint8))
+        values.longest = "uint8", 1
         payload = msgspec.msgpack.Ext(BYTES, packed(0))
     try:
-        body = msgspec.msgpack.Encoder(enc_hook=hook).encode(payload)
+        body = msgspec.msgpack.Encoder(enc_hook=values.hook).encode(payload)
     except PayloadError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         raise PayloadError(f"the payload cannot be sent: {error}") from error
-    return Message(edge, key, body, buffers)
+    return Message(edge, key, body, values.buffers, values.longest)
 
 
-def _as_extension(value: Any, buffers: list[Any]) -> msgspec.msgpack.Ext | None:
-    torch = sys.modules.get("torch")  # who has a tensor, or an image, has imported what makes them
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-            kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
-            raise PayloadError(f"a tensor that is {kind} cannot be sent; make it dense first")
-        if value.is_meta:
-            raise PayloadError("a tensor on the meta device cannot be sent: it has no data")
-        if value.is_conj() or value.is_neg():
-            value = value.resolve_conj().resolve_neg()
-        code = TENSOR
-        described: list[Any] = [len(buffers), _dtype_name(value.dtype), tuple(value.shape)]
-    elif isinstance(value, np.ndarray):
-        if isinstance(value, np.ma.MaskedArray):
-            raise PayloadError("a masked array cannot be sent; fill it, or send data and mask")
-        if value.dtype.hasobject or value.dtype.kind == "V":
-            raise PayloadError(f"an array of dtype {value.dtype} cannot be sent")
-        code, described = NDARRAY, [len(buffers), value.dtype.str, list(value.shape)]
-    elif isinstance(value, np.generic):
-        return _as_extension(np.asarray(value), buffers)
-    elif (pil := sys.modules.get("PIL.Image")) is not None and isinstance(value, pil.Image):
-        if value.mode in ("1", "P"):  # bits, and indices into a palette, are not rows of bytes
-            value = value.convert("L" if value.mode == "1" else "RGBA")
-        described = [len(buffers), value.mode, list(value.size)]
-        code, value = IMAGE, np.ascontiguousarray(value)
-    else:
-        return None
-    buffers.append(value)
-    return msgspec.msgpack.Ext(code, packed(described))
-
-
-@lru_cache(maxsize=256)
-def _dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
+    """The same message again, to be put elsewhere; nothing is decoded, and its buffers are those of the arrival."""
+    body, buffers = arrival.parts()
+    message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
+    message.flags, message.id = arrival.flags, arrival.id
+    return message
 
 
 def _copy(source: Any, target: memoryview, at: int, address: int) -> None:
@@ -174,7 +136,7 @@ def _copy(source: Any, target: memoryview, at: int, address: int) -> None:
         else:
             np.frombuffer(target, source.dtype, source.size, at).reshape(source.shape)[...] = source
         return
-    if source.is_contiguous() and source.device.type == "cpu":
+    if source.is_cpu and source.is_contiguous():
         ctypes.memmove(address, source.data_ptr(), source.nbytes)
         return
     import torch

@@ -118,6 +118,15 @@ class Outbox:
         self.counts.discarded += found
         return found
 
+    def holds(self, name: bytes) -> bool:
+        """Whether the last message of that name waits; True while nobody can say."""
+        with self._lock:
+            sent = self._by_name.get(name)
+        try:
+            return sent is not None and (bool(self._store.sick) or self._store.exist([sent.stored]) == [True])
+        except RendezvousError:
+            return True
+
     def reap(self, limit: int | None = None) -> int:
         """Ask the master about ``limit`` messages, and take back the room of those that are gone; how many.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.mooncake.inbox import Inbox
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
@@ -102,6 +102,11 @@ class MooncakePath(Path):
             return self._inbox.get(edge, key)
         except RendezvousError:
             return None  # it is where it was; `health` says what is wrong
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        if self._closed or self._is_in_a_child():
+            return False
+        return self._outbox.holds(name_of(edge, key))
 
     def discard(self, key: str) -> int:
         if self._closed or self._is_in_a_child():

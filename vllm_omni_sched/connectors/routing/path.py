@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status
 from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
@@ -145,6 +145,21 @@ class RoutedPath(Path):
                 self._got(edge, name, found.nbytes, self._clock() - started)
                 if self._compressor is not None:
                     found.unpack(self._compressor.decompress)
+                return found
+        return None
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        return any(way.path.holds(edge, key) for way in self._ways.values())
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        for way in self._ways.values():
+            if way.path.holds(edge, key) and (found := way.path.lease(edge, key)) is not None:
+                try:
+                    if self._compressor is not None:
+                        found.arrival.unpack(self._compressor.decompress)
+                except ConnectorError:
+                    found.give_back()
+                    raise
                 return found
         return None
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.arena import Process, Processes, place, small
+from tests.support.host_pair import Pair
 from vllm_omni_sched.connectors.arena import ArenaOptions
+from vllm_omni_sched.connectors.framing import values
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +42,16 @@ def start(all_processes: Processes, arena: ArenaOptions) -> Iterator[Callable[..
 
     yield start
     all_processes.end()
+
+
+@pytest.fixture(autouse=True)
+def all_in_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are in buffers, however small, as those of a device are."""
+    monkeypatch.setattr(values, "EMBEDDED", -1)
+
+
+@pytest.fixture
+def pair(arena: ArenaOptions, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pair = Pair(arena, **getattr(request, "param", {}))
+    yield pair
+    pair.close()

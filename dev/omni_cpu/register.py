@@ -1,4 +1,4 @@
-"""`register()`, the entry point in `vllm.general_plugins`: models, pipelines and connectors of these tests."""
+"""`register()`, the entry point in `vllm.general_plugins`: models and pipelines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ def register() -> None:
     """Once in each process of vLLM-Omni, sometimes twice."""
     from vllm.model_executor.models import ModelRegistry
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, register_pipeline
-    from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
     from vllm_omni.model_executor.models import OmniModelRegistry
 
-    from tests.omni.cpu.connectors import ChangingConnector, LoggingConnector
-    from tests.omni.cpu.models import Talker, Thinker, Vocoder
-    from tests.omni.cpu.pipelines import PIPELINES
+    from dev.omni_cpu.models import Talker, Thinker, Vocoder
+    from dev.omni_cpu.pipelines import PIPELINES
 
     # Classes, not their dotted names: those vLLM would inspect in a process of their own each. In both registries: one
     # is asked when the engine's arguments are checked, the other when the model is loaded.
@@ -23,6 +21,3 @@ def register() -> None:
     for name, pipeline in PIPELINES.items():
         if name not in OMNI_PIPELINES:
             register_pipeline(pipeline)
-    for connector in (ChangingConnector, LoggingConnector):
-        if connector.__name__ not in OmniConnectorFactory.list_registered_connectors():  # registering twice raises
-            OmniConnectorFactory.register_connector(connector.__name__, connector)

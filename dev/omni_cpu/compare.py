@@ -10,7 +10,7 @@ TOLERANCE = 1e-4
 
 
 def first_difference(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
-    """Between the answers of one scenario (`scenarios.py`); None if there is none."""
+    """Between answers by request, as `asking.answer_to` gives them; None if there is none."""
     if expected.keys() != found.keys():
         return f"answered were {sorted(expected)} and {sorted(found)}"
     for request, answer in expected.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 
-PROCESSORS = "tests.omni.cpu.processors"
+PROCESSORS = "dev.omni_cpu.processors"
 
 _THINKER = StagePipelineConfig(
     stage_id=0,

@@ -6,7 +6,7 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
-WORKERS = "tests.omni.cpu.workers"
+WORKERS = "dev.omni_cpu.workers"
 
 
 class CpuOmniPlatform(OmniPlatform, CpuPlatform):

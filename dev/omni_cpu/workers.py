@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
-from tests.omni.cpu.runners import CpuArModelRunner, CpuGenerationModelRunner
+from dev.omni_cpu.runners import CpuArModelRunner, CpuGenerationModelRunner
 
 
 class _CpuOmniWorker(OmniWorkerMixin, CPUWorker):

@@ -1,4 +1,4 @@
 """vLLM-Omni on a CPU: what it lacks for that, out of tree, and pipelines of tiny models.
 
-Child processes find it through the entry points that `harness/distribution.py` writes.
+Child processes find it through the entry points that `distribution.py` writes.
 """

@@ -17,11 +17,10 @@ PRELOAD = [
     "vllm.v1.attention.backends.cpu_attn",
     "vllm_omni.engine.arg_utils",
     "vllm_omni.engine.stage_engine_core_proc",
-    "tests.omni.cpu.connectors",
-    "tests.omni.cpu.models",
-    "tests.omni.cpu.platform",
-    "tests.omni.cpu.processors",
-    "tests.omni.cpu.workers",
+    "dev.omni_cpu.models",
+    "dev.omni_cpu.platform",
+    "dev.omni_cpu.processors",
+    "dev.omni_cpu.workers",
 ]
 
 
@@ -40,13 +39,14 @@ class _Context(ForkServerContext):
     Process = _Stage
 
 
-def start() -> None:
-    """Before this process imports vLLM: the two then do it at the same time."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+def start(*modules: str) -> None:
+    """Before this process imports vLLM: the two then do it at the same time. The server imports `modules`, too."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *modules])
     forkserver.ensure_running()
 
 
 def use_for_stages() -> None:
+    """Once this process has imported vLLM-Omni."""
     from vllm_omni.engine import stage_engine_core_proc_manager
 
     stage_engine_core_proc_manager.get_mp_context = _Context

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.omni.harness.deploy import write_deploy
-from tests.omni.harness.spec import PipelineSpec
+from dev.omni_cpu.deploy import write_deploy
+from dev.omni_cpu.spec import PipelineSpec
 
 START_SECONDS = 900  # a busy machine is slow
 
 
 @contextmanager
 def running(spec: PipelineSpec, *, model: Path, folder: Path) -> Iterator[Any]:
-    """In a process that has `processes.ENVIRONMENT`; files of the run go to `folder`."""
+    """In a process that has `distribution.environment`; files of the run go to `folder`."""
     from vllm_omni.entrypoints.async_omni import AsyncOmni
     from vllm_omni.plugins import load_omni_general_plugins
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 
 
 class LoggingConnector(SharedMemoryConnector):
@@ -58,3 +59,10 @@ class ChangingConnector(SharedMemoryConnector):
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         values[name] = torch.full_like(value, 0.5)
         return result
+
+
+def register() -> None:
+    """The entry point in `vllm.general_plugins`: called in each process of vLLM-Omni, sometimes twice."""
+    for connector in (ChangingConnector, LoggingConnector):
+        if connector.__name__ not in OmniConnectorFactory.list_registered_connectors():  # registering twice raises
+            OmniConnectorFactory.register_connector(connector.__name__, connector)

@@ -7,12 +7,13 @@ from typing import Any
 
 import yaml
 
-from tests.omni.harness.spec import STAGES, PipelineSpec
+from dev.omni_cpu.spec import PipelineSpec
 
 KV_CACHE_BYTES = 32 << 20
 
 
 def write_deploy(spec: PipelineSpec, file: Path) -> Path:
+    """Returns the file."""
     file.write_text(yaml.safe_dump(_deploy(spec), sort_keys=False))
     return file
 
@@ -27,24 +28,24 @@ def _deploy(spec: PipelineSpec) -> dict[str, Any]:
         "dtype": "float32",
         "enable_prefix_caching": False,  # to vLLM all prompts of a later stage look alike
         "connectors": {"c": {"name": spec.connector, "extra": dict(spec.extra)}},
-        "stages": [_stage(spec, number) for number in range(STAGES[spec.pipeline])],
+        "stages": [_stage(spec, number) for number in range(spec.stages)],
     }
 
 
 def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
-    stage = {
+    stage: dict[str, Any] = {
         "stage_id": number,
         "devices": "0",
         "enforce_eager": True,
         "async_scheduling": False,  # vLLM has none on a CPU, and vLLM-Omni picks its scheduler by this
-        "max_num_seqs": 8,
-        "max_model_len": 1024,
-        "max_num_batched_tokens": 1024,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_model_len": spec.max_model_len,
+        "max_num_batched_tokens": spec.max_model_len,
         "gpu_memory_utilization": 0.05,
         "engine_extras": {"kv_cache_memory_bytes": KV_CACHE_BYTES, "block_size": 32, "seed": 0},
     }
     if number > 0:
         stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}
-    if number < STAGES[spec.pipeline] - 1:
+    if number < spec.stages - 1:
         stage["output_connectors"] = {f"to_stage_{number + 1}": "c"}
     return stage

@@ -1,0 +1,50 @@
+"""Ask a pipeline that runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dev.omni_cpu.spec import PipelineSpec
+
+
+class Ask(NamedTuple):
+    """One request: the thinker says `thinks` tokens, the talker `says`; the talker never ends first."""
+
+    prompt: str
+    thinks: int
+    says: int
+
+
+async def answer_to(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> dict[str, Any]:
+    """`{"text": {stage: token ids}, "sound": samples}`; the sound is there if the pipeline makes any.
+
+    Raises:
+        RuntimeError: the request failed.
+    """
+    answer: dict[str, Any] = {"text": {}}
+    params = sampling_params(spec, ask)
+    async for output in omni.generate(ask.prompt, request_id=request_id, sampling_params_list=params):
+        if output.error:
+            raise RuntimeError(f"{request_id}: {output.error}")
+        take(output, answer)
+    return answer
+
+
+def take(output: Any, answer: dict[str, Any]) -> None:
+    """Add what one output of vLLM-Omni says."""
+    if output.final_output_type == "audio":
+        answer["sound"] = output.multimodal_output["audio"].flatten().tolist()
+    else:
+        answer["text"][str(output.stage_id)] = list(output.outputs[0].token_ids)
+
+
+def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
+    """One for each stage, at temperature 0."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY, RequestOutputKind.FINAL_ONLY]
+    max_tokens = [ask.thinks, ask.says, 1]
+    return [
+        SamplingParams(temperature=0.0, max_tokens=max_tokens[stage], ignore_eos=True, output_kind=kinds[stage])
+        for stage in range(spec.stages)
+    ]

@@ -1,0 +1,41 @@
+"""Which pipeline a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Mode = Literal["async_chunk", "full_payload"]
+MODES: tuple[Mode, ...] = ("async_chunk", "full_payload")
+
+# the stages of each pipeline (`pipelines.py`, which only vLLM-Omni's processes can import)
+TEXT_TO_TEXT = "tiny_text_to_text"
+TEXT_TO_SOUND = "tiny_text_to_sound"
+STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3}
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """One pipeline, its mode, and the connector on all its edges, by name and `extra`. It travels as JSON."""
+
+    pipeline: str
+    mode: Mode
+    connector: str = "SharedMemoryConnector"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    max_num_seqs: int = 8
+    max_model_len: int = 1024
+
+    @property
+    def stages(self) -> int:
+        """How many."""
+        return STAGES[self.pipeline]
+
+    @property
+    def edges(self) -> list[tuple[str, str]]:
+        """By the names of their stages."""
+        return [(str(stage), str(stage + 1)) for stage in range(self.stages - 1)]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `PipelineSpec(**…)`."""
+        return asdict(self)

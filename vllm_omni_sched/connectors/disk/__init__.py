@@ -1,0 +1,10 @@
+"""The path through files: slow, and large. Messages that wait for long lie here, below faster tiers.
+
+Each message is one file in a private directory, under a name that its receiver can work out. It is written under
+another name and then renamed; who takes it renames it again, so that one receiver gets it.
+"""
+
+from vllm_omni_sched.connectors.disk.options import DiskOptions
+from vllm_omni_sched.connectors.disk.path import DiskPath
+
+__all__ = ["DiskOptions", "DiskPath"]

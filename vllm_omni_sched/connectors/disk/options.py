@@ -1,0 +1,36 @@
+"""Options of the path through files."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from vllm_omni_sched.connectors.arena.options import GIB, KIB, arena_name
+
+
+class DiskOptions(BaseModel):
+    """All options of the path through files. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    directory: str = Field("/var/tmp", description="On the file system where messages lie; not one in memory.")
+    arena: str | None = Field(
+        None,
+        description="Processes that name the same see each other's messages; default: all processes that one "
+        "vLLM-Omni has started.",
+    )
+    max_bytes: int = Field(8 * GIB, ge=64 * KIB, description="A process never has more there.")
+    ttl_seconds: float = Field(
+        600.0, gt=0, allow_inf_nan=False, description="A message nobody gets for so long is dropped, and counted."
+    )
+
+    @field_validator("arena")
+    @classmethod
+    def _file_name(cls, value: str | None) -> str | None:
+        return None if value is None else arena_name(value)
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError("must be absolute: the processes that meet there may work in different directories")
+        return value

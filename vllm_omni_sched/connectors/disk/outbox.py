@@ -1,0 +1,218 @@
+"""What one process has put into files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.disk import files
+from vllm_omni_sched.connectors.disk.members import Members
+from vllm_omni_sched.connectors.disk.options import DiskOptions
+from vllm_omni_sched.connectors.framing import Message
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message on its way."""
+
+    edge: Edge
+    key: str
+    name: bytes
+    nbytes: int
+    generation: int
+    stamp: files.Stamp
+    put_at: float
+
+
+@dataclass
+class OutboxCounts:
+    """What has become of messages."""
+
+    put: int = 0
+    put_bytes: int = 0
+    consumed: int = 0
+    replaced: int = 0
+    discarded: int = 0
+    expired: int = 0
+    refused: int = 0
+
+
+class Outbox:
+    """Messages of one process. The lock is about the books, never held while bytes are written."""
+
+    def __init__(self, members: Members, options: DiskOptions, clock: Clock) -> None:
+        self._members, self._options, self._clock = members, options, clock
+        self._lock = threading.Condition()
+        self._busy: set[bytes] = set()
+        self._leased: set[bytes] = set()
+        self._count = 0
+        self.used_bytes = 0  # of messages, and of what is being written
+        self.sent: OrderedDict[bytes, Sent] = OrderedDict()  # by name; who was looked at longest ago comes first
+        self._by_key: dict[str, set[bytes]] = {}
+        self.waiting: Counter[Edge] = Counter()
+        self.counts = OutboxCounts()
+        self.progress = 0  # messages gone: it tells whether there may be room again
+
+    def put(self, message: Message) -> bool:
+        """Write a message and show it to receivers; False when that would be more than ``max_bytes``.
+
+        Raises:
+            OSError: the file system does not take it; nothing has changed.
+        """
+        name, nbytes = message.name, message.nbytes
+        with self._lock:
+            if self.used_bytes + nbytes > self._options.max_bytes:
+                return False
+            self.used_bytes += nbytes
+            self._count += 1
+            generation = self._members.number << 32 | self._count & 0xFFFFFFFF
+        entered = False
+        try:
+            path, put_at = self._members.own_file(name, files.UNFINISHED), self._clock()
+            stamp = files.write(path, message, generation, put_at)
+            with self._alone(name):
+                before = self.sent.get(name)
+                if before is not None:
+                    was_there = self._take_back(before)
+                    self._forget(before, "replaced" if was_there else "consumed")
+                os.rename(path, self._members.message(name))
+                self._enter(Sent(message.edge, message.key, name, nbytes, generation, stamp, put_at))
+                entered = True
+        finally:
+            if not entered:
+                with self._lock:
+                    self.used_bytes -= nbytes
+        return True
+
+    def holds(self, name: bytes) -> bool:
+        """Whether what this process has put under that name waits."""
+        sent = self.sent.get(name)
+        return sent is not None and files.stamp_of(self._members.message(name)) == sent.stamp
+
+    def lease(self, name: bytes, generation: int) -> bool:
+        """Say that a message which was taken is leased, so that it is not taken for got; False: it is not ours."""
+        with self._lock:
+            sent = self.sent.get(name)
+            if sent is None or sent.generation != generation:
+                return False
+            self._leased.add(name)
+            return True
+
+    def end_lease(self, name: bytes, generation: int, taken: Path, returned: bool) -> bool:
+        """Show a leased message to receivers again, or forget it; whether it can be got again."""
+        with self._alone(name):
+            self._leased.discard(name)
+            sent = self.sent.get(name)
+            ours = sent is not None and sent.generation == generation
+            if returned and ours and files.rename_if_free(taken, self._members.message(name)):
+                return True
+            taken.unlink(missing_ok=True)
+            if ours and sent is not None:
+                self._forget(sent, "consumed")
+            return False
+
+    def discard(self, key: str) -> int:
+        """Take back what nobody has got under ``key``, on all edges; how many messages."""
+        with self._lock:
+            names = list(self._by_key.get(key, ()))
+        return sum(self._withdraw(name, "discarded") for name in names)
+
+    def reap(self, limit: int | None = None) -> int:
+        """Look at ``limit`` messages, longest not looked at first, and forget those that are gone; how many."""
+        with self._lock:
+            before, now = self.progress, self._clock()
+            some = [sent for sent in islice(self.sent.values(), limit) if sent.name not in self._leased]
+            for sent in some:
+                self.sent.move_to_end(sent.name)
+        for sent in some:
+            if now - sent.put_at > self._options.ttl_seconds:
+                if self._withdraw(sent.name, "expired"):
+                    logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
+            elif files.stamp_of(self._members.message(sent.name)) != sent.stamp:
+                with self._alone(sent.name):
+                    if self.sent.get(sent.name) is sent:
+                        self._forget(sent, "consumed")
+        return self.progress - before
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        return {**vars(self.counts), "in_flight": len(self.sent), "in_flight_bytes": self.used_bytes}
+
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited."""
+        self._lock = threading.Condition()
+
+    def _withdraw(self, name: bytes, why: str) -> bool:
+        """Take back one message; False when it was got."""
+        with self._alone(name):
+            sent = self.sent.get(name)
+            if sent is None or (why == "expired" and name in self._leased):
+                return False
+            taken_back = self._take_back(sent)
+            self._forget(sent, why if taken_back else "consumed")
+            return taken_back
+
+    def _take_back(self, sent: Sent) -> bool:
+        """Whether it was still there."""
+        path, taken = self._members.message(sent.name), self._members.own_file(sent.name, files.TAKEN)
+        if files.stamp_of(path) != sent.stamp:
+            return False
+        try:
+            os.rename(path, taken)
+        except FileNotFoundError:
+            return False
+        ours = files.stamp_of(taken) == sent.stamp
+        if not ours:  # somebody else has put it meanwhile
+            files.rename_if_free(taken, path)
+        else:
+            taken.unlink()
+        return ours
+
+    @contextmanager
+    def _alone(self, name: bytes) -> Iterator[None]:
+        """Nobody else puts or takes back messages of that name meanwhile."""
+        with self._lock:
+            while name in self._busy:
+                self._lock.wait()
+            self._busy.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(name)
+                self._lock.notify_all()
+
+    def _enter(self, sent: Sent) -> None:
+        with self._lock:
+            self.sent[sent.name] = sent
+            self._by_key.setdefault(sent.key, set()).add(sent.name)
+            self.waiting[sent.edge] += 1
+            self.counts.put += 1
+            self.counts.put_bytes += sent.nbytes
+
+    def _forget(self, sent: Sent, why: str) -> None:
+        """Out of the books, once."""
+        with self._lock:
+            if self.sent.get(sent.name) is not sent:
+                return
+            del self.sent[sent.name]
+            names = self._by_key[sent.key]
+            names.discard(sent.name)
+            if not names:
+                del self._by_key[sent.key]
+            self.waiting[sent.edge] -= 1
+            self.used_bytes -= sent.nbytes
+            self.progress += 1
+            setattr(self.counts, why, getattr(self.counts, why) + 1)

@@ -1,0 +1,43 @@
+"""Tiers from options."""
+
+from __future__ import annotations
+
+import contextlib
+
+from vllm_omni_sched.connectors.arena import ArenaOptions
+from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.tiers.options import TiersOptions
+from vllm_omni_sched.connectors.tiers.path import Tier, TieredPath
+from vllm_omni_sched.errors import ConfigError
+
+
+def path_over_tiers(
+    first: Path, arena: ArenaOptions | None, mooncake: MooncakeOptions | None, options: TiersOptions
+) -> TieredPath:
+    """The tiers that the options ask for, below ``first``, which is made of an arena, or a Mooncake store, or both.
+
+    Raises:
+        ConfigError: they cannot be; see also `MooncakePath` and `DiskPath`.
+        RendezvousError: the directory of the disk cannot be used, or there is no Mooncake master.
+    """
+    if arena is None:
+        raise ConfigError("option `tiers`: the tier above them is the arena, and `arena` is null; set one of them")
+    if mooncake is not None and options.mooncake is not None:
+        raise ConfigError("option `tiers`: Mooncake is the path between hosts or a tier; unset one of both `mooncake`")
+    tiers = [Tier(first, {kind.value: arena.pool(kind).max_bytes for kind in Modality})]
+    with contextlib.ExitStack() as undo:
+        for name in options.order:
+            if name == "mooncake" and options.mooncake is not None:
+                tiers.append(Tier(MooncakePath(options.mooncake), {"": options.mooncake.segment}))
+            elif name == "disk" and options.disk is not None:
+                disk = options.disk.model_copy(update={"arena": options.disk.arena or arena.arena})
+                tiers.append(Tier(DiskPath(disk), {"": disk.max_bytes}))
+            else:
+                continue
+            undo.callback(tiers[-1].path.close)
+        path = TieredPath(tiers, options, arena.max_inflight, arena.window_size)
+        undo.pop_all()
+    return path

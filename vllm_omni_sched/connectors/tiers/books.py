@@ -1,0 +1,154 @@
+"""What one process has put, and in which tier it lies."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.framing import Message
+
+
+class Hand:
+    """Who has a message that receivers cannot get now."""
+
+    NOBODY, MOVER, CALLER = range(3)
+
+
+@dataclass(eq=False)
+class Item:
+    """A message on its way; ``nbytes`` as its tier holds it, ``expected`` from when it was put, in seconds."""
+
+    id: int
+    edge: Edge
+    key: str
+    name: bytes
+    pool: str
+    nbytes: int
+    tier: int
+    put_at: float
+    expected: float
+    hinted: bool
+    longest: tuple[str, int] | None
+    hand: int = Hand.NOBODY
+
+    @classmethod
+    def of(cls, message: Message, pool: str, tier: int, held_bytes: int, now: float, expected: float) -> Item:
+        hint = message.next_use_seconds
+        return cls(
+            message.id, message.edge, message.key, message.name, pool, held_bytes, tier, now,
+            expected if hint is None else hint, hint is not None, message.longest,
+        )  # fmt: skip
+
+
+class Books:
+    """One entry for each message in flight, so that each is in one tier. The lock is never held while bytes move."""
+
+    def __init__(self, pools: list[set[str]]) -> None:
+        self._pools = pools  # of each tier
+        self._lock = threading.Condition()
+        self._busy: set[bytes] = set()
+        self._items: OrderedDict[bytes, Item] = OrderedDict()  # who was looked at longest ago comes first
+        self._by_id: dict[int, Item] = {}
+        self._by_key: dict[str, set[bytes]] = {}
+        self.used: Counter[tuple[int, str]] = Counter()  # bytes, by tier and pool
+        self.lying: Counter[int] = Counter()  # messages, by tier
+        self.waiting: Counter[Edge] = Counter()  # messages in flight, as far as is known
+        self.waiting_bytes: Counter[Edge] = Counter()
+        self.progress = 0  # messages gone: it tells whether there may be room again
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @contextmanager
+    def alone(self, name: bytes, wait: bool = True) -> Iterator[bool]:
+        """Nobody else does anything with messages of that name meanwhile; False when somebody does, and not to wait."""
+        with self._lock:
+            while (busy := name in self._busy) and wait:
+                self._lock.wait()
+            if not busy:
+                self._busy.add(name)
+        try:
+            yield not busy
+        finally:
+            if not busy:
+                with self._lock:
+                    self._busy.discard(name)
+                    self._lock.notify_all()
+
+    def get(self, name: bytes) -> Item | None:
+        return self._items.get(name)
+
+    def by_id(self, number: int) -> Item | None:
+        return self._by_id.get(number)
+
+    def of_key(self, key: str) -> list[bytes]:
+        """Names of messages under a key, on all edges, in an order that is always the same."""
+        with self._lock:
+            return sorted(self._by_key.get(key, ()))
+
+    def of_edge(self, edge: Edge) -> list[Item]:
+        with self._lock:
+            return [item for item in self._items.values() if item.edge == edge]
+
+    def all(self) -> list[Item]:
+        with self._lock:
+            return list(self._items.values())
+
+    def next(self, limit: int | None) -> list[Item]:
+        """Those that were looked at longest ago; they count as looked at now."""
+        with self._lock:
+            some = list(islice(self._items.values(), limit))
+            for item in some:
+                self._items.move_to_end(item.name)
+        return some
+
+    def enter(self, item: Item) -> None:
+        """A message that was put; nothing of its name is in here."""
+        with self._lock:
+            self._items[item.name] = self._by_id[item.id] = item
+            self._by_key.setdefault(item.key, set()).add(item.name)
+            self._count(item, 1)
+            self.waiting[item.edge] += 1
+            self.waiting_bytes[item.edge] += item.nbytes
+
+    def move(self, item: Item, tier: int, nbytes: int) -> None:
+        """It lies in another tier."""
+        with self._lock:
+            self._count(item, -1)
+            self.waiting_bytes[item.edge] += nbytes - item.nbytes
+            item.tier, item.nbytes = tier, nbytes
+            self._count(item, 1)
+
+    def leave(self, item: Item) -> bool:
+        """It lies nowhere any more, or is not ours to move; False when it was not in here."""
+        with self._lock:
+            if self._items.get(item.name) is not item:
+                return False
+            del self._items[item.name], self._by_id[item.id]
+            names = self._by_key[item.key]
+            names.discard(item.name)
+            if not names:
+                del self._by_key[item.key]
+            self._count(item, -1)
+            self.waiting[item.edge] -= 1
+            self.waiting_bytes[item.edge] -= item.nbytes
+            self.progress += 1
+            return True
+
+    def pool_of(self, tier: int, pool: str) -> str:
+        """The pool of a tier that a message of that pool lies in there."""
+        return pool if pool in self._pools[tier] else ""
+
+    def forget_locks(self) -> None:
+        """In a forked child: somebody else may have held them."""
+        self._lock = threading.Condition()
+        self._busy = set()
+
+    def _count(self, item: Item, sign: int) -> None:
+        self.used[item.tier, self.pool_of(item.tier, item.pool)] += sign * item.nbytes
+        self.lying[item.tier] += sign

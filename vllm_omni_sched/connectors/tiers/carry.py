@@ -1,0 +1,148 @@
+"""Moves one message from tier to tier."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.base import Lease, Path
+from vllm_omni_sched.connectors.framing import message_of
+from vllm_omni_sched.connectors.routing.cost import TransferCost
+from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
+from vllm_omni_sched.connectors.tiers.policy import TierReason
+from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
+
+logger = logging.getLogger(__name__)
+
+
+class Stage(str, Enum):
+    """Where a move is."""
+
+    LEASED = "leased"  # in its old tier, where receivers cannot get it
+    DOUBLED = "doubled"  # in its new one, where they can, and in the old one, where they cannot
+
+
+@dataclass
+class Costs:
+    """What going into a tier, and out of it, took."""
+
+    into: TransferCost = field(default_factory=TransferCost)
+    out: TransferCost = field(default_factory=TransferCost)
+
+
+@dataclass
+class MoveCounts:
+    """What was moved, by ``from->to reason``."""
+
+    moved: Counter[str] = field(default_factory=Counter)
+    moved_bytes: Counter[str] = field(default_factory=Counter)
+    move_seconds: dict[str, float] = field(default_factory=dict)
+    moves_refused: int = 0  # by the tier that a message was to go to
+    moves_too_late: int = 0  # it was got, discarded or replaced meanwhile
+    moves_failed: int = 0  # for reasons that are in the log
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+
+class Carrier:
+    """Moves messages so that each is got once, whoever dies.
+
+    1. The message is leased: receivers do not find it, and do as soon as this process dies.
+    2. It is put into its new tier, and its ticket says meanwhile that there may be two copies.
+    3. The lease is consumed. Whoever wants to discard or replace it waits at most for one copy to be written.
+
+    A new tier that refuses gives the message back to the old one. A message that was discarded or replaced in between
+    is not put anywhere.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], books: Books, costs: Sequence[Costs], tickets: Tickets | None, clock: Clock
+    ) -> None:
+        self._paths, self._books, self._costs, self._tickets, self._clock = paths, books, costs, tickets, clock
+        self.counts = MoveCounts()
+
+    def carry(self, item: Item, target: int, reason: TierReason) -> Iterator[Stage]:
+        """Do it; between the stages, anybody may do anything. To be iterated to the end, by one thread."""
+        source, began = item.tier, self._clock()
+        with self._books.alone(item.name):
+            lease = self._lease(item)
+        if lease is None:
+            self.counts.moves_too_late += 1
+            return
+        if source:
+            self._costs[source].out.observe(item.nbytes, self._clock() - began)
+        yield Stage.LEASED
+        with self._books.alone(item.name):
+            put = self._put(item, lease, target)
+        if not put:
+            return
+        yield Stage.DOUBLED
+        lease.consume()
+        if self._tickets is not None:
+            self._tickets.remove(item.id)
+        name = f"{self._paths[source].name}->{self._paths[target].name} {reason.value}"
+        self.counts.moved[name] += 1
+        self.counts.moved_bytes[name] += item.nbytes
+        seconds = self.counts.move_seconds
+        seconds[name] = seconds.get(name, 0.0) + self._clock() - began
+
+    def _lease(self, item: Item) -> Lease | None:
+        if self._books.get(item.name) is not item or item.hand != Hand.NOBODY:
+            return None
+        try:
+            lease = self._paths[item.tier].lease(item.edge, item.key)
+        except CorruptMessageError as error:
+            logger.error("message %r of %s was damaged where it lay: %s", item.key[:80], item.edge, error)
+            self._books.leave(item)
+            return None
+        if lease is not None and lease.arrival.id != item.id:
+            lease.give_back()
+            return None
+        if lease is not None:
+            item.hand = Hand.MOVER
+        return lease
+
+    def _put(self, item: Item, lease: Lease, target: int) -> bool:
+        if self._books.get(item.name) is not item:
+            lease.consume()
+            self.counts.moves_too_late += 1
+            return False
+        message = message_of(lease.arrival, item.edge, item.key)
+        message.longest = item.longest
+        began, held_bytes = self._clock(), None
+        try:
+            if self._tickets is not None:
+                self._tickets.write(item.id)
+            held_bytes = self._paths[target].put(message, None)
+        except (ConnectorError, OSError) as error:
+            self.counts.moves_refused += 1
+            logger.debug("message %r of %s stays where it is: %s", item.key[:80], item.edge, error)
+        finally:
+            item.hand = Hand.NOBODY
+            if held_bytes is None:
+                self._stay(item, lease)
+        if held_bytes is None:
+            return False
+        self._costs[target].into.observe(message.nbytes, self._clock() - began)
+        self._books.move(item, target, held_bytes)
+        return True
+
+    def _stay(self, item: Item, lease: Lease) -> None:
+        try:
+            returned = lease.give_back()
+        except ConnectorError as error:
+            logger.error("message %r of %s is lost: it could not be given back: %s", item.key[:80], item.edge, error)
+            self.counts.moves_failed += 1
+            returned = False
+        if not returned:
+            self._books.leave(item)
+        if self._tickets is not None:
+            self._tickets.remove(item.id)

@@ -1,0 +1,451 @@
+"""Tiers as one path."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, name_of
+from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.modality import modality_of
+from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
+from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
+from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
+from vllm_omni_sched.connectors.tiers.options import TierRules
+from vllm_omni_sched.connectors.tiers.policy import ItemState, Link, Move, Placement, Pool, TierState, place, plan
+from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.connectors.tiers.worker import Worker
+from vllm_omni_sched.errors import (
+    ConfigError,
+    ConnectorError,
+    MessageTooLargeError,
+    NoRoomError,
+    PathClosedError,
+    ReceiverBehindError,
+    RendezvousError,
+)
+
+logger = logging.getLogger(__name__)
+
+LOOKED_PER_PUT = 4
+FIRST_WAIT, LONGEST_WAIT = 50e-6, 5e-3  # seconds between two looks for room
+LATELY = 60.0
+"""Seconds that `health` speaks of what happened."""
+LOST = ("refused", "expired", "moves_failed")
+"""Counts that `health` speaks of."""
+
+_paths: weakref.WeakSet[TieredPath] = weakref.WeakSet()
+
+
+def _abandon_paths() -> None:
+    for path in list(_paths):
+        path.abandon()
+
+
+def _close_paths() -> None:
+    for path in list(_paths):
+        path.close()
+
+
+os.register_at_fork(after_in_child=_abandon_paths)
+atexit.register(_close_paths)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A path, and how many bytes it has, by pool (a `Modality`, or "" for all that has none of its own)."""
+
+    path: Path
+    capacity_bytes: Mapping[str, int]
+
+
+@dataclass
+class TierCounts:
+    """What has become of messages."""
+
+    put: int = 0
+    put_bytes: int = 0
+    consumed: int = 0
+    replaced: int = 0
+    discarded: int = 0
+    expired: int = 0
+    refused: int = 0
+    got: int = 0
+    got_bytes: int = 0
+    repeated: int = 0  # copies of messages that were got before, left by a mover that died
+    placed: Counter[str] = field(default_factory=Counter)  # put, by tier and reason
+
+
+class TieredPath(Path):
+    """Messages in the first of several paths, and in those below it what does not fit, or waits for long.
+
+    1. A message lies in one tier; while it moves, in two, of which receivers see one. It is got once.
+    2. A sender moves its own messages, in a thread that is started when there is something to move.
+    3. Receivers look into all tiers, the first one first. While a message is moved, they see that it is not there yet.
+    4. Only a lack of room puts messages below: a receiver that is behind slows its sender, wherever messages lie.
+    5. What no tier takes is refused.
+
+    Args:
+        tiers: the fastest first; receivers have the same.
+        max_inflight, window_size: messages and bytes of one edge that nobody has got yet.
+        background: False: `move` is called by somebody else.
+
+    Raises:
+        ConfigError: there are less than two tiers, two have one name, or one has no room.
+    """
+
+    name = "tiers"
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        rules: TierRules,
+        max_inflight: int | None = None,
+        window_size: int | None = None,
+        clock: Clock = monotonic_seconds,
+        sleep: Callable[[float], None] = sleep_seconds,
+        background: bool = True,
+    ) -> None:
+        self._paths = [tier.path for tier in tiers]
+        if len({path.name for path in self._paths}) < max(2, len(tiers)):
+            raise ConfigError("tiers need at least two paths, with different names")
+        if not all(tier.capacity_bytes and min(tier.capacity_bytes.values()) > 0 for tier in tiers):
+            raise ConfigError("a tier needs room: give the number of its bytes")
+        self._capacities = [{"": max(tier.capacity_bytes.values()), **tier.capacity_bytes} for tier in tiers]
+        self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
+        self._clock, self._sleep = clock, sleep
+        self._ids = itertools.count(secrets.randbits(63) | 1)
+        self._waits = Waits(rules.expected_wait_seconds)
+        self._costs = [Costs() for _ in tiers]
+        self.books = Books([set(capacity) for capacity in self._capacities])
+        disk = next((path for path in self._paths if isinstance(path, DiskPath)), None)
+        self._tickets = None if disk is None else Tickets(disk.members, clock)
+        self._carrier = Carrier(self._paths, self.books, self._costs, self._tickets, clock)
+        self._lock = threading.Lock()  # of the counts, and of what was learnt
+        self.counts = TierCounts()
+        self._worker = Worker(self.move, rules.interval_seconds) if background else None
+        self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
+        self._losses: dict[str, int] = {}
+        self._lost_at = 0.0
+        self._closed = ""  # by what
+        _paths.add(self)
+
+    def put(self, message: Message, deadline: float | None = None) -> int:
+        message.id = next(self._ids) & 0xFFFFFFFFFFFFFFFF
+        pool, wait = modality_of(message).value, FIRST_WAIT
+        while True:
+            self._check_open("put")
+            self._look(self.books.next(LOOKED_PER_PUT))
+            try:
+                self._check_credit(message)
+                held_bytes = self._put(message, pool)
+                break
+            except NoRoomError as error:
+                if isinstance(error, MessageTooLargeError) or deadline is None or self._clock() >= deadline:
+                    self.counts.refused += 1
+                    self._refusal = str(error), self.books.progress
+                    raise
+            self._sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+        self._refusal = None
+        if self._worker is not None and self._is_worth_a_plan():
+            self._worker.wake()
+        return held_bytes
+
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        self._check_open("get")
+        for number, path in enumerate(self._paths):
+            began = self._clock()
+            found = path.get(edge, key)
+            if found is None:
+                continue
+            if number:
+                self._costs[number].out.observe(found.nbytes, self._clock() - began)
+            if self._is_repeated(found):
+                return None
+            with self._lock:
+                self.counts.got += 1
+                self.counts.got_bytes += found.nbytes
+            return found
+        return None
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        item = None if self._closed else self.books.get(name_of(edge, key))
+        return item is not None and (item.hand == Hand.MOVER or self._paths[item.tier].holds(edge, key))
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        self._check_open("lease")
+        name = name_of(edge, key)
+        with self.books.alone(name):
+            item = self.books.get(name)
+            if item is None or item.hand != Hand.NOBODY:
+                return None
+            lease = self._paths[item.tier].lease(edge, key)
+            if lease is None:
+                return None
+            item.hand = Hand.CALLER
+
+        def end(returned: bool) -> bool:
+            with self.books.alone(name):
+                item.hand = Hand.NOBODY
+                if returned and self.books.get(name) is item and lease.give_back():
+                    return True
+                if not returned or self.books.get(name) is not item:
+                    lease.consume()
+                self._gone(item, "consumed")
+                return False
+
+        return Lease(lease.arrival, lambda: end(False), lambda: end(True))
+
+    def expect(self, edge: Edge, key: str, seconds: float) -> bool:
+        """Say when a message will be wanted, from now; False when it is not there. See `Message.next_use_seconds`."""
+        item = self.books.get(name_of(edge, key))
+        if item is None:
+            return False
+        item.expected, item.hinted = self._clock() - item.put_at + seconds, True
+        if self._worker is not None:
+            self._worker.wake()
+        return True
+
+    def discard(self, key: str) -> int:
+        if self._closed:
+            return 0
+        names = self.books.of_key(key)
+        with contextlib.ExitStack() as alone:
+            for name in names:
+                alone.enter_context(self.books.alone(name))
+            items = [item for name in names if (item := self.books.get(name)) is not None]
+            found = sum(path.discard(key) for path in self._paths)
+            found += sum(item.hand == Hand.MOVER for item in items)
+            for place, item in enumerate(items):
+                self._gone(item, "discarded" if place < found else "consumed")
+        return found
+
+    def reap(self, limit: int | None = None) -> int:
+        if self._closed:
+            return 0
+        gone = self._look(self.books.next(limit))
+        for path in self._paths:
+            path.reap(limit)
+        return gone
+
+    def moves(self) -> list[tuple[Item, Move]]:
+        """What should move now, in that order."""
+        items = {item.id: item for item in self.books.all() if item.hand == Hand.NOBODY}
+        states = [self._state(item) for item in items.values()]
+        return [(items[move.id], move) for move in plan(states, self._tiers(), self._rules)]
+
+    def carry(self, item: Item, move: Move) -> Iterator[Stage]:
+        """Move one message; see `Carrier.carry`."""
+        return self._carrier.carry(item, move.target, move.reason)
+
+    def move(self) -> bool:
+        """Move all that should move now; whether there may be something soon."""
+        self._look(self.books.next(None))
+        for item, move in self.moves():
+            if self._closed:
+                return False
+            for _ in self.carry(item, move):
+                pass
+        return self._is_worth_a_plan()
+
+    def health(self) -> Health:
+        self.reap()
+        found = {path.name: path.health() for path in self._paths}
+        facts = self._facts()
+        facts |= {name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in found.items()}
+        if self._closed:
+            return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
+        if self._refusal is not None and self._refusal[1] == self.books.progress:
+            return Health(Status.SICK, self._refusal[0], facts)
+        if all(one.status is Status.SICK for one in found.values()):
+            return Health(Status.SICK, "; ".join(f"{name}: {one.reason}" for name, one in found.items()), facts)
+        losses, now = {name: facts[name] for name in LOST if facts[name]}, self._clock()
+        if losses != self._losses:
+            self._losses, self._lost_at = losses, now
+        lately = [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
+        lately += [f"{name}: {one.reason}" for name, one in found.items() if one.status is not Status.HEALTHY]
+        return Health(Status.DEGRADED if lately else Status.HEALTHY, "; ".join(lately), facts)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = "by its process"
+            if self._worker is not None:
+                self._worker.close()
+        for path in self._paths:
+            path.close()
+
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited."""
+        self._closed = self._closed or "by a fork, for the child,"
+        self._lock = threading.Lock()
+        self.books.forget_locks()
+
+    def _put(self, message: Message, pool: str) -> int:
+        refusals = []
+        with self.books.alone(message.name):
+            before = self.books.get(message.name)
+            for attempt in self._placements(message, pool):
+                path, began = self._paths[attempt.tier], self._clock()
+                try:
+                    waits = before is not None and self._waits_in(before, attempt.tier)
+                    held_bytes = path.put(message, None)
+                except (ReceiverBehindError, PathClosedError):
+                    raise
+                except ConnectorError as error:
+                    refusals.append((path.name, error))
+                    continue
+                now = self._clock()
+                if before is not None:
+                    self._replace(before, attempt.tier, waits)
+                expected = self._waits.expected(message.edge)
+                self.books.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
+                with self._lock:
+                    self._costs[attempt.tier].into.observe(message.nbytes, now - began)
+                    self.counts.put += 1
+                    self.counts.put_bytes += message.nbytes
+                    self.counts.placed[f"{path.name} {attempt.reason.value}"] += 1
+                return held_bytes
+        never = all(isinstance(error, MessageTooLargeError) for _, error in refusals)
+        said = "; ".join(f"{name}: {error}" for name, error in refusals)
+        raise (MessageTooLargeError if never else NoRoomError)(
+            f"no room for {message.nbytes} bytes on edge {message.edge} in any tier: {said}"
+        )
+
+    def _waits_in(self, item: Item, tier: int) -> bool:
+        """Whether a message waits in that tier, where another of its name would replace it."""
+        return item.tier == tier and item.hand == Hand.NOBODY and self._paths[tier].holds(item.edge, item.key)
+
+    def _replace(self, before: Item, tier: int, was_replaced: bool) -> None:
+        """Take back a message when another of its name was put, wherever it lies."""
+        replaced = was_replaced or before.hand == Hand.MOVER
+        if before.tier != tier and before.hand == Hand.NOBODY:
+            with contextlib.suppress(ConnectorError):
+                lease = self._paths[before.tier].lease(before.edge, before.key)
+                if lease is not None:
+                    lease.consume()
+                    replaced = True
+        self._gone(before, "replaced" if replaced else "consumed")
+
+    def _check_credit(self, message: Message) -> None:
+        edge, books = message.edge, self.books
+        for again in (True, False):
+            waiting, nbytes = books.waiting[edge], books.waiting_bytes[edge]
+            over = self._max_inflight is not None and waiting >= self._max_inflight
+            over = over or (self._window is not None and nbytes + message.nbytes > self._window)
+            if not (over and waiting):
+                return
+            if again:
+                self._look(books.of_edge(edge))
+        raise ReceiverBehindError(
+            f"edge {edge} has {waiting} messages ({nbytes} bytes) that nobody has got (its `max_inflight` or "
+            "`window_size`)"
+        )
+
+    def _look(self, items: Sequence[Item]) -> int:
+        """Forget messages that were got, and take back those that nobody got in time; how many."""
+        gone, now = 0, self._clock()
+        for item in items:
+            late = now - item.put_at > self._rules.ttl_seconds
+            if item.hand != Hand.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
+                continue
+            with self.books.alone(item.name, wait=False) as alone:
+                if not alone or item.hand != Hand.NOBODY or self.books.get(item.name) is not item:
+                    continue
+                if late:
+                    gone += self._expire(item)
+                elif not self._paths[item.tier].holds(item.edge, item.key):
+                    with self._lock:
+                        self._waits.observe(item.edge, now - item.put_at)
+                    gone += self._gone(item, "consumed")
+        return gone
+
+    def _expire(self, item: Item) -> bool:
+        path = self._paths[item.tier]
+        lease = path.lease(item.edge, item.key)
+        if lease is None and path.holds(item.edge, item.key):
+            return False
+        if lease is not None:
+            lease.consume()
+            logger.warning("message %r of %s expired: nobody got it", item.key[:80], item.edge)
+        return self._gone(item, "expired")  # without a lease, its tier was first
+
+    def _gone(self, item: Item, why: str) -> bool:
+        if not self.books.leave(item):
+            return False
+        with self._lock:
+            setattr(self.counts, why, getattr(self.counts, why) + 1)
+        return True
+
+    def _is_repeated(self, found: Arrival) -> bool:
+        try:
+            first = self._tickets is None or not found.id or self._tickets.take(found.id)
+        except OSError as error:
+            raise RendezvousError(f"cannot see whether a message was got before: {error.strerror}") from error
+        if not first:
+            with self._lock:
+                self.counts.repeated += 1
+        return not first
+
+    def _is_worth_a_plan(self) -> bool:
+        used, high = self.books.used, self._rules.high_water
+        return any(self.books.lying[number] for number in range(1, len(self._paths))) or any(
+            used[0, pool] > high * capacity for pool, capacity in self._capacities[0].items()
+        )
+
+    def _placements(self, message: Message, pool: str) -> tuple[Placement, ...]:
+        hint = message.next_use_seconds
+        expected = self._waits.expected(message.edge) if hint is None else hint
+        recompute = self._rules.recompute_seconds.get(str(message.edge))
+        return place(ItemState(0, 0, message.nbytes, expected, pool, recompute), self._tiers(), self._rules)
+
+    def _state(self, item: Item) -> ItemState:
+        expected = item.expected if item.hinted else self._waits.expected(item.edge)
+        left = next_use_seconds(expected, self._clock() - item.put_at)
+        recompute = self._rules.recompute_seconds.get(str(item.edge))
+        return ItemState(item.id, item.tier, item.nbytes, left, item.pool, recompute)
+
+    def _tiers(self) -> list[TierState]:
+        states = []
+        for number, (capacity, costs) in enumerate(zip(self._capacities, self._costs, strict=True)):
+            pools = {name: Pool(nbytes, self.books.used[number, name]) for name, nbytes in capacity.items()}
+            rate = self._rules.bytes_per_second
+            into, out = (
+                Link(cost.seconds(0) or 0.0, cost.bytes_per_second or rate) for cost in (costs.into, costs.out)
+            )
+            states.append(TierState(pools, into, out if number else Link(0.0, float("inf"))))
+        return states
+
+    def _facts(self) -> dict[str, Any]:
+        names = [path.name for path in self._paths]
+        with self._lock:
+            counts = {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(self.counts).items()}
+        moves = self._carrier.counts.facts()
+        if self._worker is not None:
+            moves["moves_failed"] += self._worker.failures
+        held = Counter[str]()
+        for (number, _), nbytes in list(self.books.used.items()):
+            held[names[number]] += nbytes
+        return {
+            **counts,
+            **moves,
+            "in_flight": len(self.books),
+            "tier_messages": {name: self.books.lying[number] for number, name in enumerate(names)},
+            "tier_bytes": {name: held[name] for name in names},
+        }
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise PathClosedError(f"tiers were closed {self._closed} before this {what}")

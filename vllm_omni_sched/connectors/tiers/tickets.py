@@ -1,0 +1,80 @@
+"""Which of two copies of a message counts, when the process that moved it has died in between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.disk.files import TAKEN_TICKET, TICKET, UNFINISHED
+from vllm_omni_sched.connectors.disk.members import Members
+
+
+class Tickets:
+    """A ticket lies in a directory from before a message shows up in its new tier until it is gone from the old one.
+
+    1. Who gets a copy takes the ticket, if there is one. Who comes second has got what was got before, and drops it.
+    2. A ticket that was taken by a process that has died can be taken again: it may have given its copy back.
+    3. The mover takes its ticket away. If it has died, who came second does, or in the end a sweep.
+
+    Args:
+        members: of a directory that all processes which send and receive have.
+    """
+
+    def __init__(self, members: Members, clock: Clock) -> None:
+        self._members, self._clock = members, clock
+
+    def write(self, number: int) -> None:
+        """The message of that id is about to be in two places.
+
+        Raises:
+            OSError: no ticket can be written there: it should not be moved.
+        """
+        path = self._ticket(number)
+        with open(path, "w", opener=_private) as file:
+            file.write(f"{self._members.number:08x}")
+        now_ns = int(self._clock() * 1e9)
+        os.utime(path, ns=(now_ns, now_ns))
+
+    def remove(self, number: int) -> None:
+        """It is in one place again."""
+        self._ticket(number).unlink(missing_ok=True)
+        self._taken(number).unlink(missing_ok=True)
+
+    def take(self, number: int) -> bool:
+        """Whether a copy that was got is the first.
+
+        Raises:
+            OSError: that cannot be found out now.
+        """
+        if not os.access(self._ticket(number), os.F_OK):
+            return True
+        own = self._members.own_file(number.to_bytes(8, "little"), UNFINISHED)
+        with open(own, "w", opener=_private) as file:
+            file.write(f"{self._members.number:08x}")
+        taken = self._taken(number)
+        try:
+            os.link(own, taken)
+            return True
+        except FileExistsError:
+            try:
+                taker = int(taken.read_text(), 16)
+            except FileNotFoundError:
+                return False  # its mover has just taken it away, and somebody has had it
+            if self._members.is_alive(taker):
+                self.remove(number)
+                return False
+            os.rename(own, taken)
+            return True
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _ticket(self, number: int) -> Path:
+        return self._members.directory / f"{number:016x}{TICKET}"
+
+    def _taken(self, number: int) -> Path:
+        return self._members.directory / f"{number:016x}{TAKEN_TICKET}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
