@@ -37,6 +37,7 @@ from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions 
 from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
+from vllm_omni_sched.connectors.watch import WatchOptions  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
@@ -105,7 +106,7 @@ def metrics() -> str:
 
 
 def connector_metrics() -> str:
-    rows = [(f"`{name}`", "histogram", "", text) for name, text in TIMES.items()]
+    rows = [(f"`{name}`", "histogram", "`path`", text) for name, text in TIMES.values()]
     for fact in FACTS:
         counter = fact.kind is CounterMetricFamily
         labels = ", ".join(f"`{label}`" for label in ("path", fact.label) if label)
@@ -167,6 +168,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "compression-options": lambda: options(CompressionOptions),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
+    "watch-options": lambda: options(WatchOptions),
     "connector-metrics": connector_metrics,
     "versions": versions,
     "inventory": inventory,

@@ -104,6 +104,8 @@ def test_what_does_not_get_through_is_said_so_vllm_omni_can_fail_the_request(nam
         ({"ring_byte": 1}, "did you mean 'ring_bytes'"),
         ({"image": {"max_bytes": 1}}, "'image.max_bytes'"),
         ({"growth_factor": "big"}, "'growth_factor'"),
+        ({"stall_second": 1}, "did you mean 'stall_seconds'"),
+        ({"leak_seconds": 0}, "'leak_seconds'"),
         ({"arena": "a/b"}, "'arena'"),
         ({"directory": "/nonexistent"}, "/nonexistent"),
     ],

@@ -9,11 +9,11 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.omni.test_connectors import make
+from tests.omni.test_connectors import OURS, make
 from tests.support.arena import place, small
 from tests.support.host_device import device_path
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector
-from vllm_omni_sched.omni.metrics import FACTS, ConnectorMetrics, metrics_of_this_process
+from vllm_omni_sched.omni.metrics import FACTS, TIMES, ConnectorMetrics, metrics_of_this_process
 
 pytestmark = pytest.mark.omni
 
@@ -70,15 +70,47 @@ def test_a_connector_that_is_gone_is_not_told_about() -> None:
     assert not [name for name, *_ in samples(metrics.page().decode()) if "messages" in name]
 
 
-def test_times_are_counted_where_messages_get_through() -> None:
-    connector = make("ArenaConnector")
-    before = samples(metrics_of_this_process(1).page().decode())
-    connector.put("0", "1", "a", {"x": 1})
+def test_times_are_counted_where_messages_get_through_by_the_path_that_carried_them() -> None:
+    connector, metrics = make("OmniAutoConnector"), ConnectorMetrics()
+    metrics.add(connector)
+    for key in "ab":
+        connector.put("0", "1", key, {"x": 1})
     connector.get("0", "1", "none")
     connector.get("0", "1", "a")
-    after = samples(metrics_of_this_process(1).page().decode())
-    for name in ("connector_put_seconds_count", "connector_get_seconds_count"):
-        assert after[(name,)] == before[(name,)] + 1
+    found = samples(metrics.page().decode())
+    counted = {name: found[f"connector_{name}_seconds_count", "arena"] for name in TIMES}
+    assert counted == {"put": 2, "get": 1, "transfer": 1}
+    for name in TIMES:
+        assert found[f"connector_{name}_seconds_bucket", "+Inf", "arena"] == counted[name]
+        assert found[f"connector_{name}_seconds_bucket", "32.0", "arena"] == counted[name]
+    seconds = connector.health()["seconds"]
+    assert {name: one["count"] for name, one in seconds.items()} == {
+        "put arena": 2,
+        "get arena": 1,
+        "transfer arena": 1,
+    }
+    assert set(seconds["get arena"]) == {"count", "p50", "p90", "p99"}
+    connector.close()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_alarm_is_logged_once_counted_and_in_health_while_it_lasts(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connector, metrics = make(name, leak_seconds=1e-9), ConnectorMetrics()
+    metrics.add(connector)
+    connector.put("0", "1", "a", {"x": 1})
+    with caplog.at_level("WARNING", logger="vllm_omni_sched"):
+        for _ in range(3):
+            health = connector.health()
+    assert (health["status"], health["alarms"]) == ("degraded", {"0->1 unclaimed": 1})
+    path = "cuda_ipc" if name == "CudaIpcConnector" else "arena"
+    assert f"unclaimed on edge 0->1 ({path}): 1 messages" in health["reason"]
+    assert len([record for record in caplog.records if "unclaimed" in record.message]) == 1
+    found = samples(metrics.page().decode())
+    assert found["connector_alarms_total", "0->1 unclaimed", connector.path.name] == 1
+    connector.get("0", "1", "a")
+    assert connector.health()["status"] == "healthy"
     connector.close()
 
 
@@ -86,5 +118,7 @@ def test_the_process_that_serves_metrics_shows_them_with_their_stage() -> None:
     connector = make("ArenaConnector")
     metrics_of_this_process(1)
     names = {family.name for family in EngineMetricsCollector().collect()}
-    assert {f"vllm:omni_sched_{fact.name}" for fact in FACTS} <= names
+    assert {
+        f"vllm:omni_sched_{name}" for name in (*(fact.name for fact in FACTS), *(n for n, _ in TIMES.values()))
+    } <= names
     connector.close()

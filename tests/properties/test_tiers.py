@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -101,6 +100,18 @@ class World:
         else:
             self.moving = self.moving[0], stage
 
+    def meddle(self, what: str) -> None:
+        """With the message that is being moved."""
+        assert self.moving is not None
+        item = self.moving[0]
+        match what:
+            case "put":
+                self.put((item.edge, item.key), 5000, None)
+            case "get":
+                self.get((item.edge, item.key))
+            case "discard":
+                self.discard(item.key)
+
     def is_leased(self, name: Name) -> bool:
         """Whether the message of that name is the one that is being moved, and neither here nor there."""
         if self.moving is None or self.moving[1] is not Stage.LEASED:
@@ -180,6 +191,11 @@ class TiersMachine(RuleBasedStateMachine):
     def step(self, which: int) -> None:
         self.world.step(which)
 
+    @precondition(lambda self: self.world.moving is not None)
+    @rule(what=st.sampled_from(["put", "get", "discard"]))
+    def meddle(self, what: str) -> None:
+        self.world.meddle(what)
+
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, TTL / 2, TTL + 1]))
     def wait(self, seconds: float) -> None:
         self.world.clock.now += seconds
@@ -208,34 +224,51 @@ TestTiers = TiersMachine.TestCase
 TestTiers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_long_random_workloads(seed: int) -> None:
-    """1,000 steps each, most of the time with more to send than the first tier has room for."""
-    dice, world = random.Random(seed), World()
-    for step in range(1000):
-        name = dice.choice(EDGES), f"{dice.choice(KEYS)}{dice.randrange(4)}"
-        puts, gets = (60, 10) if step // 100 % 2 else (10, 60)  # the receiver is now slow, now quick
-        match dice.choices(["put", "get", "step", "hint", "discard", "wait", "refuse"], [puts, gets, 60, 10, 2, 8, 1])[
-            0
-        ]:
-            case "put":
-                world.put(name, dice.choice(SIZES), dice.choice([None, None, 0.0, 100.0]))
-            case "get":
-                world.get(name)
-            case "step":
-                world.step(dice.randrange(100))
-            case "hint" if world.waiting:
-                world.sender.expect(*dice.choice(list(world.waiting)), dice.choice([0.0, 0.0, 100.0]))
-            case "discard":
-                world.discard(name[1])
-            case "wait":
-                world.clock.now += dice.choice([0.01, 1.0, 3.0])
-            case "refuse":
-                world.lower.refuses = dice.random() < 0.5  # type: ignore[attr-defined]
-        if step % 10 == 0:
-            world.check()
-    done = world.sender.health().facts
-    assert world.moved > 20
-    assert {name.split()[1] for name in done["placed"]} == {"first", "no_room", "long_wait"}
-    assert set(done["moved"]) == {"arena->disk high_water", "disk->arena expected_soon"}
-    world.end()
+EVENTS = {"hint": 10, "discard": 2, "wait": 8, "refuse": 1, "meddle": 10}
+
+
+def test_long_random_workloads() -> None:
+    """Four times 1,000 steps, in which the receiver is now slow, now quick."""
+    placed, moved, moves = set[str](), set[str](), 0
+    for seed in range(4):
+        dice, world = random.Random(seed), World()
+        for step in range(1000):
+            name = dice.choice(EDGES), f"{dice.choice(KEYS)}{dice.randrange(4)}"
+            puts, gets = (60, 10) if step // 100 % 2 else (10, 60)
+            events = {
+                "put": puts,
+                "get": gets,
+                "step": 60,
+                "hint": 10,
+                "discard": 2,
+                "wait": 8,
+                "refuse": 1,
+                "meddle": 10,
+            }
+            match dice.choices(list(events), list(events.values()))[0]:
+                case "put":
+                    world.put(name, dice.choice(SIZES), dice.choice([None, None, 0.0, 100.0]))
+                case "get":
+                    world.get(name)
+                case "step":
+                    world.step(dice.randrange(100))
+                case "hint" if world.waiting:
+                    world.sender.expect(*dice.choice(list(world.waiting)), dice.choice([0.0, 0.0, 100.0]))
+                case "discard":
+                    world.discard(name[1])
+                case "meddle" if world.moving is not None:
+                    world.meddle(dice.choice(["put", "get", "discard"]))
+                case "wait":
+                    world.clock.now += dice.choice([0.01, 1.0, 3.0])
+                case "refuse":
+                    world.lower.refuses = dice.random() < 0.5  # type: ignore[attr-defined]
+            if step % 10 == 0:
+                world.check()
+        facts = world.sender.health().facts
+        moves += world.moved
+        placed |= {name.split()[1] for name in facts["placed"]}
+        moved |= set(facts["moved"])
+        world.end()
+    assert moves > 60
+    assert placed == {"first", "no_room", "long_wait"}
+    assert moved == {"arena->disk high_water", "disk->arena expected_soon"}

@@ -84,6 +84,25 @@ class Actor:
         self.clock = lambda: monotonic_seconds() + ahead
         self.path = ArenaPath(ArenaOptions.model_validate(options), clock=self.clock)
 
+    def open_tiers(self, root: str, ahead: float = 0.0, **options: Any) -> None:
+        """A path over tiers, or through files alone."""
+        from tests.support import tiers
+
+        self.clock = lambda: monotonic_seconds() + ahead
+        self.path = tiers.small_tiers(root, self.clock, **options)  # type: ignore[assignment]
+
+    def expect(self, key: str, seconds: float) -> bool:
+        path: Any = self.path
+        return bool(path.expect(EDGE, key, seconds))
+
+    def move(self, steps: int) -> list[str]:
+        """So many steps of moving the first message that should move."""
+        path: Any = self.path
+        moves = path.moves()
+        going = path.carry(*moves[0])
+        self.held["move"] = going
+        return [stage.value for stage, _ in zip(going, range(steps), strict=False)]
+
     def put(self, key: str, nbytes: int, fill: int, edge: tuple[str, str] = EDGE) -> int:
         return self.path.put(make_message(Edge(*edge), key, {"x": pixels(fill, nbytes)}))
 

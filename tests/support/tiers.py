@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.arena import MIB, small
+from tests.support.arena import KIB, MIB, small
+from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.disk import DiskOptions, DiskPath
@@ -28,6 +29,26 @@ def tiers(root: str) -> Path:
     capacity = {"text": MIB, "image": 32 * MIB, "audio": MIB}
     upper, lower = ArenaPath(small(root, image=pool)), DiskPath(files(root))
     return TieredPath([Tier(upper, capacity), Tier(lower, {"": 96 * MIB})], TiersOptions())
+
+
+def small_tiers(root: str, clock: Clock, disk_only: bool = False, **options: Any) -> Path:
+    """An arena that holds 100 messages of 4 KB in the pool of pixels, above 64 MB of files.
+
+    Args:
+        options: of `DiskOptions` and `TierRules`; ``moves_itself``: in the background.
+    """
+    limits = {name: options.pop(name) for name in list(options) if name in DiskOptions.model_fields}
+    lower = DiskPath(files(root, **limits), clock=clock)
+    if disk_only:
+        return lower
+    moves_itself = options.pop("moves_itself", False)
+    inflight = options.pop("max_inflight", None)
+    pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 100 * 8 * KIB, "inline_bytes": 0}
+    upper = ArenaPath(small(root, image=pool), clock=clock)
+    capacity = {"text": MIB, "image": 100 * 8 * KIB, "audio": MIB}
+    rules = TiersOptions(min_bytes=0, interval_seconds=0.002, **options)
+    tiers = [Tier(upper, capacity), Tier(lower, {"": 64 * MIB})]
+    return TieredPath(tiers, rules, inflight, clock=clock, background=moves_itself)
 
 
 class Refusing(DiskPath):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ class Edge(NamedTuple):
         return f"{self.source}->{self.target}"
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)  # receivers ask for the same ones again and again
 def name_of(edge: Edge, key: str) -> bytes:
     """Edge and key in one, different for different ones: every part has its length in front."""
     return _prefix(edge) + key.encode("utf-8", "surrogatepass")
@@ -64,6 +64,35 @@ class Lease:
     arrival: Arrival
     consume: Callable[[], Any]
     give_back: Callable[[], bool]
+
+
+class InFlight(NamedTuple):
+    """A message on its way: since when, in seconds of the monotonic clock, and its size."""
+
+    since: float
+    nbytes: int
+
+
+@dataclass
+class Traffic:
+    """Of one edge, as its sender sees it.
+
+    Attributes:
+        waiting: messages that nobody has got, since they were put.
+        held: messages whose receiver looks at them still, since that was seen.
+        got_at: when it was last seen that one was got.
+        got_put_at: when the latest of those that were got was put.
+    """
+
+    waiting: list[InFlight] = field(default_factory=list)
+    held: list[InFlight] = field(default_factory=list)
+    got_at: float | None = None
+    got_put_at: float | None = None
+
+    def got(self, put_at: float, now: float) -> None:
+        """Note that a message was got."""
+        self.got_at = now
+        self.got_put_at = put_at if self.got_put_at is None else max(put_at, self.got_put_at)
 
 
 class Path(ABC):
@@ -130,6 +159,14 @@ class Path(ABC):
     @abstractmethod
     def reap(self, limit: int | None = None) -> int:
         """Look at ``limit`` messages in flight (None: all) and take back the room of those done with; how many."""
+
+    def carrier(self) -> str:
+        """Name of the path that has carried what this thread has put or got last, where this one is made of several."""
+        return self.name
+
+    def traffic(self) -> Mapping[tuple[str, Edge], Traffic]:
+        """What this process has put, by path and edge; empty where a path cannot tell."""
+        return {}
 
     @abstractmethod
     def health(self) -> Health:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Path
+from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.times import Times
+from vllm_omni_sched.connectors.watch import Watch, WatchOptions
 from vllm_omni_sched.errors import ConnectorError
+from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.omni.metrics import metrics_of_this_process
 from vllm_omni_sched.omni.payloads import pack, unpack
 
@@ -35,9 +39,12 @@ class PathConnector(SharedMemoryConnector):
     def __init__(self, config: dict[str, Any], path: Callable[[], Path], put_timeout_seconds: float) -> None:
         super().__init__(config)
         self._put_timeout = put_timeout_seconds
+        watch_options = options_from_extra(WatchOptions, config, type(self).__name__)
+        self.watch = Watch(watch_options)
+        self._watching = threading.Lock()
+        self.times: dict[tuple[str, str], Times] = {}  # by one of `TIMES` and the path
         self._path: Path | None = path()
-        self._metrics = metrics_of_this_process(self.stage_id)
-        self._metrics.add(self)
+        metrics_of_this_process(self.stage_id).add(self)
 
     @property
     def path(self) -> Path:
@@ -63,8 +70,9 @@ class PathConnector(SharedMemoryConnector):
         except ConnectorError as error:
             logger.error("%s: message %r was not sent: %s", type(self).__name__, put_key[:80], error)
             return False, 0, None
-        self._metrics.put_seconds.observe(monotonic_seconds() - started)
-        return True, message.nbytes, {"path": self.path.name, "size": message.nbytes}
+        path = self.path.carrier()
+        self._took("put", path, monotonic_seconds() - started)
+        return True, message.nbytes, {"path": path, "size": message.nbytes}
 
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
@@ -79,7 +87,10 @@ class PathConnector(SharedMemoryConnector):
         if arrival is None:
             return None
         payload = unpack(arrival)
-        self._metrics.get_seconds.observe(monotonic_seconds() - started)
+        now, path = monotonic_seconds(), self.path.carrier()
+        self._took("get", path, now - started)
+        if arrival.put_at is not None:
+            self._took("transfer", path, now - arrival.put_at)
         return payload, arrival.nbytes
 
     def get_with_deadline(
@@ -111,8 +122,25 @@ class PathConnector(SharedMemoryConnector):
 
     def health(self) -> dict[str, Any]:
         """``status`` is "healthy" or says what is not, ``reason`` why; the rest are numbers."""
-        health = self.path.health()
+        health = self.look()
         return {"status": health.status.value, "reason": health.reason, **health.facts}
+
+    def look(self) -> Health:
+        """Health of the path, with what the watch finds; what is new is logged. The metrics ask every second."""
+        health, now = self.path.health(), monotonic_seconds()
+        with self._watching:
+            for finding in self.watch.look(self.path.traffic(), now):
+                logger.warning("%s: %s", type(self).__name__, finding)
+            found, alarms = list(self.watch.current.values()), self.watch.counts.copy()
+        status = Status.DEGRADED if found and health.status is Status.HEALTHY else health.status
+        facts = {
+            "alarms": {f"{edge} {alarm.value}": count for (alarm, edge), count in alarms.items()},
+            "seconds": {f"{what} {path}": dict(times.facts()) for (what, path), times in list(self.times.items())},
+        }
+        return Health(status, "; ".join(filter(None, [health.reason, *map(str, found)])), health.facts | facts)
+
+    def _took(self, what: str, path: str, seconds: float) -> None:
+        self.times.setdefault((what, path), Times()).observe(seconds)
 
     def close(self) -> None:
         """Let go of everything; messages on their way stay for receivers that live."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vllm_omni_sched.connectors.watch import WatchOptions
 from vllm_omni_sched.errors import ConfigError
 
 ENGINES = frozenset({"stage_id", "role", "from_stage", "to_stage", "replica_id", "outgoing"})
@@ -24,9 +25,9 @@ def options_from_extra(model: type[Options], extra: dict[str, Any], connector: s
     Raises:
         ConfigError: an option is misspelt, of the wrong type or out of range; the message names it and the fix.
     """
-    own = model.model_fields
-    for key in extra.keys() - own.keys() - ENGINES:
-        near = get_close_matches(key, own, n=1, cutoff=0.8)
+    own, known = model.model_fields, {*model.model_fields, *WatchOptions.model_fields}
+    for key in extra.keys() - known - ENGINES:
+        near = get_close_matches(key, known, n=1, cutoff=0.8)
         if near:
             raise ConfigError(f"{connector}: unknown option {key!r} in `extra`; did you mean {near[0]!r}?")
     try:

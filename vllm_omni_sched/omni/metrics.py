@@ -9,18 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from vllm_omni_sched.connectors.times import Times
 from vllm_omni_sched.engine.metrics_bridge import PagePublisher
 from vllm_omni_sched.monitor.metrics import PREFIX
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.connector import PathConnector
-
-SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,18 @@ FACTS = (
     Fact("moved_bytes", "connector_moved_bytes", CounterMetricFamily, "Bytes of them.", "move"),
     Fact("move_seconds", "connector_move_seconds", CounterMetricFamily, "Time that they took.", "move"),
     Fact("served", "connector_routed_messages", CounterMetricFamily, "Messages by edge, path and reason.", "route"),
+    Fact("alarms", "connector_alarms", CounterMetricFamily, "Stalls and leaks, by edge and kind.", "alarm"),
 )
 
 TIMES = {
-    "connector_put_seconds": "Wall time of one put() that got through.",
-    "connector_get_seconds": "Wall time of one get() that found a message.",
+    "put": ("connector_put_seconds", "Wall time of one put() that got through."),
+    "get": ("connector_get_seconds", "Wall time of one get() that found a message."),
+    "transfer": (
+        "connector_transfer_seconds",
+        "From when a message was put until its receiver had it, within a host.",
+    ),
 }
+"""Histograms, with the label ``path``: the one that has carried the message."""
 
 
 class ConnectorMetrics(Collector):
@@ -88,9 +93,6 @@ class ConnectorMetrics(Collector):
         self._connectors: weakref.WeakSet[PathConnector] = weakref.WeakSet()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        self.put_seconds, self.get_seconds = (
-            Histogram(PREFIX + name, text, buckets=SECONDS, registry=self._registry) for name, text in TIMES.items()
-        )
 
     def add(self, connector: PathConnector) -> None:
         """Tell about this connector, too, as long as it is there."""
@@ -101,10 +103,10 @@ class ConnectorMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Family]:
-        """Families of the facts, summed over connectors."""
+        """Families of facts and times, summed over connectors."""
         sums: dict[tuple[Fact, tuple[str, ...]], float] = {}
         for connector in list(self._connectors):
-            for path, facts in _by_path(connector.path.name, connector.path.health().facts):
+            for path, facts in _by_path(connector.path.name, connector.look().facts):
                 for fact in FACTS:
                     for labels, value in _values(fact, facts):
                         key = (fact, (path, *labels))
@@ -114,6 +116,20 @@ class ConnectorMetrics(Collector):
             for (of, labels), value in sums.items():
                 if of is fact:
                     family.add_metric(labels, value)
+            yield family
+        yield from self._histograms()
+
+    def _histograms(self) -> Iterator[Family]:
+        sums: dict[tuple[str, str], Times] = {}
+        for connector in list(self._connectors):
+            for key, times in list(connector.times.items()):
+                sums.setdefault(key, Times()).add(times)
+        for what, (name, text) in TIMES.items():
+            family = HistogramMetricFamily(PREFIX + name, text, labels=["path"])
+            for (of, path), times in sums.items():
+                if of == what:
+                    buckets = [(str(bound), count) for bound, count in times.buckets()]
+                    family.add_metric([path], [*buckets, ("+Inf", times.count)], sum_value=times.sum)
             yield family
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
 from vllm_omni_sched.connectors.arena.room import Extents
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.errors import CorruptMessageError
@@ -108,6 +108,8 @@ class Outbox:
         self._by_name: dict[bytes, int] = {}
         self._by_key: dict[str, set[int]] = {}
         self._got = bytearray(self.layout.slots)  # 1: the slot is known to be leased
+        self._held_since: dict[int, float] = {}  # slots that are known to be leased
+        self._last: dict[Edge, Traffic] = {}  # what was got last
         self._unwanted: set[int] = set()  # leased slots whose message was discarded or replaced
         self._seen_alive: dict[int, float] = {}  # receivers
         self.counts = OutboxCounts()
@@ -232,6 +234,18 @@ class Outbox:
         inline = {modality.value: limit for modality, limit in self._inline.items()}
         return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools, "inline_up_to": inline}
 
+    def traffic(self) -> dict[Edge, Traffic]:
+        """What is on its way, by edge, as far as is known; after `reap`."""
+        found = {edge: replace(last, waiting=[], held=[]) for edge, last in self._last.items()}
+        for sent in self.sent.values():
+            traffic = found.setdefault(sent.edge, Traffic())
+            since = self._held_since.get(sent.slot)
+            if since is None:
+                traffic.waiting.append(InFlight(sent.put_at, sent.nbytes))
+            else:
+                traffic.held.append(InFlight(since, sent.nbytes))
+        return found
+
     def close(self) -> None:
         """End sending. Messages on their way stay for receivers; without any, the files go."""
         self.reap()
@@ -297,14 +311,22 @@ class Outbox:
                 self.counts.expired += 1
                 logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
         elif state == State.LEASED:
+            if slot not in self._held_since:
+                self._held_since[slot] = now
+                self._saw_got(sent, now)
             self._mark(sent, got=True)
             holder = self._index.record(slot).holder
             if not self._is_alive(holder, now):
                 self._take_from_the_dead(sent, holder)
         else:
+            if state == State.CONSUMED and slot not in self._held_since:
+                self._saw_got(sent, now)
             self.counts.consumed += state == State.CONSUMED
             self.counts.damaged += state != State.CONSUMED
             self._forget(sent)
+
+    def _saw_got(self, sent: Sent, now: float) -> None:
+        self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, now)
 
     def _withdraw(self, slot: int) -> bool:
         """Take back one message unless a receiver has it, or had it."""
@@ -328,6 +350,7 @@ class Outbox:
     def _take_from_the_dead(self, sent: Sent, holder: int) -> None:
         if not self._index.give_back(sent.slot, holder):
             return
+        self._held_since.pop(sent.slot, None)
         self._mark(sent, got=False)
         if sent.slot in self._unwanted:
             self.counts.discarded += self._withdraw(sent.slot)
@@ -350,6 +373,7 @@ class Outbox:
         self._give_room_back(sent.pool, sent.offset)
         self._mark(sent, got=True)
         self._got[sent.slot] = 0
+        self._held_since.pop(sent.slot, None)
         self._unwanted.discard(sent.slot)
         self.progress += 1
         del self.sent[sent.slot]

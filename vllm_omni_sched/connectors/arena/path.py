@@ -15,7 +15,7 @@ from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
 from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
@@ -165,6 +165,13 @@ class ArenaPath(Path):
     def reap(self, limit: int | None = None) -> int:
         with self._sending:
             return self._outbox.reap(limit) if self._outbox is not None and not self._closed else 0
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        with self._sending:
+            if self._outbox is None or self._closed:
+                return {}
+            self._outbox.reap()
+            return {(self.name, edge): traffic for edge, traffic in self._outbox.traffic().items()}
 
     def health(self) -> Health:
         with self._sending, self._receiving:

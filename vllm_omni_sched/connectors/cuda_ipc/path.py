@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Traffic
 from vllm_omni_sched.connectors.cuda_ipc.board import Board
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
@@ -163,6 +163,9 @@ class CudaIpcPath(Path):
         if self._share is not None and not self._closed:
             self._share.collect()
         return gone
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        return {(self.name, edge): traffic for (_, edge), traffic in self._arena.traffic().items()}
 
     def health(self) -> Health:
         if self._share is not None and not self._closed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, make_link, own_key
@@ -89,6 +89,7 @@ class Outbox:
         self._by_name: dict[bytes, Sent] = {}
         self._by_key: dict[str, set[bytes]] = {}
         self.counts = OutboxCounts()
+        self._last: dict[Edge, Traffic] = {}  # what was got last
         self.unasked_bytes = 0  # put since the master was asked what is gone
 
     def put(self, message: Message) -> int | None:
@@ -148,6 +149,7 @@ class Outbox:
             for sent in gone:
                 done += self._forget(sent)
                 self.counts.consumed += 1
+                self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, self._clock())
             self._unlink(gone)
             old = [sent for sent, is_there in zip(asked, there, strict=True) if is_there and self._is_old(sent)]
             done += sum(self._expire(sent) for sent in old)
@@ -180,6 +182,14 @@ class Outbox:
             "in_flight_bytes": sum(s.nbytes for s in waiting),
             "copies": copies,
         }
+
+    def traffic(self) -> dict[Edge, Traffic]:
+        """What is on its way, by edge, as far as is known."""
+        with self._lock:
+            found = {edge: replace(last, waiting=[]) for edge, last in self._last.items()}
+            for sent in self.sent.values():
+                found.setdefault(sent.edge, Traffic()).waiting.append(InFlight(sent.put_at, sent.nbytes))
+        return found
 
     def close(self, seconds: float) -> None:
         """Take back what is done with, and leave the rest to the segments of others: ours goes with us."""

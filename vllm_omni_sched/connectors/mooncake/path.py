@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.mooncake.inbox import Inbox
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
@@ -120,6 +120,11 @@ class MooncakePath(Path):
             return self._outbox.reap(limit)
         except RendezvousError:
             return 0
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        if self._closed or self._is_in_a_child():
+            return {}
+        return {(self.name, edge): traffic for edge, traffic in self._outbox.traffic().items()}
 
     def health(self) -> Health:
         facts: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic
 from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
@@ -106,6 +106,7 @@ class RoutedPath(Path):
         self.served: Counter[tuple[Edge, str, RouteReason]] = Counter()
         self.served_bytes: Counter[tuple[Edge, str]] = Counter()
         self.fell_back: Counter[str] = Counter()
+        self._carried = threading.local()
         self._closed = False
 
     def put(self, message: Message, deadline: float | None = None) -> int:
@@ -129,6 +130,7 @@ class RoutedPath(Path):
                 if not isinstance(error, MessageTooLargeError):
                     self._refused(attempt.path, error)
                 continue
+            self._carried.by = attempt.path
             self._took(sent, attempt.path, attempt.reason, self._clock() - started)
             return held_bytes
         raise NoRoomError(
@@ -142,6 +144,7 @@ class RoutedPath(Path):
             started = self._clock()
             found = self._ways[name].path.get(edge, key)
             if found is not None:
+                self._carried.by = name
                 self._got(edge, name, found.nbytes, self._clock() - started)
                 if self._compressor is not None:
                     found.unpack(self._compressor.decompress)
@@ -168,6 +171,12 @@ class RoutedPath(Path):
 
     def reap(self, limit: int | None = None) -> int:
         return sum(way.path.reap(limit) for way in self._ways.values())
+
+    def carrier(self) -> str:
+        return str(getattr(self._carried, "by", self.name))
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        return {key: one for way in self._ways.values() for key, one in way.path.traffic().items()}
 
     def health(self) -> Health:
         found = {name: way.path.health() for name, way in self._ways.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.base import Lease, Path
 from vllm_omni_sched.connectors.framing import message_of
-from vllm_omni_sched.connectors.routing.cost import TransferCost
+from vllm_omni_sched.connectors.routing.cost import Illness, TransferCost
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.policy import TierReason
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
@@ -67,7 +67,12 @@ class Carrier:
         self, paths: Sequence[Path], books: Books, costs: Sequence[Costs], tickets: Tickets | None, clock: Clock
     ) -> None:
         self._paths, self._books, self._costs, self._tickets, self._clock = paths, books, costs, tickets, clock
+        self._illness = [Illness() for _ in paths]
         self.counts = MoveCounts()
+
+    def takes(self, tier: int) -> bool:
+        """Whether to try to move something there: one that has refused rests for a while, longer each time."""
+        return self._illness[tier].well or self._illness[tier].is_due(self._clock())
 
     def carry(self, item: Item, target: int, reason: TierReason) -> Iterator[Stage]:
         """Do it; between the stages, anybody may do anything. To be iterated to the end, by one thread."""
@@ -124,6 +129,7 @@ class Carrier:
             held_bytes = self._paths[target].put(message, None)
         except (ConnectorError, OSError) as error:
             self.counts.moves_refused += 1
+            self._illness[target].refused(self._clock())
             logger.debug("message %r of %s stays where it is: %s", item.key[:80], item.edge, error)
         finally:
             item.hand = Hand.NOBODY
@@ -131,6 +137,7 @@ class Carrier:
                 self._stay(item, lease)
         if held_bytes is None:
             return False
+        self._illness[target].took()
         self._costs[target].into.observe(message.nbytes, self._clock() - began)
         self._books.move(item, target, held_bytes)
         return True

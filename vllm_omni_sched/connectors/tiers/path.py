@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
@@ -22,10 +22,12 @@ from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import modality_of
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
-from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
+from vllm_omni_sched.connectors.tiers.expect import Waits
+from vllm_omni_sched.connectors.tiers.keeper import Keeper
 from vllm_omni_sched.connectors.tiers.options import TierRules
-from vllm_omni_sched.connectors.tiers.policy import ItemState, Link, Move, Placement, Pool, TierState, place, plan
+from vllm_omni_sched.connectors.tiers.policy import Move
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.connectors.tiers.view import View
 from vllm_omni_sched.connectors.tiers.worker import Worker
 from vllm_omni_sched.errors import (
     ConfigError,
@@ -39,7 +41,9 @@ from vllm_omni_sched.errors import (
 
 logger = logging.getLogger(__name__)
 
-LOOKED_PER_PUT = 4
+LOOKED_PER_PUT, LOOKED_PER_MOVE = 4, 256
+PLANNING_SHARE = 0.02
+"""Part of the time that is spent at most on finding out what should move: it takes the interpreter from others."""
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 5e-3  # seconds between two looks for room
 LATELY = 60.0
 """Seconds that `health` speaks of what happened."""
@@ -69,23 +73,6 @@ class Tier:
 
     path: Path
     capacity_bytes: Mapping[str, int]
-
-
-@dataclass
-class TierCounts:
-    """What has become of messages."""
-
-    put: int = 0
-    put_bytes: int = 0
-    consumed: int = 0
-    replaced: int = 0
-    discarded: int = 0
-    expired: int = 0
-    refused: int = 0
-    got: int = 0
-    got_bytes: int = 0
-    repeated: int = 0  # copies of messages that were got before, left by a mover that died
-    placed: Counter[str] = field(default_factory=Counter)  # put, by tier and reason
 
 
 class TieredPath(Path):
@@ -123,18 +110,19 @@ class TieredPath(Path):
             raise ConfigError("tiers need at least two paths, with different names")
         if not all(tier.capacity_bytes and min(tier.capacity_bytes.values()) > 0 for tier in tiers):
             raise ConfigError("a tier needs room: give the number of its bytes")
-        self._capacities = [{"": max(tier.capacity_bytes.values()), **tier.capacity_bytes} for tier in tiers]
+        capacities = [{"": max(tier.capacity_bytes.values()), **tier.capacity_bytes} for tier in tiers]
         self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
         self._clock, self._sleep = clock, sleep
         self._ids = itertools.count(secrets.randbits(63) | 1)
         self._waits = Waits(rules.expected_wait_seconds)
         self._costs = [Costs() for _ in tiers]
-        self.books = Books([set(capacity) for capacity in self._capacities])
+        self.books = Books([set(capacity) for capacity in capacities])
         disk = next((path for path in self._paths if isinstance(path, DiskPath)), None)
         self._tickets = None if disk is None else Tickets(disk.members, clock)
         self._carrier = Carrier(self._paths, self.books, self._costs, self._tickets, clock)
-        self._lock = threading.Lock()  # of the counts, and of what was learnt
-        self.counts = TierCounts()
+        self._keeper = Keeper(self._paths, self.books, self._waits, rules.ttl_seconds, clock)
+        self._view = View(capacities, rules, self.books, self._costs, self._waits, clock)
+        self.counts = self._keeper.counts
         self._worker = Worker(self.move, rules.interval_seconds) if background else None
         self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
         self._losses: dict[str, int] = {}
@@ -147,9 +135,9 @@ class TieredPath(Path):
         pool, wait = modality_of(message).value, FIRST_WAIT
         while True:
             self._check_open("put")
-            self._look(self.books.next(LOOKED_PER_PUT))
+            self._keeper.look(self.books.next(LOOKED_PER_PUT))
             try:
-                self._check_credit(message)
+                self._keeper.check_credit(message, self._max_inflight, self._window)
                 held_bytes = self._put(message, pool)
                 break
             except NoRoomError as error:
@@ -160,7 +148,7 @@ class TieredPath(Path):
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
         self._refusal = None
-        if self._worker is not None and self._is_worth_a_plan():
+        if self._worker is not None and self._view.is_worth_a_plan():
             self._worker.wake()
         return held_bytes
 
@@ -175,7 +163,7 @@ class TieredPath(Path):
                 self._costs[number].out.observe(found.nbytes, self._clock() - began)
             if self._is_repeated(found):
                 return None
-            with self._lock:
+            with self._keeper.lock:
                 self.counts.got += 1
                 self.counts.got_bytes += found.nbytes
             return found
@@ -204,7 +192,7 @@ class TieredPath(Path):
                     return True
                 if not returned or self.books.get(name) is not item:
                     lease.consume()
-                self._gone(item, "consumed")
+                self._keeper.gone(item, "consumed")
                 return False
 
         return Lease(lease.arrival, lambda: end(False), lambda: end(True))
@@ -230,36 +218,38 @@ class TieredPath(Path):
             found = sum(path.discard(key) for path in self._paths)
             found += sum(item.hand == Hand.MOVER for item in items)
             for place, item in enumerate(items):
-                self._gone(item, "discarded" if place < found else "consumed")
+                self._keeper.gone(item, "discarded" if place < found else "consumed")
         return found
 
     def reap(self, limit: int | None = None) -> int:
         if self._closed:
             return 0
-        gone = self._look(self.books.next(limit))
+        gone = self._keeper.look(self.books.next(limit))
         for path in self._paths:
             path.reap(limit)
         return gone
 
     def moves(self) -> list[tuple[Item, Move]]:
         """What should move now, in that order."""
-        items = {item.id: item for item in self.books.all() if item.hand == Hand.NOBODY}
-        states = [self._state(item) for item in items.values()]
-        return [(items[move.id], move) for move in plan(states, self._tiers(), self._rules)]
+        return self._view.moves()
 
     def carry(self, item: Item, move: Move) -> Iterator[Stage]:
         """Move one message; see `Carrier.carry`."""
         return self._carrier.carry(item, move.target, move.reason)
 
-    def move(self) -> bool:
-        """Move all that should move now; whether there may be something soon."""
-        self._look(self.books.next(None))
-        for item, move in self.moves():
+    def move(self) -> float | None:
+        """Move all that should move now; in how many seconds to come again, None: when woken."""
+        began = self._clock()
+        self._keeper.look(self.books.next(LOOKED_PER_MOVE))
+        moves = self.moves()
+        took = self._clock() - began
+        for item, move in moves:
             if self._closed:
-                return False
-            for _ in self.carry(item, move):
-                pass
-        return self._is_worth_a_plan()
+                return None
+            if self._carrier.takes(move.target):
+                for _ in self.carry(item, move):
+                    pass
+        return max(self._rules.interval_seconds, took / PLANNING_SHARE) if self._view.is_worth_a_plan() else None
 
     def health(self) -> Health:
         self.reap()
@@ -290,14 +280,14 @@ class TieredPath(Path):
     def abandon(self) -> None:
         """Let go of what a forked child has inherited."""
         self._closed = self._closed or "by a fork, for the child,"
-        self._lock = threading.Lock()
+        self._keeper.lock = threading.Lock()
         self.books.forget_locks()
 
     def _put(self, message: Message, pool: str) -> int:
         refusals = []
         with self.books.alone(message.name):
             before = self.books.get(message.name)
-            for attempt in self._placements(message, pool):
+            for attempt in self._view.placements(message, pool):
                 path, began = self._paths[attempt.tier], self._clock()
                 try:
                     waits = before is not None and self._waits_in(before, attempt.tier)
@@ -312,7 +302,7 @@ class TieredPath(Path):
                     self._replace(before, attempt.tier, waits)
                 expected = self._waits.expected(message.edge)
                 self.books.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
-                with self._lock:
+                with self._keeper.lock:
                     self._costs[attempt.tier].into.observe(message.nbytes, now - began)
                     self.counts.put += 1
                     self.counts.put_bytes += message.nbytes
@@ -337,57 +327,7 @@ class TieredPath(Path):
                 if lease is not None:
                     lease.consume()
                     replaced = True
-        self._gone(before, "replaced" if replaced else "consumed")
-
-    def _check_credit(self, message: Message) -> None:
-        edge, books = message.edge, self.books
-        for again in (True, False):
-            waiting, nbytes = books.waiting[edge], books.waiting_bytes[edge]
-            over = self._max_inflight is not None and waiting >= self._max_inflight
-            over = over or (self._window is not None and nbytes + message.nbytes > self._window)
-            if not (over and waiting):
-                return
-            if again:
-                self._look(books.of_edge(edge))
-        raise ReceiverBehindError(
-            f"edge {edge} has {waiting} messages ({nbytes} bytes) that nobody has got (its `max_inflight` or "
-            "`window_size`)"
-        )
-
-    def _look(self, items: Sequence[Item]) -> int:
-        """Forget messages that were got, and take back those that nobody got in time; how many."""
-        gone, now = 0, self._clock()
-        for item in items:
-            late = now - item.put_at > self._rules.ttl_seconds
-            if item.hand != Hand.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
-                continue
-            with self.books.alone(item.name, wait=False) as alone:
-                if not alone or item.hand != Hand.NOBODY or self.books.get(item.name) is not item:
-                    continue
-                if late:
-                    gone += self._expire(item)
-                elif not self._paths[item.tier].holds(item.edge, item.key):
-                    with self._lock:
-                        self._waits.observe(item.edge, now - item.put_at)
-                    gone += self._gone(item, "consumed")
-        return gone
-
-    def _expire(self, item: Item) -> bool:
-        path = self._paths[item.tier]
-        lease = path.lease(item.edge, item.key)
-        if lease is None and path.holds(item.edge, item.key):
-            return False
-        if lease is not None:
-            lease.consume()
-            logger.warning("message %r of %s expired: nobody got it", item.key[:80], item.edge)
-        return self._gone(item, "expired")  # without a lease, its tier was first
-
-    def _gone(self, item: Item, why: str) -> bool:
-        if not self.books.leave(item):
-            return False
-        with self._lock:
-            setattr(self.counts, why, getattr(self.counts, why) + 1)
-        return True
+        self._keeper.gone(before, "replaced" if replaced else "consumed")
 
     def _is_repeated(self, found: Arrival) -> bool:
         try:
@@ -395,43 +335,14 @@ class TieredPath(Path):
         except OSError as error:
             raise RendezvousError(f"cannot see whether a message was got before: {error.strerror}") from error
         if not first:
-            with self._lock:
+            with self._keeper.lock:
                 self.counts.repeated += 1
         return not first
 
-    def _is_worth_a_plan(self) -> bool:
-        used, high = self.books.used, self._rules.high_water
-        return any(self.books.lying[number] for number in range(1, len(self._paths))) or any(
-            used[0, pool] > high * capacity for pool, capacity in self._capacities[0].items()
-        )
-
-    def _placements(self, message: Message, pool: str) -> tuple[Placement, ...]:
-        hint = message.next_use_seconds
-        expected = self._waits.expected(message.edge) if hint is None else hint
-        recompute = self._rules.recompute_seconds.get(str(message.edge))
-        return place(ItemState(0, 0, message.nbytes, expected, pool, recompute), self._tiers(), self._rules)
-
-    def _state(self, item: Item) -> ItemState:
-        expected = item.expected if item.hinted else self._waits.expected(item.edge)
-        left = next_use_seconds(expected, self._clock() - item.put_at)
-        recompute = self._rules.recompute_seconds.get(str(item.edge))
-        return ItemState(item.id, item.tier, item.nbytes, left, item.pool, recompute)
-
-    def _tiers(self) -> list[TierState]:
-        states = []
-        for number, (capacity, costs) in enumerate(zip(self._capacities, self._costs, strict=True)):
-            pools = {name: Pool(nbytes, self.books.used[number, name]) for name, nbytes in capacity.items()}
-            rate = self._rules.bytes_per_second
-            into, out = (
-                Link(cost.seconds(0) or 0.0, cost.bytes_per_second or rate) for cost in (costs.into, costs.out)
-            )
-            states.append(TierState(pools, into, out if number else Link(0.0, float("inf"))))
-        return states
-
     def _facts(self) -> dict[str, Any]:
         names = [path.name for path in self._paths]
-        with self._lock:
-            counts = {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(self.counts).items()}
+        with self._keeper.lock:
+            counts = self.counts.facts()
         moves = self._carrier.counts.facts()
         if self._worker is not None:
             moves["moves_failed"] += self._worker.failures

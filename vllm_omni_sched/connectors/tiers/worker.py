@@ -8,19 +8,21 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+LONGEST_REST = 1.0  # seconds after a failure
+
 
 class Worker:
-    """Calls a function in a thread of its own, now and then while that says that there is more to do, or when woken.
+    """Calls a function in a thread of its own when woken, and again after the seconds that it says.
 
     The thread is started when it is woken first. Nothing that the function raises ends it.
 
     Args:
-        work: whether it should be called again soon.
-        interval_seconds: what soon is.
+        work: in how many seconds it wants to be called again, None: when woken.
+        rest_seconds: between two calls, however often it is woken.
     """
 
-    def __init__(self, work: Callable[[], bool], interval_seconds: float) -> None:
-        self._work, self._interval = work, interval_seconds
+    def __init__(self, work: Callable[[], float | None], rest_seconds: float) -> None:
+        self._work, self._rest = work, rest_seconds
         self._event, self._closed = threading.Event(), threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -49,17 +51,18 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        more = False
+        again: float | None = None
         while True:
-            self._event.wait(self._interval if more else None)
+            if again is None:
+                self._event.wait()
             self._event.clear()
             if self._closed.is_set():
                 return
             try:
-                more = self._work()
+                again = self._work()
             except Exception:
                 self.failures += 1
                 logger.exception("messages could not be moved between tiers; it is tried again")
-                more = True
-            if self._closed.wait(self._interval):
+                again = LONGEST_REST
+            if self._closed.wait(self._rest if again is None else again):  # whoever wakes it
                 return

@@ -153,3 +153,15 @@ def test_many_threads_send_tensors_and_nothing_stays_held(pair: Pair) -> None:
     assert facts["device_tensors"] + facts["device_fallbacks"].get("held", 0) == threads * each
     assert facts["device_tensors"] > 0
     assert (facts["device_held_bytes"], pair.blocks()) == (0, 0)
+
+
+def test_what_waits_and_what_is_held_is_told_by_edge(pair: Pair) -> None:
+    for key in ("k", "l"):
+        pair.put({"x": BASE}, key)
+    assert list(pair.sender.traffic()) == [("cuda_ipc", AB)]
+    assert len(pair.sender.traffic()["cuda_ipc", AB].waiting) == 2
+    arrival = pair.receiver.get(AB, "k")
+    told = pair.sender.traffic()["cuda_ipc", AB]
+    assert (len(told.waiting), len(told.held)) == (1, 1)
+    del arrival
+    assert pair.sender.traffic()["cuda_ipc", AB].held == []

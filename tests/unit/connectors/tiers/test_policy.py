@@ -1,0 +1,154 @@
+"""The rules of `policy`, of expectations and of options, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.support.paths import ScriptedPath
+from vllm_omni_sched.connectors.arena import ArenaOptions
+from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
+from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions
+from vllm_omni_sched.connectors.routing import RoutedPath
+from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
+from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
+from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
+from vllm_omni_sched.connectors.tiers.policy import ItemState, Link, Move, Pool, TierReason, TierState, place, plan
+from vllm_omni_sched.errors import ConfigError
+
+RULES = TiersOptions(min_bytes=10, high_water=0.8, low_water=0.5, long_wait_seconds=30.0, soon_seconds=1.0)
+DOWN, UP = TierReason.HIGH_WATER, TierReason.EXPECTED_SOON
+
+
+def tier(used: int, capacity: int = 1000, bytes_per_second: float = 1e9) -> TierState:
+    link = Link(0.0, bytes_per_second)
+    return TierState({"": Pool(capacity, used)}, link, link)
+
+
+def item(number: int, nbytes: int = 100, next_use: float = 5.0, tier: int = 0, **options: Any) -> ItemState:
+    return ItemState(number, tier, nbytes, next_use, **options)
+
+
+@pytest.mark.parametrize(
+    ("message", "used", "expected"),
+    [
+        (item(0), 0, [(0, "first"), (1, "no_room"), (2, "no_room")]),
+        (item(0, next_use=31.0), 0, [(0, "first"), (1, "no_room"), (2, "no_room")]),  # there is room for it
+        (item(0, next_use=31.0), 450, [(1, "long_wait"), (2, "long_wait"), (0, "first")]),
+        (item(0, nbytes=9, next_use=31.0), 495, [(0, "first"), (1, "no_room"), (2, "no_room")]),  # too small
+        (item(0, recompute_seconds=1.0), 0, [(0, "first"), (1, "no_room"), (2, "no_room")]),
+        (item(0, recompute_seconds=0.1), 0, [(0, "first"), (1, "no_room")]),  # 0.2 s to tier 2 and back
+        (item(0, recompute_seconds=1e-9), 0, [(0, "first")]),
+    ],
+)
+def test_where_a_message_is_put(message: ItemState, used: int, expected: list[tuple[int, str]]) -> None:
+    tiers = [tier(used), tier(0), tier(0, bytes_per_second=1000.0)]
+    assert [(n, why.value) for n, why in place(message, tiers, RULES)] == expected
+
+
+def test_nothing_moves_between_the_marks() -> None:
+    assert plan([item(i) for i in range(8)], [tier(800), tier(0)], RULES) == ()
+
+
+def test_above_the_high_mark_what_is_wanted_last_goes_down_until_the_low_one() -> None:
+    items = [item(i, next_use=float(i)) for i in range(9)]
+    assert plan(items, [tier(900), tier(0)], RULES) == tuple(Move(i, 1, DOWN) for i in (8, 7, 6, 5))
+
+
+def test_large_messages_go_before_small_ones() -> None:
+    items = [item(0, 400, 5.0), item(1, 100, 10.0), item(2, 400, 1.0)]
+    assert plan(items, [tier(900), tier(0)], RULES) == (Move(0, 1, DOWN),)
+
+
+def test_messages_go_where_there_is_room_that_pays() -> None:
+    items = [item(i, 300, float(i)) for i in range(3)]
+    full = tier(700)
+    assert plan(items, [tier(900), full, tier(0)], RULES) == (Move(2, 2, DOWN), Move(1, 2, DOWN))
+    assert plan(items, [tier(900), full], RULES) == ()  # they stay
+    cheap = [item(i, 300, float(i), recompute_seconds=1e-9) for i in range(3)]
+    assert plan(cheap, [tier(900), tier(0)], RULES) == ()
+    assert plan([item(0, 9, 100.0)], [tier(900), tier(0)], RULES) == ()  # below min_bytes
+
+
+def test_a_lower_tier_that_is_full_has_messages_moved_down_too() -> None:
+    items = [item(i, 300, float(i) + 10, tier=1) for i in range(3)]
+    assert plan(items, [tier(600), tier(900), tier(0)], RULES) == (Move(2, 2, DOWN), Move(1, 2, DOWN))
+
+
+def test_what_is_wanted_soon_comes_up_while_there_is_room() -> None:
+    items = [item(i, 200, next_use, tier=1) for i, next_use in enumerate([0.9, 0.1, 50.0, 0.5])]
+    assert plan(items, [tier(100), tier(800)], RULES) == (Move(1, 0, UP), Move(3, 0, UP))
+    assert plan(items, [tier(400), tier(800)], RULES) == ()
+
+
+def test_soon_counts_the_time_of_moving() -> None:
+    slow = tier(200, bytes_per_second=100.0)
+    assert plan([item(0, 200, 2.9, tier=1)], [tier(0), slow], RULES) == (Move(0, 0, UP),)
+    assert plan([item(0, 200, 3.1, tier=1)], [tier(0), slow], RULES) == ()
+
+
+def test_pools_fill_up_by_themselves() -> None:
+    upper = TierState({"text": Pool(100, 90), "image": Pool(1000, 90), "": Pool(1000, 0)})
+    items = [item(0, 30, 1.0, pool="text"), item(1, 30, 2.0, pool="text"), item(2, 30, 9.0, pool="image")]
+    assert plan(items, [upper, tier(0)], RULES) == (Move(1, 1, DOWN), Move(0, 1, DOWN))
+
+
+def test_nothing_moves_twice_in_a_plan() -> None:
+    items = [item(i, next_use=0.1) for i in range(9)]
+    moves = plan(items, [tier(900), tier(0)], RULES)
+    assert len({move.id for move in moves}) == len(moves) == 4
+
+
+def test_waits_are_learnt_by_edge() -> None:
+    waits, edge = Waits(1.0), Edge("0", "1")
+    assert waits.expected(edge) == 1.0
+    waits.observe(edge, 10.0)
+    assert waits.expected(edge) == 10.0
+    waits.observe(edge, 0.0)
+    assert waits.expected(edge) == pytest.approx(8.0)
+    assert waits.expected(Edge("1", "2")) == 1.0
+
+
+def test_what_is_overdue_is_expected_later_and_later() -> None:
+    assert [next_use_seconds(5.0, waited) for waited in (0.0, 4.0, 5.0, 7.0, 20.0)] == [5.0, 1.0, 0.0, 2.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"high_water": 0.5}, {"disk": None}, {"order": ["disk", "disk"]}, {"order": ["mooncake"]}, {"hihg": 1}]
+)
+def test_options_that_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TiersOptions.model_validate(options)
+
+
+def test_tiers_that_cannot_be() -> None:
+    one, two = (Tier(ScriptedPath(name, [0.0]), {"": 1000}) for name in ("one", "two"))
+    for tiers in ([one], [one, one]):
+        with pytest.raises(ConfigError, match="at least two paths, with different names"):
+            TieredPath(tiers, RULES)
+    with pytest.raises(ConfigError, match="needs room"):
+        TieredPath([one, Tier(two.path, {"": 0})], RULES)
+    with pytest.raises(ConfigError, match="`arena` is null"):
+        path_over_tiers(one.path, None, None, TiersOptions())
+    store = MooncakeOptions()
+    with pytest.raises(ConfigError, match="unset one of both"):
+        path_over_tiers(one.path, ArenaOptions(), store, TiersOptions(mooncake=store))
+
+
+def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:
+    options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a", "max_inflight": 7}}
+    path = auto_path(AutoOptions.model_validate(options))
+    assert isinstance(path, RoutedPath)  # as before
+    path.close()
+    options["tiers"] = {"disk": {"directory": str(tmp_path / "disk")}, "high_water": 0.9}
+    (tmp_path / "disk").mkdir()
+    path = auto_path(AutoOptions.model_validate(options))
+    assert isinstance(path, TieredPath)
+    facts = path.health().facts
+    assert facts["tier_bytes"] == {"auto": 0, "disk": 0}
+    assert facts["auto"]["arena"]["status"] == "healthy"
+    assert facts["disk"]["directory"].endswith("/a")  # under the name of the arena
+    path.close()

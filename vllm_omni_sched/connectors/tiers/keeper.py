@@ -1,0 +1,106 @@
+"""Keeps the books of tiers true: what was got, and what nobody got in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
+from vllm_omni_sched.connectors.tiers.expect import Waits
+from vllm_omni_sched.errors import ReceiverBehindError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TierCounts:
+    """What has become of messages."""
+
+    put: int = 0
+    put_bytes: int = 0
+    consumed: int = 0
+    replaced: int = 0
+    discarded: int = 0
+    expired: int = 0
+    refused: int = 0
+    got: int = 0
+    got_bytes: int = 0
+    repeated: int = 0  # copies of messages that were got before, left by a mover that died
+    placed: Counter[str] = field(default_factory=Counter)  # put, by tier and reason
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+
+
+class Keeper:
+    """Looks at messages now and then, and learns how long they waited."""
+
+    def __init__(self, paths: Sequence[Path], books: Books, waits: Waits, ttl_seconds: float, clock: Clock) -> None:
+        self._paths, self._books, self._waits = paths, books, waits
+        self._ttl_seconds, self._clock = ttl_seconds, clock
+        self.lock = threading.Lock()  # of the counts, and of what is learnt
+        self.counts = TierCounts()
+
+    def check_credit(self, message: Message, max_inflight: int | None, window: int | None) -> None:
+        """See that the receiver of an edge is not too far behind; one message is always let through.
+
+        Raises:
+            ReceiverBehindError: it has to get something first.
+        """
+        edge, books = message.edge, self._books
+        for again in (True, False):
+            waiting, nbytes = books.waiting[edge], books.waiting_bytes[edge]
+            over = max_inflight is not None and waiting >= max_inflight
+            over = over or (window is not None and nbytes + message.nbytes > window)
+            if not (over and waiting):
+                return
+            if again:
+                self.look(books.of_edge(edge))
+        raise ReceiverBehindError(
+            f"edge {edge} has {waiting} messages ({nbytes} bytes) that nobody has got (its `max_inflight` or "
+            "`window_size`)"
+        )
+
+    def look(self, items: Sequence[Item]) -> int:
+        """Forget messages that were got, and take back those that nobody got in time; how many."""
+        gone, now = 0, self._clock()
+        for item in items:
+            late = now - item.put_at > self._ttl_seconds
+            if item.hand != Hand.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
+                continue
+            with self._books.alone(item.name, wait=False) as alone:
+                if not alone or item.hand != Hand.NOBODY or self._books.get(item.name) is not item:
+                    continue
+                if late:
+                    gone += self._expire(item)
+                elif not self._paths[item.tier].holds(item.edge, item.key):
+                    with self.lock:
+                        self._waits.observe(item.edge, now - item.put_at)
+                    gone += self.gone(item, "consumed")
+        return gone
+
+    def _expire(self, item: Item) -> bool:
+        path = self._paths[item.tier]
+        lease = path.lease(item.edge, item.key)
+        if lease is None and path.holds(item.edge, item.key):
+            return False
+        if lease is not None:
+            lease.consume()
+            logger.warning("message %r of %s expired: nobody got it", item.key[:80], item.edge)
+        return self.gone(item, "expired")  # without a lease, its tier was first
+
+    def gone(self, item: Item, why: str) -> bool:
+        """It left for a reason, a name in `TierCounts`; False when it had left before."""
+        if not self._books.leave(item):
+            return False
+        with self.lock:
+            setattr(self.counts, why, getattr(self.counts, why) + 1)
+        return True

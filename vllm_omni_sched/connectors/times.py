@@ -1,0 +1,54 @@
+"""How long things took: a count for each of a fixed set of buckets, and quantiles from them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+STEPS = 8
+"""Buckets per doubling. A quantile is off by half a bucket at most: 4.5 %."""
+SHORTEST, LONGEST = -16, 6  # exponents of 2: 15 µs to 64 s, in seconds; what is outside is in the first or last bucket
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+class Times:
+    """Seconds of one kind of thing. Several threads may observe; a count may be lost then, which quantiles forgive."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()  # by number of the bucket, which ends at 2 ** (number / STEPS)
+        self.count, self.sum = 0, 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one; less than nothing is nothing."""
+        number = math.ceil(math.log2(seconds) * STEPS) if seconds > 0 else SHORTEST * STEPS
+        self._counts[min(max(number, SHORTEST * STEPS), LONGEST * STEPS)] += 1
+        self.count += 1
+        self.sum += max(seconds, 0.0)
+
+    def add(self, other: Times) -> None:
+        """Count what another has counted, too."""
+        self._counts.update(other._counts.copy())
+        self.count += other.count
+        self.sum += other.sum
+
+    def quantile(self, q: float) -> float | None:
+        """The value of that rank, 0 < q <= 1, in seconds; None when nothing was observed."""
+        counts = sorted(self._counts.copy().items())
+        rank, seen = q * sum(count for _, count in counts), 0
+        for number, count in counts:
+            seen += count
+            if seen >= rank:
+                return float(2 ** ((number - 0.5) / STEPS))
+        return None
+
+    def buckets(self) -> Iterator[tuple[float, int]]:
+        """Upper bound in seconds and how many were not above it, one a doubling."""
+        counts = sorted(self._counts.copy().items())
+        for exponent in range(SHORTEST, LONGEST):
+            yield 2.0**exponent, sum(count for number, count in counts if number <= exponent * STEPS)
+
+    def facts(self) -> Mapping[str, float]:
+        """`count` and quantiles in seconds, for `Health.facts`."""
+        found = {name: self.quantile(q) for name, q in QUANTILES.items()}
+        return {"count": self.count, **{name: round(value, 7) for name, value in found.items() if value is not None}}
