@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,6 +35,7 @@ from vllm_omni_sched.connectors.auto import AutoOptions  # noqa: E402
 from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E402
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
 from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
+from vllm_omni_sched.connectors.foreign import ForeignOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
 from vllm_omni_sched.connectors.watch import WatchOptions  # noqa: E402
@@ -87,7 +88,8 @@ def _values(field: object) -> str:
     words = {bool: "true, false", int: "whole number", float: "number"}
     text = words.get(kind, "text") if isinstance(kind, type) else "text"
     if get_origin(annotation) is dict:
-        return "by edge"
+        inside = get_args(annotation)[1]
+        return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by edge"
     bounds = {
         key: getattr(rule, key) for rule in getattr(field, "metadata", ()) for key in ("ge", "le") if hasattr(rule, key)
     }
@@ -161,6 +163,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "auto-options": lambda: options(AutoOptions),
     "disk-options": lambda: options(DiskOptions),
     "tiers-options": lambda: options(TiersOptions),
+    "foreign-options": lambda: options(ForeignOptions),
     "arena-options": lambda: options(ArenaOptions),
     "pool-options": pool_options,
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),

@@ -23,8 +23,8 @@ def _deploy(spec: PipelineSpec) -> dict[str, Any]:
         "pipeline": spec.pipeline,
         "async_chunk": spec.mode == "async_chunk",
         "model_runner": "v1",  # the other needs Triton
-        # engine core and worker in one process, as vLLM-Omni runs a stage on one GPU
-        "distributed_executor_backend": "uni",
+        # in one process with the engine core, as vLLM-Omni runs a stage on one GPU, or in one of its own
+        "distributed_executor_backend": "mp" if spec.workers else "uni",
         "dtype": "float32",
         "enable_prefix_caching": False,  # to vLLM all prompts of a later stage look alike
         "connectors": {"c": {"name": spec.connector, "extra": dict(spec.extra)}},
@@ -44,6 +44,8 @@ def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
         "gpu_memory_utilization": 0.05,
         "engine_extras": {"kv_cache_memory_bytes": KV_CACHE_BYTES, "block_size": 32, "seed": 0},
     }
+    if number == spec.stages - 1 and spec.replicas > 1:
+        stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
     if number > 0:
         stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}
     if number < spec.stages - 1:

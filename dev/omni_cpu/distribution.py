@@ -16,8 +16,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_HOST_IP": "127.0.0.1",
-    # else vLLM moves each worker to a process of its own, for OpenMP's sake
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # one thread a stage: they share the machine, and sums are added up in one order
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

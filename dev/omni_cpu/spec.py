@@ -23,6 +23,9 @@ class PipelineSpec:
     mode: Mode
     connector: str = "SharedMemoryConnector"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    entrypoint: Literal["AsyncOmni", "Omni"] = "AsyncOmni"
+    workers: bool = False  # in processes of their own
+    replicas: int = 1  # of the last stage
     max_num_seqs: int = 8
     max_model_len: int = 1024
 

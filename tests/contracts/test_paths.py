@@ -1,13 +1,12 @@
 """One suite over all paths between stages: the numbered promises of `Path`, and its errors.
 
-A path of another kind is one more entry of `PATHS`: a function that opens one end, with room for 96 MB and less than
-800 MB. Ends that are opened at the same place see each other's messages.
+A path of another kind is one more entry of `tests.support.path_kinds.PATHS`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,60 +14,33 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.arena import MIB, place, small
-from tests.support.host_device import device, without_device
-from tests.support.tiers import disk, tiers
-from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaPath
+from tests.support.arena import MIB
+from tests.support.path_kinds import PATHS, Kind, Open
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.base import Edge, Path, Status
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError, PathClosedError
 
-Open = Callable[[str], Path]
 AB, BC = Edge("a", "b"), Edge("b", "c")
 KEYS = ["", "a", "a/b/../c", "a\0b", "\0", "ключ-键-🔑", "\udc80", " ", "x" * 4096, "a\nb"]
 
 
-def arena(root: str, **options: Any) -> Path:
-    pool = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
-    return ArenaPath(small(root, image=pool, **options))
-
-
-def arena_that_copies(root: str) -> Path:
-    return arena(root, copy_out=True)
-
-
-PATHS: list[Open] = [arena, arena_that_copies, disk, tiers, device, without_device]
-
-
-class Ends:
-    """Of one path: as many as a test opens."""
-
-    def __init__(self, root: str, opener: Open) -> None:
-        self._root, self._open, self.opened = root, opener, list[Path]()
-
-    def open(self) -> Path:
-        self.opened.append(self._open(self._root))
-        return self.opened[-1]
-
-
-@pytest.fixture(params=PATHS, ids=lambda opener: opener.__name__)
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
-    with place() as root:
-        ends = Ends(root, request.param)
-        yield ends
-        for end in ends.opened:
-            end.close()
+@pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
+def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Opens as many ends of one path as a test wants."""
+    kind: Kind = request.param
+    with kind() as open_end:
+        yield open_end
 
 
 @pytest.fixture
-def sender(ends: Ends) -> Path:
-    return ends.open()
+def sender(open_end: Open) -> Path:
+    return open_end()
 
 
 @pytest.fixture
-def receiver(ends: Ends) -> Path:
-    return ends.open()
+def receiver(open_end: Open) -> Path:
+    return open_end()
 
 
 def put(path: Path, key: str, payload: Any, edge: Edge = AB, deadline: float | None = None) -> int:
@@ -76,8 +48,11 @@ def put(path: Path, key: str, payload: Any, edge: Edge = AB, deadline: float | N
 
 
 def get(path: Path, key: str, edge: Edge = AB) -> Any:
-    arrival = path.get(edge, key)
-    assert arrival is not None, f"{key!r} is not there"
+    """At once, or when the path looks for it the next time."""
+    until = monotonic_seconds() + 5
+    while (arrival := path.get(edge, key)) is None:
+        assert monotonic_seconds() < until, f"{key!r} is not there"
+        sleep_seconds(1e-4)
     return arrival.open()
 
 
@@ -234,16 +209,16 @@ def test_many_threads_put_and_get_and_nothing_is_lost_or_doubled(sender: Path, r
         assert sorted(value for future in got for value in future.result()) == list(range(threads * each))
 
 
-def test_two_receivers_and_two_senders(ends: Ends) -> None:
-    senders, receivers = [ends.open(), ends.open()], [ends.open(), ends.open()]
+def test_two_receivers_and_two_senders(open_end: Open) -> None:
+    senders, receivers = [open_end(), open_end()], [open_end(), open_end()]
     for i in range(40):
         put(senders[i % 2], f"{i}", i)
     found = [arrival.open() for i in range(40) for path in receivers if (arrival := path.get(AB, f"{i}")) is not None]
     assert found == list(range(40))
 
 
-def test_after_close_nothing_is_taken(ends: Ends) -> None:
-    path, other = ends.open(), ends.open()
+def test_after_close_nothing_is_taken(open_end: Open) -> None:
+    path, other = open_end(), open_end()
     put(path, "k", 1)
     put(path, "large", {"x": torch.ones(1, 5000)})
     assert path.get(AB, "none") is None
@@ -259,15 +234,15 @@ def test_after_close_nothing_is_taken(ends: Ends) -> None:
     assert get(other, "large")["x"].sum() == 5000
 
 
-def test_close_of_a_path_that_did_nothing(ends: Ends) -> None:
-    path = ends.open()
+def test_close_of_a_path_that_did_nothing(open_end: Open) -> None:
+    path = open_end()
     assert path.health().status is Status.HEALTHY
     path.close()
     assert path.health().status is Status.CLOSED
 
 
-def test_views_outlive_the_path_that_got_them(sender: Path, ends: Ends) -> None:
-    receiver, other = ends.open(), ends.open()
+def test_views_outlive_the_path_that_got_them(sender: Path, open_end: Open) -> None:
+    receiver, other = open_end(), open_end()
     put(sender, "k", {"x": torch.full((1, 5000), 7)})
     held = get(receiver, "k")["x"]
     receiver.close()

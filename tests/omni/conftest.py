@@ -35,12 +35,13 @@ class Ran:
         self._folder = folder
         self._outcomes: dict[str, Outcome] = {}
 
-    def __call__(self, pipeline: str, mode: Mode, connector: Connector) -> Outcome:
-        name = f"{pipeline}-{mode}-{connector.name}"
+    def __call__(self, pipeline: str, mode: Mode, connector: Connector, **how: Any) -> Outcome:
+        """`how`: other fields of `RunSpec`."""
+        name = "-".join([pipeline, mode, connector.name, *(f"{key}={value}" for key, value in how.items())])
         if name not in self._outcomes:
             folder = self._folder / name
             folder.mkdir()
-            spec = RunSpec(pipeline, mode, connector.name, connector.extra(folder))
+            spec = RunSpec(pipeline, mode, connector.name, connector.extra(folder), **how)
             self._outcomes[name] = self._driver.run(spec)
         outcome = self._outcomes[name]
         if outcome.results["error"]:

@@ -71,6 +71,17 @@ def test_two_stages_say_what_three_say(ran: Ran, mode: Mode):
         assert (len(two[name]["text"]["0"]), len(_codes(three[name]))) == (ask.thinks, ask.says)
 
 
+def test_the_blocking_entry_point_workers_in_processes_of_their_own_and_two_replicas(ran: Ran):
+    """All at once: a pipeline takes long to start."""
+    auto = next(connector for connector in CONNECTORS if connector.name == "OmniAutoConnector")
+    results = ran(TEXT_TO_TEXT, "full_payload", auto, entrypoint="Omni", workers=True, replicas=2).results
+    expected = ran.answers(TEXT_TO_TEXT, "full_payload", LOGGING, "one_by_one")
+    twice = {f"{name} {number}": answer for name, answer in expected.items() for number in range(2)}
+    assert first_difference(twice, results["scenarios"]["blocking"]) is None
+    assert sum("Worker" in name for name in results["processes"]) == 3
+    assert (results["children_left"], results["shm_left"]) == ([], [])
+
+
 def test_it_is_noticed_when_payloads_change(ran: Ran):
     expected = ran.answers(TEXT_TO_TEXT, "async_chunk", LOGGING, "together")
     changed = ran.answers(TEXT_TO_TEXT, "async_chunk", CHANGING, "together")

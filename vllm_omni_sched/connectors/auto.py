@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import Field
 
@@ -10,9 +11,9 @@ from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
+from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
-from vllm_omni_sched.connectors.routing.path import Way
+from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
 from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
 from vllm_omni_sched.errors import ConfigError
@@ -40,11 +41,21 @@ class AutoOptions(RoutingOptions):
     tiers: TiersOptions | None = Field(
         None, description="Where messages go that these paths have no room for, or that wait for long; null: nowhere."
     )
+    foreign: dict[str, ForeignOptions] = Field(
+        default_factory=dict, description="vLLM-Omni's own connectors as further paths, by names of your choice."
+    )
     put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
 
-def auto_path(options: AutoOptions) -> Path:
+MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
+
+
+def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0) -> Path:
     """The paths that the options ask for.
+
+    Args:
+        more: makes paths that this package does not have, given those that it has.
+        stage, replica: what this process serves; it is announced to others of the same arena.
 
     Raises:
         ConfigError: there is none, or one cannot work.
@@ -53,17 +64,27 @@ def auto_path(options: AutoOptions) -> Path:
     if options.cuda_ipc is not None and options.arena is None:
         raise ConfigError("option `cuda_ipc` needs the arena, through which its messages go: leave `arena` out")
     ways: list[Way] = []
+    presence: Presence | None = None
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
             arena = ArenaPath(options.arena)
             ways.append(Way(arena if options.cuda_ipc is None else CudaIpcPath(options.cuda_ipc, arena), HOST))
             undo.callback(ways[-1].path.close)
+            presence = Presence(arena.directory)
+            undo.callback(presence.close)
+            if stage is not None:
+                presence.announce(stage, replica)
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
+        for way in more(ways) if more is not None else ():
+            ways.append(way)
+            undo.callback(way.path.close)
         far = any(way.distance for way in ways)
-        path: Path = RoutedPath(ways, options, Compressor(options.compression) if far else None)
+        compressor = Compressor(options.compression) if far else None
+        path: Path = RoutedPath(ways, options, compressor, presence=presence)
         if options.tiers is not None:
-            path = path_over_tiers(path, options.arena, options.mooncake, options.tiers)
+            first = path if len(ways) > 1 else ways[0].path  # nothing to choose from, and its refusals are no illness
+            path = path_over_tiers(first, options.arena, options.mooncake, options.tiers)
         undo.pop_all()
     return path

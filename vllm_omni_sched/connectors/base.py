@@ -118,17 +118,20 @@ class Path(ABC):
             NoRoomError: the path is full.
             ReceiverBehindError: the receiver of the edge has to get something first.
             MessageTooLargeError: it will never fit.
+            RendezvousError: what processes meet at does not answer, or cannot be used: a master, a directory.
+            PayloadError: something in it cannot be written.
             PathClosedError: after `close`.
         """
 
     @abstractmethod
     def get(self, edge: Edge, key: str) -> Arrival | None:
-        """The message, or None when there is none yet.
+        """The message, or None when there is none yet, or none that was there when the path last looked.
 
         Its tensors may be views of the path's memory, which stays theirs until none of them is there any more.
 
         Raises:
             CorruptMessageError: it is not what was put; it is dropped.
+            RendezvousError: nothing can be looked for.
             PathClosedError: after `close`.
         """
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
+from vllm_omni_sched.connectors.auto import AutoOptions, MoreWays, auto_path
 from vllm_omni_sched.omni.arena_connector import check_meeting
 from vllm_omni_sched.omni.connector import PathConnector
-from vllm_omni_sched.omni.extra import options_from_extra
+from vllm_omni_sched.omni.extra import ENGINES, options_from_extra
+
+REPLICA_VARIABLE = "VLLM_OMNI_REPLICA_ID"
 
 
 class OmniAutoConnector(PathConnector):
@@ -25,4 +28,21 @@ class OmniAutoConnector(PathConnector):
         options = options_from_extra(AutoOptions, config, type(self).__name__)
         if options.arena is not None:
             check_meeting(options.arena, type(self).__name__)
-        super().__init__(config, lambda: auto_path(options), options.put_timeout_seconds)
+        engine = {key: value for key, value in config.items() if key in ENGINES}
+        more = _more(options, engine)
+        stage, replica = _served(engine)
+        super().__init__(config, lambda: auto_path(options, more, stage, replica), options.put_timeout_seconds)
+
+
+def _served(engine: dict[str, Any]) -> tuple[str | None, int]:
+    """Stage and replica of this process, as far as vLLM-Omni says them."""
+    stage, replica = engine.get("stage_id", -1), engine.get("replica_id", os.environ.get(REPLICA_VARIABLE, 0))
+    return None if stage in (None, -1) else str(stage), int(replica or 0)
+
+
+def _more(options: AutoOptions, engine: dict[str, Any]) -> MoreWays | None:
+    if not options.foreign:
+        return None
+    from vllm_omni_sched.omni.foreign_path import foreign_ways  # and with it, what they need
+
+    return lambda ours: foreign_ways(options.foreign, ours, engine)

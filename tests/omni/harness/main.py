@@ -17,9 +17,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
-from tests.omni.harness.scenarios import SCENARIOS
+from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
 
 SCENARIO_SECONDS = 240
@@ -70,6 +72,10 @@ def _children_left() -> list[str]:
 
 
 async def _drive(omni: Any, spec: RunSpec, prefix: str, results: dict[str, Any]) -> None:
+    if spec.entrypoint == "Omni":
+        results["scenarios"]["blocking"] = blocking(omni, spec)
+        results["processes"] = [child.name() for child in psutil.Process().children(recursive=True)]
+        return
     for name in spec.scenarios:
         print(f"--- scenario {name}", flush=True)
         started = time.monotonic()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from dev.omni_cpu.asking import Ask, answer_to, sampling_params
+from dev.omni_cpu.asking import Ask, answer_to, sampling_params, take
 from dev.omni_cpu.spec import PipelineSpec
 
 ASKS = {
@@ -37,6 +38,17 @@ async def one_leaves(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
     answers = await together(omni, spec, prefix)
     await leaving
     return answers | {"afterwards": await answer_to(omni, spec, f"{prefix}-after", ASKS["short"])}
+
+
+def blocking(omni: Any, spec: PipelineSpec) -> Answers:
+    """Of vLLM-Omni's `Omni`, which names requests itself: two at once of each kind, so that two replicas have work."""
+    answers: Answers = {}
+    for name, ask in ASKS.items():
+        params, found = sampling_params(spec, ask), defaultdict[str, dict[str, Any]](lambda: {"text": {}})
+        for output in omni.generate([ask.prompt] * 2, sampling_params_list=params, use_tqdm=False):
+            take(output, found[output.request_id])
+        answers |= {f"{name} {number}": answer for number, answer in enumerate(found.values())}
+    return answers
 
 
 SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Answers]]] = {

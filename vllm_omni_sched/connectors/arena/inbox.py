@@ -251,7 +251,7 @@ class Inbox:
                     record = index.claim(slot, digest, self.holder)
                     if record is not None:
                         return self._take(sender, slot, record, name)
-                self._contended = True
+                self._contended = True  # somebody is at it, who may not want it
         return None
 
     def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:

@@ -16,7 +16,7 @@ from vllm_omni_sched.errors import RendezvousError
 ARENA_VARIABLE = "VLLM_OMNI_SCHED_ARENA"
 """Environment variable with the name of the arena, set by the process that starts the stages."""
 
-OUTBOX, INBOX, POOL, UNFINISHED = ".out", ".in", ".pool", ".new"
+OUTBOX, INBOX, POOL, STAGE, UNFINISHED = ".out", ".in", ".pool", ".stage", ".new"
 UNFINISHED_FOR = 60.0
 """Seconds: no living process needs as long to make its outbox."""
 
@@ -205,7 +205,7 @@ def remove_member(path: Path) -> None:
 
 
 def tidy(directory: Path, own: Path) -> None:
-    """Remove the inboxes of the dead, and outboxes whose makers died before they were ready.
+    """Remove the inboxes and announcements of the dead, and outboxes whose makers died before they were ready.
 
     Args:
         own: a file of the caller; its time stamp tells what time it is for the file system.
@@ -215,7 +215,7 @@ def tidy(directory: Path, own: Path) -> None:
         now = own.stat().st_mtime
     except FileNotFoundError:  # somebody removes files by hand
         return
-    for path in (*directory.glob(f"*{INBOX}"), *directory.glob(f"*{UNFINISHED}")):
+    for path in (found for suffix in (INBOX, STAGE, UNFINISHED) for found in directory.glob(f"*{suffix}")):
         with contextlib.suppress(FileNotFoundError):
             born = path.suffix != UNFINISHED or now - path.stat().st_mtime > UNFINISHED_FOR
             if born and not is_alive(path):

@@ -13,8 +13,11 @@ import threading
 from pathlib import Path
 
 _FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, from the start of the file, where, how long
-_fcntl, _SETLK, _WRLCK, _UNLCK = fcntl.fcntl, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
+_SETLK, _WRLCK, _UNLCK = fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
 _libc = ctypes.CDLL(None)
+# keeps the interpreter lock over a call that never waits: else a busy thread may take it, and have it for 5 ms
+_fcntl = ctypes.PyDLL(None, use_errno=True).fcntl
+_fcntl.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
@@ -69,14 +72,12 @@ class ByteLocks:
         """Take the lock of byte ``at``; False when somebody has it."""
         if not self._mutex.acquire(blocking=False):
             return False
-        try:
-            _fcntl(self._fd, _SETLK, _FLOCK.pack(_WRLCK, 0, at, 1, 0))
-        except BaseException as error:
-            self._mutex.release()
-            if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
+        if not _fcntl(self._fd, _SETLK, _FLOCK.pack(_WRLCK, 0, at, 1, 0)):
+            return True
+        self._mutex.release()
+        if (number := ctypes.get_errno()) in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise OSError(number, os.strerror(number))
 
     def release(self, at: int) -> None:
         """Give it back."""

@@ -118,9 +118,10 @@ class Calls:
                 self.in_flight -= 1
                 self.hanging -= given_up
                 ends = self._closed
-                if not ends:
+                if ends:
+                    self._ended.notify_all()
+                else:
                     self._idle.append(queue)
-                self._ended.notify_all()
             call.done.release()
             del call
             if ends:

@@ -11,23 +11,31 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, Traffic, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.mooncake.inbox import Inbox
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.outbox import Outbox
 from vllm_omni_sched.connectors.mooncake.rooms import Rooms
 from vllm_omni_sched.connectors.mooncake.store import Store
-from vllm_omni_sched.errors import NoRoomError, PathClosedError, RendezvousError
+from vllm_omni_sched.errors import (
+    ConnectorError,
+    NoRoomError,
+    PathClosedError,
+    ReceiverBehindError,
+    RendezvousError,
+)
 
 logger = logging.getLogger(__name__)
 
 LOST = ("refused", "expired", "lost", "vanished", "corrupt")
 """Counts that `health` speaks of."""
 FIRST_WAIT, LONGEST_WAIT = 1e-3, 50e-3  # seconds between two looks for room
-BUSY_WAIT, IDLE_WAIT = 50e-3, 1.0  # seconds between two looks at the master, with and without messages in flight
-ASK_AFTER = 8 << 20
-"""After so many bytes the master is asked at once what was got: memory that is used again soon is quick memory."""
+BUSY_WAIT, IDLE_WAIT = 0.25, 1.0  # seconds between two looks at the master, with and without messages in flight
+ASK_AFTER = 32 << 20
+"""After so many bytes the master is asked at once what was got: memory that is used again soon is quick memory, but
+asking while a message is on its way holds that up."""
+LOOKS = 8  # for a message that is to be leased
 HANDING_OVER = 5.0  # seconds that `close` takes at most for messages that nobody has got
 
 
@@ -64,6 +72,7 @@ class MooncakePath(Path):
             raise
         self._outbox = Outbox(self._store, self._rooms, options, clock)
         self._inbox = Inbox(self._store, self._rooms, options, clock)
+        self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
@@ -73,23 +82,28 @@ class MooncakePath(Path):
         _close_at_exit(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
-        wait = FIRST_WAIT
+        edge, wait = message.edge, FIRST_WAIT
         while True:
             self._check_open("put")
-            refusal: Exception
+            refusal: ConnectorError | None = None
             try:
-                refusal = self._refusal(message) or self._no_room(message)
-                if not self._store.sick and not self._is_behind(message):
-                    held_bytes = self._outbox.put(message)
-                    if held_bytes is not None:
-                        if self._outbox.unasked_bytes > ASK_AFTER:
-                            self._wake.set()
-                        return held_bytes
+                if self._store.sick:
+                    raise RendezvousError(f"edge {edge} takes no messages now: {self._store.sick}")
+                if self._is_behind(message):
+                    refusal = self._behind(edge)
+                elif (held_bytes := self._outbox.put(message)) is not None:
+                    self._refusals.pop(edge, None)
+                    if self._outbox.unasked_bytes > ASK_AFTER:
+                        self._wake.set()
+                    return held_bytes
+                else:
                     self._outbox.reap()
             except RendezvousError as error:
                 refusal = error
             if deadline is None or self._clock() >= deadline:
                 self._outbox.counts.refused += 1
+                refusal = refusal or self._no_room(message)
+                self._refusals[edge] = str(refusal), self._outbox.progress
                 raise refusal
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
@@ -107,6 +121,15 @@ class MooncakePath(Path):
         if self._closed or self._is_in_a_child():
             return False
         return self._outbox.holds(name_of(edge, key))
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        for _ in range(LOOKS):
+            if not self.holds(edge, key):
+                return None
+            if (found := super().lease(edge, key)) is not None:
+                return found
+            self._sleep(self._options.poll_seconds)  # `get` does not look for one name all the time
+        return None
 
     def discard(self, key: str) -> int:
         if self._closed or self._is_in_a_child():
@@ -127,6 +150,8 @@ class MooncakePath(Path):
         return {(self.name, edge): traffic for edge, traffic in self._outbox.traffic().items()}
 
     def health(self) -> Health:
+        if not self._store.sick:
+            self.reap()
         facts: dict[str, Any] = {
             "protocol": self._store.protocol,
             "segment": self._store.segment,
@@ -139,8 +164,9 @@ class MooncakePath(Path):
         }
         if self._closed or self._is_in_a_child():
             return Health(Status.CLOSED, "it was closed", facts)
-        if self._store.sick:
-            return Health(Status.SICK, self._store.sick, facts)
+        sick = [why for why, before in self._refusals.values() if before == self._outbox.progress]
+        if self._store.sick or sick:
+            return Health(Status.SICK, self._store.sick or "; ".join(sick), facts)
         lost = [f"{facts[name]} {name}" for name in LOST if facts.get(name)]
         return Health(Status.DEGRADED if lost else Status.HEALTHY, ", ".join(lost), facts)
 
@@ -187,14 +213,12 @@ class MooncakePath(Path):
             else:
                 wait = IDLE_WAIT
 
-    def _refusal(self, message: Message) -> Exception | None:
-        if self._store.sick:
-            return RendezvousError(f"edge {message.edge} takes no messages now: {self._store.sick}")
-        counts, edge = self._outbox.counts, message.edge
-        if self._is_behind(message):
-            waiting = f"{counts.waiting[edge]} messages ({counts.waiting_bytes[edge]} bytes)"
-            return NoRoomError(f"edge {edge} has {waiting} that nobody has got (its `max_inflight` or `window_size`)")
-        return None
+    def _behind(self, edge: Edge) -> ReceiverBehindError:
+        counts = self._outbox.counts
+        waiting = f"{counts.waiting[edge]} messages ({counts.waiting_bytes[edge]} bytes)"
+        return ReceiverBehindError(
+            f"edge {edge} has {waiting} that nobody has got (its `max_inflight` or `window_size`)"
+        )
 
     def _no_room(self, message: Message) -> NoRoomError:
         return NoRoomError(

@@ -18,6 +18,7 @@ from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
 from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, TransferCost
+from vllm_omni_sched.connectors.routing.presence import Presence
 from vllm_omni_sched.connectors.routing.report import KEY, REPORT_EVERY, Report, read_report, report_message
 from vllm_omni_sched.connectors.routing.route import PathState, RouteReason, route
 from vllm_omni_sched.errors import (
@@ -39,8 +40,13 @@ class RoutingOptions(BaseModel):
 
     edges: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="Paths that reach the receiver of an edge ('0->1'), by name; default: all. Stages with replicas "
-        "on other hosts must not be sent to through 'arena'.",
+        description="Paths that reach the receiver of an edge ('0->1'), by name; default: those between hosts, and "
+        "those within this host while the receiver's stage is on it.",
+    )
+    replicas: dict[str, int] = Field(
+        default_factory=dict,
+        description="How many replicas a stage ('1') has on all hosts together, where some are on others; default: "
+        "those that are found here.",
     )
     trial_every: int = Field(
         500, ge=1, description="A path that was not used for so many messages of an edge is tried, to measure it."
@@ -77,6 +83,11 @@ class RoutedPath(Path):
     2. A message is on one path at a time; one that no path takes is refused, with what each of them said.
     3. A message costs what putting takes here, and getting where it arrives: receivers report that now and then.
     4. Buffers are compressed for paths between hosts where that saves time, never within a host.
+    5. Paths within a host are for receivers on it: for a stage that is not here, or not yet, they do not count, if
+       there is a path between hosts. `edges` knows better.
+
+    Args:
+        presence: knows which stages are on this host; None: all. It is closed with the paths.
 
     Raises:
         ConfigError: there is no path, two have one name, or an edge names one that is not there.
@@ -90,6 +101,7 @@ class RoutedPath(Path):
         options: RoutingOptions,
         compressor: Compressor | None = None,
         clock: Clock = monotonic_seconds,
+        presence: Presence | None = None,
     ) -> None:
         self._ways = {way.path.name: way for way in ways}
         if not ways or len(self._ways) < len(ways):
@@ -97,12 +109,15 @@ class RoutedPath(Path):
         for edge, names in options.edges.items():
             if not names or not set(names) <= self._ways.keys():
                 raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
-        self._options, self._compressor, self._clock = options, compressor, clock
+        self._options, self._compressor, self._clock, self._presence = options, compressor, clock, presence
+        self._some_go_far = any(way.distance for way in ways)
         self._illness = {
             name: Illness(options.first_retry_seconds, options.longest_retry_seconds) for name in self._ways
         }
         self._flows: dict[tuple[Edge, str], _Flow] = {}
         self._lock = threading.Lock()  # of what was learnt; never held while a path works
+        self._looking = threading.Lock()
+        self._here: dict[str, bool] = {}  # by stage: whether all of it was on this host when it was sent to
         self.served: Counter[tuple[Edge, str, RouteReason]] = Counter()
         self.served_bytes: Counter[tuple[Edge, str]] = Counter()
         self.fell_back: Counter[str] = Counter()
@@ -185,6 +200,7 @@ class RoutedPath(Path):
                 "served": {f"{edge} {name} {why.value}": n for (edge, name, why), n in sorted(self.served.items())},
                 "served_bytes": {f"{edge} {name}": n for (edge, name), n in sorted(self.served_bytes.items())},
                 "fell_back": dict(self.fell_back),
+                "stages_here": dict(self._here),
             }
             sick = [name for name, illness in self._illness.items() if not illness.well]
         if self._compressor is not None:
@@ -207,6 +223,8 @@ class RoutedPath(Path):
 
     def close(self) -> None:
         self._closed = True
+        if self._presence is not None:
+            self._presence.close()
         for way in self._ways.values():
             way.path.close()
 
@@ -215,6 +233,7 @@ class RoutedPath(Path):
 
     def _states(self, message: Message) -> list[PathState]:
         now, edge = self._clock(), message.edge
+        here = self._is_here(edge)
         with self._lock:
             states = []
             for name in self._reaching(edge):
@@ -222,10 +241,20 @@ class RoutedPath(Path):
                 put, got = flow.put.seconds(message.nbytes), flow.got.seconds(message.nbytes)
                 seconds = None if put is None else put + (got or 0.0)
                 trial = illness.is_due(now) or (illness.well and flow.unused >= self._options.trial_every)
-                states.append(
-                    PathState(name, self._ways[name].distance, well=illness.well, trial=trial, seconds=seconds)
-                )
+                distance = self._ways[name].distance
+                states.append(PathState(name, distance, here or distance > 0, illness.well, trial, seconds))
         return states
+
+    def _is_here(self, edge: Edge) -> bool:
+        """Whether paths within this host reach the receiver of an edge, as far as one can know."""
+        if self._presence is None or not self._some_go_far or str(edge) in self._options.edges:
+            return True
+        with self._looking:
+            here = self._presence.is_here(edge.target, self._options.replicas.get(edge.target, 1))
+        if here != self._here.get(edge.target):
+            self._here[edge.target] = here
+            logger.info("stage %s is %s this host", edge.target, "on" if here else "not, or not yet, on")
+        return here
 
     def _packed(self, message: Message, way: Way) -> Message:
         if self._compressor is None or not way.distance:

@@ -87,3 +87,13 @@ def test_what_the_senders_have_not_told_of_is_found_all_the_same(ends: Ends, mon
     ends.put("quiet")
     clock.now += 2 * inbox.LOOK_AGAIN
     assert ends.receiver.get(EDGE, "quiet") is not None
+
+
+def test_a_message_whose_slot_somebody_has_locked_is_got_as_soon_as_it_is_free(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends.put("locked")
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "claim", lambda self, slot, digest, holder: None)
+        assert ends.look("locked") == LOOKS
+    assert ends.receiver.get(EDGE, "locked") is not None

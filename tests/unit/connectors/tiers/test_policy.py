@@ -148,7 +148,7 @@ def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:
     path = auto_path(AutoOptions.model_validate(options))
     assert isinstance(path, TieredPath)
     facts = path.health().facts
-    assert facts["tier_bytes"] == {"auto": 0, "disk": 0}
-    assert facts["auto"]["arena"]["status"] == "healthy"
+    assert facts["tier_bytes"] == {"arena": 0, "disk": 0}
+    assert facts["arena"]["status"] == "healthy"
     assert facts["disk"]["directory"].endswith("/a")  # under the name of the arena
     path.close()

@@ -1,0 +1,20 @@
+"""Options of connectors that are not ours, used as paths of the composite. What makes paths of them is in `omni`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ForeignOptions(BaseModel):
+    """One of vLLM-Omni's own connectors as a path. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, description="As in a stage config: `NixlConnector`.")
+    distance: int = Field(1, ge=0, le=9, description="0: it reaches processes of this host; 1: other hosts, too.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="Its own options.")
+    mail: str | None = Field(
+        None, description="Path that tells receivers where a message lies, where it needs that; default: the farthest."
+    )

@@ -1,0 +1,201 @@
+"""What one process has put into the store and nobody has got yet. No call of the library in here."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
+from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
+
+READ_SECONDS = 60.0
+"""So long somebody may go on to read what was taken back."""
+
+
+@dataclass(eq=False)
+class Sent:
+    """A message on its way; ``room`` holds our copy of it, if there still is one."""
+
+    edge: Edge
+    key: str
+    name: bytes
+    plain: str
+    stored: str
+    generation: int
+    nbytes: int
+    room: Room | None
+    put_at: float
+    stuck: bool = False  # a call that hangs may still read the copy
+
+    @property
+    def linked(self) -> bool:
+        return self.stored != self.plain
+
+
+@dataclass
+class OutboxCounts:
+    """What has become of messages."""
+
+    put: int = 0
+    put_bytes: int = 0
+    consumed: int = 0
+    replaced: int = 0
+    discarded: int = 0
+    expired: int = 0
+    refused: int = 0
+    restored: int = 0  # put again after the master had lost them
+    lost: int = 0  # by the master, when we had no copy
+    handed_over: int = 0  # to another segment, at the end
+    waiting: Counter[Edge] = field(default_factory=Counter)  # messages in flight
+    waiting_bytes: Counter[Edge] = field(default_factory=Counter)
+
+
+class Books:
+    """Messages in flight, by name, by key, and by when they were looked at; and whose turn it is.
+
+    1. While one thread puts or takes back a message of a name, others that want that name wait.
+    2. Copies of messages make way for others, oldest first.
+    """
+
+    def __init__(self, rooms: Rooms, clock: Clock) -> None:
+        self._rooms, self._clock = rooms, clock
+        self._lock = threading.Condition()
+        self._busy: set[bytes] = set()
+        self._taken_back: OrderedDict[bytes, float] = OrderedDict()
+        self._by_key: dict[str, set[bytes]] = {}
+        self._last: dict[Edge, Traffic] = {}  # what was got last
+        self.by_name: dict[bytes, Sent] = {}
+        self.sent: OrderedDict[str, Sent] = OrderedDict()  # by stored key; who was looked at longest ago comes first
+        self.counts = OutboxCounts()
+        self.token = secrets.randbits(32)
+        self._count = 0
+
+    @contextmanager
+    def alone(self, name: bytes) -> Iterator[None]:
+        """Nobody else puts or takes back messages of that name meanwhile."""
+        with self._lock:
+            while name in self._busy:
+                self._lock.wait()
+            self._busy.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(name)
+                self._lock.notify_all()
+
+    def next_generation(self) -> int:
+        with self._lock:
+            self._count += 1
+            return self.token << 32 | self._count & 0xFFFFFFFF
+
+    def holds(self, sent: Sent) -> bool:
+        return self.sent.get(sent.stored) is sent
+
+    def waiting(self) -> list[Sent]:
+        with self._lock:
+            return list(self.sent.values())
+
+    def oldest_looks(self, limit: int | None) -> list[Sent]:
+        """Those that were looked at longest ago; they count as looked at now."""
+        with self._lock:
+            some = list(self.sent.values())[:limit]
+            for sent in some:
+                self.sent.move_to_end(sent.stored)
+            return some
+
+    def names_of(self, key: str) -> list[bytes]:
+        with self._lock:
+            return list(self._by_key.get(key, ()))
+
+    def enter(self, sent: Sent) -> None:
+        """It is on its way."""
+        with self._lock:
+            self.sent[sent.stored] = sent
+            self.by_name[sent.name] = sent
+            self._by_key.setdefault(sent.key, set()).add(sent.name)
+            self.counts.waiting[sent.edge] += 1
+            self.counts.waiting_bytes[sent.edge] += sent.nbytes
+
+    def forget(self, sent: Sent) -> bool:
+        """It is not any more, and its copy goes; False when it was not in here."""
+        with self._lock:
+            if self.sent.get(sent.stored) is not sent:
+                return False
+            del self.sent[sent.stored]
+            if self.by_name.get(sent.name) is sent:
+                del self.by_name[sent.name]
+                names = self._by_key[sent.key]
+                names.discard(sent.name)
+                if not names:
+                    del self._by_key[sent.key]
+            self.counts.waiting[sent.edge] -= 1
+            self.counts.waiting_bytes[sent.edge] -= sent.nbytes
+            if sent.room is not None and not sent.stuck:
+                self._rooms.give_back(sent.room)
+            sent.room = None
+            return True
+
+    def consumed(self, sent: Sent) -> bool:
+        """It was got, and is forgotten; False when it was not in here."""
+        if not self.forget(sent):
+            return False
+        self.counts.consumed += 1
+        self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, self._clock())
+        return True
+
+    def was_taken_back(self, name: bytes) -> None:
+        """Somebody may still be reading where it lay."""
+        with self._lock:
+            self._taken_back[name] = self._clock()
+            self._taken_back.move_to_end(name)
+
+    def is_fresh(self, name: bytes) -> bool:
+        """Whether nobody can be reading under the plain key of a name."""
+        now = self._clock()
+        with self._lock:
+            while self._taken_back:
+                oldest, since = next(iter(self._taken_back.items()))
+                if now - since < READ_SECONDS:
+                    break
+                del self._taken_back[oldest]
+            return name not in self.by_name and name not in self._taken_back
+
+    def release(self, nbytes: int) -> Room | None:
+        """Room for a message: copies of others go for it, and are not there if the master loses them."""
+        if nbytes > self._rooms.nbytes:
+            return None
+        while (room := self._rooms.take(nbytes)) is None:
+            with self._lock:
+                copies = (sent for sent in self.by_name.values() if sent.room and not sent.stuck)
+                copied = next((sent for sent in copies if sent.name not in self._busy), None)
+                if copied is None or copied.room is None:
+                    return None
+                self._rooms.give_back(copied.room)
+                copied.room = None
+        return room
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
+        waiting = self.waiting()
+        return {
+            **counts,
+            "in_flight": len(waiting),
+            "in_flight_bytes": sum(sent.nbytes for sent in waiting),
+            "copies": sum(sent.room is not None for sent in waiting),
+        }
+
+    def traffic(self) -> dict[Edge, Traffic]:
+        """What is on its way, by edge, as far as is known."""
+        with self._lock:
+            found = {edge: replace(last, waiting=[]) for edge, last in self._last.items()}
+            for sent in self.sent.values():
+                found.setdefault(sent.edge, Traffic()).waiting.append(InFlight(sent.put_at, sent.nbytes))
+        return found

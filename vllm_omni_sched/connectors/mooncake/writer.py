@@ -1,0 +1,107 @@
+"""How messages, links and the beacon of one process get into the store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from vllm_omni_sched.connectors.mooncake.books import Books, Sent
+from vllm_omni_sched.connectors.mooncake.calls import HangingError
+from vllm_omni_sched.connectors.mooncake.names import Names, link_key, make_link
+from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
+from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, OK, RPC, MasterGoneError, Store
+from vllm_omni_sched.errors import RendezvousError
+
+logger = logging.getLogger(__name__)
+
+
+class Writer:
+    """Puts, and takes away what was put in vain.
+
+    Attributes:
+        lit: whether the beacon was put: as long as it is there, a message that is missing was got.
+    """
+
+    def __init__(self, store: Store, rooms: Rooms, books: Books, names: Names) -> None:
+        self._store, self._rooms, self._books = store, rooms, books
+        self.beacon = names.beacon(books.token)
+        self.lit = False
+        self.config, self.leaving = store.config(), store.config(replicas=2, pinned=False)
+
+    def room(self, nbytes: int) -> Room:
+        """In the region, or else of its own."""
+        return self._books.release(nbytes) or self._rooms.make(nbytes)
+
+    def message(self, sent: Sent, room: Room, config: Any) -> bool:
+        """Put what lies in ``room``; False when the store has no room.
+
+        Raises:
+            RendezvousError: the store does not take it; ``room`` is given back.
+        """
+
+        def late(code: int | None) -> None:
+            """The call that we gave up on has ended: take back what it put, and the room."""
+            self._rooms.give_back(room)
+            if code == OK:
+                threading.Thread(target=self.remove_quietly, args=([sent.stored],), daemon=True).start()
+
+        try:
+            code = self._store.put_from(sent.stored, room.address, sent.nbytes, config, late)
+        except HangingError:
+            self._books.was_taken_back(sent.name)
+            raise
+        if code == OK:
+            return True
+        if code == NO_ROOM:
+            return False
+        self._rooms.give_back(room)
+        if code == RPC:
+            gone = self._store.gone(code)
+            raise MasterGoneError(f"message {sent.key[:80]!r} of {sent.edge} was not put: {gone}")
+        raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
+
+    def link(self, sent: Sent, config: Any) -> None:
+        """Say which key a message lies under.
+
+        Raises:
+            RendezvousError: that could not be said; the message is taken back.
+        """
+        link = make_link(sent.generation)
+        room = self.room(len(link))
+        room.data[:] = bytearray(link)
+        try:
+            code = self._store.put_from(
+                link_key(sent.plain), room.address, len(link), config, lambda _: self._rooms.give_back(room)
+            )
+        except HangingError:
+            self.remove_quietly([sent.stored])
+            raise
+        self._rooms.give_back(room)
+        if code != OK:
+            self.remove_quietly([sent.stored])
+            raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
+
+    def light(self) -> None:
+        """Put the beacon.
+
+        Raises:
+            MasterGoneError: it is not taken.
+        """
+        room = self.room(8)
+        room.data[:] = 1
+        code = self._store.put_from(
+            self.beacon, room.address, 8, self.config, lambda _: self._rooms.give_back(room)
+        )  # a hanging call raises, and keeps the room
+        self._rooms.give_back(room)
+        if code == RPC:
+            raise self._store.gone(code)
+        if code != OK:
+            raise MasterGoneError(f"the Mooncake store takes nothing from this process (code {code})")
+        self.lit = True
+
+    def remove_quietly(self, keys: list[str]) -> None:
+        try:
+            self._store.remove(keys)
+        except RendezvousError as error:
+            logger.warning("%d objects may stay in the Mooncake store: %s", len(keys), error)

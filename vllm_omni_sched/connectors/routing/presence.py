@@ -1,0 +1,108 @@
+"""Which stages are on this host, as their processes say themselves in the directory of their arena."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.errors import RendezvousError
+
+LISTING_SETTLES = 0.05
+"""Seconds: a directory may change again within the tick of its time stamp."""
+CHECK_EVERY = 1.0
+"""Seconds after which those who have announced themselves are looked at again: they may have died."""
+
+
+class Presence:
+    """Stages of one arena, by files that hold a lock as long as their process lives.
+
+    1. A stage is here when each of its replicas has a living process here: numbers from 0 on without a gap, and as many
+       as are expected. A replica elsewhere could be the one that a message is for.
+    2. An announcement counts on the host that it was made on, whoever else sees the directory.
+    3. The directory is listed again only when it has changed, or to see who has died.
+
+    Args:
+        directory: of the arena.
+        host: names this host; None: the boot id of its kernel.
+
+    Attributes:
+        listings: how often the directory was listed.
+    """
+
+    def __init__(self, directory: Path, clock: Clock = monotonic_seconds, host: str | None = None) -> None:
+        self._directory, self._clock = directory, clock
+        self._host = _short(_boot_id() if host is None else host)
+        self._announced: list[tuple[Path, int]] = []
+        self._pid = os.getpid()
+        self._stamp, self._changed_at, self._listed_at = -1, 0.0, 0.0
+        self._replicas: dict[str, set[int]] = {}  # by digest of a stage: those with a living process here
+        self.listings = 0
+
+    def announce(self, stage: str, replica: int = 0) -> None:
+        """This process serves ``stage``, until it ends or `close`.
+
+        Raises:
+            RendezvousError: that cannot be written.
+        """
+        name = f"{_short(stage)}-{replica}-{self._host}-{secrets.token_hex(4)}"
+        unfinished, path = (self._directory / f"{name}{suffix}" for suffix in (meeting.UNFINISHED, meeting.STAGE))
+        try:
+            os.close(meeting.create(unfinished, 0))
+            self._announced.append((path, meeting.live(unfinished)))
+            unfinished.rename(path)
+        except OSError as error:
+            raise RendezvousError(f"cannot announce stage {stage} in {self._directory}: {error.strerror}") from error
+
+    def is_here(self, stage: str, replicas: int = 1) -> bool:
+        """Whether all replicas of a stage are on this host; ``replicas``: how many there are at least, anywhere."""
+        self._look()
+        here = self._replicas.get(_short(stage), set())
+        return len(here) >= replicas and here == set(range(len(here)))
+
+    def close(self) -> None:
+        """Take back what was announced; in a forked child, nothing: it was its parent."""
+        announced, self._announced = self._announced, []
+        if os.getpid() != self._pid:
+            return
+        for path, life in announced:
+            path.unlink(missing_ok=True)
+            meeting.let_go(life)
+
+    def _look(self) -> None:
+        now = self._clock()
+        try:
+            stamp = self._directory.stat().st_mtime_ns
+            if stamp != self._stamp:
+                self._stamp, self._changed_at = stamp, now
+            elif now - self._changed_at > LISTING_SETTLES and now - self._listed_at < CHECK_EVERY:
+                return
+            self._listed_at = now
+            self.listings += 1
+            names = os.listdir(self._directory)
+        except OSError:  # it was removed: nobody is there
+            names = []
+        self._replicas = {}
+        for name in names:
+            parts = name.removesuffix(meeting.STAGE).split("-")
+            if not name.endswith(meeting.STAGE) or len(parts) != 4 or not parts[1].isdecimal():
+                continue
+            stage, replica, host, _ = parts
+            if host == self._host and meeting.is_alive(self._directory / name):
+                self._replicas.setdefault(stage, set()).add(int(replica))
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+@functools.cache
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return os.uname().nodename

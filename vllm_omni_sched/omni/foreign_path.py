@@ -1,0 +1,267 @@
+"""vLLM-Omni's own connectors as paths of ours: `OmniAutoConnector` sends by them what suits them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import socket
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES, ConnectorSpec
+
+from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
+from vllm_omni_sched.connectors.foreign import ForeignOptions
+from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
+from vllm_omni_sched.connectors.routing import Way
+from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError
+from vllm_omni_sched.omni.registration import CONNECTORS
+
+logger = logging.getLogger(__name__)
+
+MAIL = "omni-sched/mail/"
+REMEMBERED = 1 << 14
+"""Messages, sent or to be fetched, about which something is remembered."""
+CLOSING_SECONDS = 2.0
+
+
+def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], engine: Mapping[str, Any]) -> list[Way]:
+    """One for each connector that is asked for.
+
+    Args:
+        options: by the name of the path.
+        ours: paths that can carry mail.
+        engine: what vLLM-Omni adds to ``extra``, which connectors look at, too.
+
+    Raises:
+        ConfigError: one cannot be made; the message names it, and what it says itself.
+    """
+    made: list[Way] = []
+    try:
+        for name, wanted in options.items():
+            mail = _mail(name, wanted, ours)
+            made.append(Way(ForeignPath(name, _connector(name, wanted, engine), mail), wanted.distance))
+    except BaseException:
+        for way in made:
+            way.path.close()
+        raise
+    return made
+
+
+class ForeignPath(Path):
+    """A connector of vLLM-Omni as a path.
+
+    1. It carries our message as one flat payload, under a key that is made of edge and key: the same key on two edges
+       is two messages, and any key is a good one.
+    2. Where its `get` needs what its `put` has returned, that goes ahead as a small message by another path.
+    3. What becomes of a message it does not tell: `discard` counts what may have been got, nothing expires here, and
+       what is not got when the connector closes may be gone.
+    4. Its calls have no deadlines but its own.
+
+    Args:
+        connector: an OmniConnector; it is closed with the path.
+        mail: a path that reaches every receiver; None: `get` works by key alone.
+    """
+
+    def __init__(self, name: str, connector: Any, mail: Path | None = None) -> None:
+        self.name, self._connector, self._mail = name, connector, mail
+        self._lock = threading.Lock()
+        self._sent: OrderedDict[tuple[str, Edge], None] = OrderedDict()
+        self._to_fetch: OrderedDict[bytes, Any] = OrderedDict()  # by name: metadata of what could not be got yet
+        self._back: deque[Any] = deque()  # buffers of the connector that nobody looks at any more
+        self._counts = {"put": 0, "put_bytes": 0, "got": 0, "got_bytes": 0, "refused": 0, "discarded": 0, "corrupt": 0}
+        self._refusal = ""
+        self._closed = False
+        cleanup = inspect.signature(connector.cleanup).parameters
+        self._cleanup_by_edge = {"from_stage", "to_stage"} <= cleanup.keys()
+
+    def put(self, message: Message, deadline: float | None = None) -> int:
+        self._check_open("put")
+        edge, key = message.edge, _key(message.name)
+        flat = message.to_buffer()
+        payload = torch.frombuffer(flat, dtype=torch.uint8) if self._connector.supports_raw_data else bytes(flat)
+        sent, _, metadata = self._connector.put(edge.source, edge.target, key, payload)
+        if sent and self._mail is not None:
+            try:
+                self._mail.put(make_message(edge, self._mail_key(message.key), metadata), deadline)
+            except BaseException:
+                self._cleanup(edge, key)
+                raise
+        if not sent:
+            self._refusal = (
+                f"{type(self._connector).__name__} refused {message.nbytes} bytes on edge {edge}; see its log"
+            )
+            self._count(refused=1)
+            raise NoRoomError(self._refusal)
+        self._refusal = ""
+        with self._lock:
+            self._sent[message.key, edge] = None
+            if len(self._sent) > REMEMBERED:
+                self._sent.popitem(last=False)
+        self._count(put=1, put_bytes=message.nbytes)
+        return message.nbytes
+
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        self._check_open("get")
+        name, metadata = name_of(edge, key), None
+        if self._mail is not None:
+            metadata = self._where(edge, key, name)
+            if metadata is None:
+                return None
+        found = self._connector.get(edge.source, edge.target, _key(name), metadata)
+        if found is None:
+            return None
+        with self._lock:
+            self._to_fetch.pop(name, None)
+        try:
+            arrival = Arrival(self._array(found[0]), name)
+        except CorruptMessageError:
+            self._count(corrupt=1)
+            raise
+        self._count(got=1, got_bytes=arrival.nbytes)
+        return arrival
+
+    def discard(self, key: str) -> int:
+        if self._closed:
+            return 0
+        with self._lock:
+            edges = [edge for one, edge in self._sent if one == key]
+            for edge in edges:
+                del self._sent[key, edge]
+        for edge in edges:
+            if self._mail is not None:
+                self._mail.discard(self._mail_key(key))
+            self._cleanup(edge, _key(name_of(edge, key)))
+        self._count(discarded=len(edges))
+        return len(edges)
+
+    def reap(self, limit: int | None = None) -> int:
+        if not self._closed:
+            self._connector.reap_consumed()
+        return 0
+
+    def health(self) -> Health:
+        with self._lock:
+            facts: dict[str, Any] = {"connector": type(self._connector).__name__, **self._counts}
+        if self._closed:
+            return Health(Status.CLOSED, "it was closed", facts)
+        said = self._connector.health()
+        facts["says"] = {key: value for key, value in said.items() if isinstance(value, (str, int, float))}
+        reason = "" if said.get("status") == "healthy" else str(said.get("error") or said.get("status"))
+        reason = reason or self._refusal
+        return Health(Status.SICK if reason else Status.HEALTHY, reason, facts)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        # MooncakeTransferEngineConnector waits for sockets of threads of its own that nobody closes
+        closing = threading.Thread(target=self._connector.close, name=f"close-{self.name}", daemon=True)
+        closing.start()
+        closing.join(CLOSING_SECONDS)
+        if closing.is_alive():
+            logger.warning("path %s: its connector does not come back from close(), and is left alone", self.name)
+
+    def _where(self, edge: Edge, key: str, name: bytes) -> Any:
+        """What `put` has returned for a message; None: nothing was put yet."""
+        assert self._mail is not None
+        arrival = self._mail.get(edge, self._mail_key(key))
+        with self._lock:
+            if arrival is not None:  # a newer one replaces what could not be got
+                self._to_fetch[name] = arrival.open()
+                if len(self._to_fetch) > REMEMBERED:
+                    self._to_fetch.popitem(last=False)
+            return self._to_fetch.get(name)
+
+    def _mail_key(self, key: str) -> str:
+        return f"{MAIL}{self.name}/{key}"
+
+    def _array(self, payload: Any) -> Any:
+        """Bytes of a message as a flat array; a buffer of the connector's own goes back when no view is left."""
+        while self._back:
+            self._back.popleft().release()
+        if isinstance(payload, (bytes, bytearray)):
+            return np.frombuffer(bytearray(payload), np.uint8)
+        tensor = payload if isinstance(payload, torch.Tensor) else getattr(payload, "tensor", None)
+        if not isinstance(tensor, torch.Tensor):
+            raise CorruptMessageError(f"{type(self._connector).__name__} gives a {type(payload).__name__}, no bytes")
+        if tensor.device.type != "cpu":
+            return tensor.cpu().numpy()
+        array = tensor.numpy()
+        if tensor is not payload:
+            weakref.finalize(array, self._back.append, payload).atexit = False
+        return array
+
+    def _cleanup(self, edge: Edge, key: str) -> None:
+        if self._cleanup_by_edge:
+            self._connector.cleanup(key, edge.source, edge.target)
+        else:
+            self._connector.cleanup(key)
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, count in more.items():
+                self._counts[name] += count
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise PathClosedError(f"path {self.name} was closed before this {what}")
+
+
+def _key(name: bytes) -> str:
+    return f"omni-sched-{hashlib.blake2b(name, digest_size=16).hexdigest()}"
+
+
+def _mail(name: str, wanted: ForeignOptions, ours: Sequence[Way]) -> Path | None:
+    if wanted.name not in TRANSFER_ENGINE_CONNECTOR_NAMES and wanted.mail is None:
+        return None
+    ways = {way.path.name: way for way in ours}
+    if not ways or (wanted.mail is not None and wanted.mail not in ways):
+        raise ConfigError(
+            f"option `foreign`: receivers of path {name!r} ({wanted.name}) have to be told where messages lie, by "
+            f"`mail: {wanted.mail}`; there are {sorted(ways)}: set `arena` or `mooncake`"
+        )
+    if wanted.mail is not None:
+        return ways[wanted.mail].path
+    return max(ways.values(), key=lambda way: way.distance).path
+
+
+def _connector(name: str, wanted: ForeignOptions, engine: Mapping[str, Any]) -> Any:
+    known = [one for one in OmniConnectorFactory.list_registered_connectors() if one not in CONNECTORS]
+    if wanted.name not in known:
+        raise ConfigError(f"option `foreign`: path {name!r} names {wanted.name!r}; vLLM-Omni has {sorted(known)}")
+    extra = {key: value for key, value in engine.items() if key != "outgoing"} | wanted.extra
+    if "outgoing" in engine and "role" not in wanted.extra:
+        extra.pop("role", None)  # it sends as well
+    if wanted.name in TRANSFER_ENGINE_CONNECTOR_NAMES and extra.get("role") != "receiver":
+        extra.setdefault("zmq_port", _free_port())  # each stage makes several; receivers are told by mail
+    try:
+        return OmniConnectorFactory.create_connector(ConnectorSpec(wanted.name, extra))
+    except (ValueError, ImportError, RuntimeError, OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"option `foreign`: path {name!r} cannot be made: {error}. Install what {wanted.name} needs "
+            f"{INSTALL.get(wanted.name, '(see its documentation in vLLM-Omni)')}, or take the path out"
+        ) from error
+
+
+INSTALL = {
+    "NixlConnector": "(`pip install nixl`)",
+    "MooncakeTransferEngineConnector": "(`pip install mooncake-transfer-engine`)",
+    "MooncakeStoreConnector": "(a release of mooncake-transfer-engine that it can start with)",
+    "MoriTransferEngineConnector": "(`pip install mori`)",
+    "YuanrongConnector": "(`pip install openyuanrong-datasystem`)",
+}
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
