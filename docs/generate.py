@@ -33,6 +33,7 @@ from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
 )
 from vllm_omni_sched.connectors.auto import AutoOptions  # noqa: E402
 from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E402
+from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
 from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
 from vllm_omni_sched.connectors.foreign import ForeignOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
@@ -165,6 +166,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "foreign-options": lambda: options(ForeignOptions),
     "arena-options": lambda: options(ArenaOptions),
     "pool-options": pool_options,
+    "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
@@ -184,6 +186,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
     "mixed-picture": lambda: pictures("mixed", "results"),
     "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
+    "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }
 

@@ -188,6 +188,29 @@ def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> st
     return f"{summary['median'] * factor:.4g} ({record[f'{key}_of_alone']:.2f})" if summary else ""
 
 
+def gpu_ipc(results: Sequence[Result]) -> str:
+    """A tensor between two processes on a GPU: microseconds at P50, GB/s, and how many times vLLM-Omni's takes."""
+    parts = []
+    for result in results:
+        lines: dict[str, dict[str, str]] = {}
+        for record in result["results"]:
+            line = lines.setdefault(record.get("size", "order"), {})
+            if record.get("measure") == "end to end":
+                ratio = f", ×{record['theirs_over_it']:.3g}" if "theirs_over_it" in record else ""
+                wrong = f", {record['wrong']} wrong" if record["wrong"] else ""
+                shown = f"{record['median'] * 1e6:,.4g} ({record['gigabytes_per_second']:.3g} GB/s{ratio}{wrong})"
+                line[record["variant"]] = shown
+            elif record.get("measure") == "order":
+                line[record["variant"]] = f"{record['wrong']} of {record['messages']} wrong"
+            elif "refused" in record:
+                line[record["variant"]] = record["refused"]
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        rows = [(size, *(line.get(variant, "") for variant in variants)) for size, line in lines.items()]
+        gpu = result["provenance"]["gpu"]
+        parts.append("\n" + table((gpu["name"], *variants), rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
 def connectors(results: Sequence[Result]) -> str:
     """One message between two processes: a row per size and measure, a column per connector."""
     parts = []

@@ -20,6 +20,7 @@
         │   └── MessageTooLargeError  the path will never have room for it
         ├── CorruptMessageError  what arrived is not what was sent
         ├── RendezvousError      the place where two processes meet cannot be used, or is not ours
+        ├── DeviceLostError      its tensors lie on a device that cannot be reached from here, or any more
         ├── PathClosedError      the path was closed before
         └── CompressionError     a compressed buffer cannot be read
             ├── CorruptDataError   it is nothing that its codec can have written
@@ -97,6 +98,10 @@ class CorruptMessageError(ConnectorError):
 
 class RendezvousError(ConnectorError):
     """The directory where processes meet cannot be used, or does not belong to this user alone."""
+
+
+class DeviceLostError(ConnectorError):
+    """The tensors of a message lie on a device that cannot be reached from here, or did until their sender died."""
 
 
 class PathClosedError(ConnectorError):

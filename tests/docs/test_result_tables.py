@@ -96,8 +96,30 @@ def test_lanes_on_a_gpu_are_shown_with_the_ratio_to_running_alone_and_refusals_w
     assert "| lane, 16 SMs | no green contexts |  |  |" in text
 
 
+def test_tensors_on_a_gpu_are_shown_with_bandwidth_ratio_and_order():
+    timed = {"size": "1 MB", "measure": "end to end", "median": 0.0002, "gigabytes_per_second": 5.24, "wrong": 0}
+    found = result(
+        {**timed, "variant": "cuda_ipc", "theirs_over_it": 12.34},
+        {**timed, "variant": "arena", "wrong": 3},
+        {"variant": "cuda_ipc", "measure": "order", "messages": 10, "early": 10, "wrong": 0},
+        {"size": "1 MB", "variant": "SharedMemoryConnector", "refused": "not installed"},
+        benchmark="gpu.ipc",
+    )
+    text = result_tables.gpu_ipc([{**found, "provenance": {**PROVENANCE, "gpu": {"name": "Some GPU"}}}])
+    assert "| Some GPU | cuda_ipc | arena | SharedMemoryConnector |" in text
+    assert "| 1 MB | 200 (5.24 GB/s, ×12.3) | 200 (5.24 GB/s, 3 wrong) | not installed |" in text
+    assert "| order | 0 of 10 wrong |  |  |" in text
+
+
 @pytest.mark.parametrize(
-    "make", [result_tables.step_cost, result_tables.realtime, result_tables.overhead, result_tables.gpu_lanes]
+    "make",
+    [
+        result_tables.step_cost,
+        result_tables.realtime,
+        result_tables.overhead,
+        result_tables.gpu_ipc,
+        result_tables.gpu_lanes,
+    ],
 )
 def test_without_results_the_page_says_so(make):
     assert make([]) == result_tables.NOTHING

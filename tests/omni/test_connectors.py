@@ -25,6 +25,10 @@ SMALL = {"initial_bytes": 1 << 20, "max_bytes": 4 << 20}
 EXTRAS: dict[str, dict[str, Any]] = {
     "SharedMemoryConnector": {},
     "ArenaConnector": {"text": SMALL, "image": SMALL, "audio": SMALL, "put_timeout_seconds": 0},
+    "CudaIpcConnector": {
+        "arena": {"text": SMALL, "image": SMALL, "audio": SMALL, "put_timeout_seconds": 0},
+        "max_held_bytes": 1 << 20,
+    },
     "OmniAutoConnector": {"arena": {"text": SMALL, "image": SMALL, "audio": SMALL}, "put_timeout_seconds": 0},
 }
 OURS = [name for name in EXTRAS if name != "SharedMemoryConnector"]
@@ -123,6 +127,37 @@ def test_a_path_between_hosts_without_a_master_is_refused_within_its_time() -> N
 def test_a_bad_option_of_mooncake_is_named() -> None:
     with pytest.raises(ValueError, match="'segment'"):
         OmniConnectorFactory.create_connector(ConnectorSpec("MooncakePoolConnector", {"segment": "much"}))
+
+
+def test_a_bad_option_of_device_memory_is_named() -> None:
+    for extra, said in (
+        ({"min_byte": 1}, "did you mean 'min_bytes'"),
+        ({"max_held_bytes": -1}, "'max_held_bytes'"),
+        ({"arena": {"ring_bytes": 1}}, "'arena.ring_bytes'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            OmniConnectorFactory.create_connector(ConnectorSpec("CudaIpcConnector", extra))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_device_tensors_without_a_device_go_through_the_arena_and_health_says_so() -> None:
+    connector = make("CudaIpcConnector")
+    connector.put("0", "1", "k", {"x": torch.ones(100)})
+    assert connector.get("0", "1", "k")[0]["x"].sum() == 100
+    health = connector.health()
+    assert health["status"] == "healthy"
+    assert health["reason"].startswith("no CUDA device")
+    connector.close()
+
+
+def test_the_composite_has_device_memory_in_place_of_the_arena() -> None:
+    connector = make("OmniAutoConnector", cuda_ipc={"min_bytes": 1000})
+    connector.put("0", "1", "k", {"x": torch.ones(100)})
+    assert connector.get("0", "1", "k")[0]["x"].sum() == 100
+    assert connector.health()["served"] == {"0->1 cuda_ipc only": 1}
+    connector.close()
+    with pytest.raises(ValueError, match="needs the arena"):
+        make("OmniAutoConnector", arena=None, cuda_ipc={})
 
 
 def test_options_of_models_stay_theirs() -> None:

@@ -12,6 +12,8 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.omni.test_connectors import OURS, make
+from tests.support.arena import place, small
+from tests.support.host_device import device_path
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector
 from vllm_omni_sched.omni.metrics import FACTS, TIMES, ConnectorMetrics, metrics_of_this_process
@@ -64,6 +66,24 @@ def test_a_page_tells_what_lies_in_which_tier(tmp_path: Path) -> None:
     connector.close()
 
 
+def test_a_page_tells_which_device_tensors_stayed_and_why_others_did_not() -> None:
+    connector, metrics = make("CudaIpcConnector"), ConnectorMetrics()
+    metrics.add(connector)
+    connector.path.close()
+    with place() as root:
+        connector._path = device_path(small(root), max_held_bytes=10_000)
+        for key in ("a", "b", "c"):
+            connector.put("0", "1", key, {"x": torch.zeros(1000)})
+            connector.get("0", "1", key if key != "b" else "none")
+        found = samples(metrics.page().decode())
+        assert found["connector_device_tensors_total", "cuda_ipc"] == 2
+        assert found["connector_device_bytes_total", "cuda_ipc"] == 8000
+        assert found["connector_device_opened_total", "cuda_ipc"] == 1
+        assert found["connector_device_held_bytes", "cuda_ipc"] == 4000
+        assert found["connector_device_fallbacks_total", "cuda_ipc", "no_receiver"] == 1
+        connector.close()
+
+
 def test_a_connector_that_is_gone_is_not_told_about() -> None:
     connector, metrics = make("ArenaConnector"), ConnectorMetrics()
     metrics.add(connector)
@@ -106,7 +126,8 @@ def test_an_alarm_is_logged_once_counted_and_in_health_while_it_lasts(
         for _ in range(3):
             health = connector.health()
     assert (health["status"], health["alarms"]) == ("degraded", {"0->1 unclaimed": 1})
-    assert "unclaimed on edge 0->1 (arena): 1 messages" in health["reason"]
+    path = "cuda_ipc" if name == "CudaIpcConnector" else "arena"
+    assert f"unclaimed on edge 0->1 ({path}): 1 messages" in health["reason"]
     assert len([record for record in caplog.records if "unclaimed" in record.message]) == 1
     found = samples(metrics.page().decode())
     assert found["connector_alarms_total", "0->1 unclaimed", connector.path.name] == 1

@@ -373,13 +373,17 @@ class Process:
 
 
 class Processes:
-    """Starts processes, and ends those that are left."""
+    """Starts processes, and ends those that are left.
 
-    def __init__(self) -> None:
+    Args:
+        module: the program that forks them.
+    """
+
+    def __init__(self, module: str = "tests.support.arena") -> None:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         root = FilePath(__file__).parents[2]
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.arena"],
+            [sys.executable, "-m", module],
             cwd=root,
             env={**environment, "PYTHONPATH": str(root)},
             stdin=subprocess.PIPE,
@@ -432,11 +436,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _obey(name: str) -> None:
+def _obey(name: str, make: Callable[[], Any]) -> None:
     with socket.socket(socket.AF_UNIX) as told:
         told.connect(f"\0{name}")
         orders = Connection(told.detach())
-    actor = Actor()
+    actor = make()
     while True:
         try:
             verb, args, kwargs = orders.recv()
@@ -449,7 +453,8 @@ def _obey(name: str) -> None:
         orders.send(answer)
 
 
-def _serve() -> None:
+def serve(make: Callable[[], Any] = Actor) -> None:
+    """Fork processes that each do what one actor does."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while line := sys.stdin.readline():
         pid = os.fork()
@@ -457,11 +462,11 @@ def _serve() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             try:
-                _obey(line.strip())
+                _obey(line.strip(), make)
             finally:
                 os._exit(0)
         print(pid, flush=True)
 
 
 if __name__ == "__main__":
-    _serve()
+    serve()

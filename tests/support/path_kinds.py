@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.arena import MIB, place, small
+from tests.support.host_device import device, without_device
 from tests.support.mooncake import Deployment, ReusedClients, why_not
 from tests.support.tiers import disk, tiers
 from vllm_omni_sched.connectors.arena import ArenaPath
@@ -67,6 +68,14 @@ def arena_above_files() -> AbstractContextManager[Open]:
     return _in_a_place(tiers)
 
 
+def device_memory() -> AbstractContextManager[Open]:
+    return _in_a_place(device)
+
+
+def no_device() -> AbstractContextManager[Open]:
+    return _in_a_place(without_device)
+
+
 @contextmanager
 def mooncake() -> Iterator[Open]:
     """Clients of a real master, in a network namespace."""
@@ -93,4 +102,4 @@ def _deployment() -> tuple[Deployment, ReusedClients]:
     return made, clients
 
 
-PATHS: list[Kind] = [arena, arena_that_copies, files, arena_above_files, mooncake]
+PATHS: list[Kind] = [arena, arena_that_copies, files, arena_above_files, device_memory, no_device, mooncake]

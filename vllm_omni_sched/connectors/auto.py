@@ -10,11 +10,13 @@ from pydantic import Field
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
 from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
+from vllm_omni_sched.errors import ConfigError
 
 HOST, NETWORK = 0, 1  # distances
 
@@ -24,6 +26,11 @@ class AutoOptions(RoutingOptions):
 
     arena: ArenaOptions | None = Field(
         ArenaOptions(), description="Options of the path within a host; null: there is none."
+    )
+    cuda_ipc: CudaIpcOptions | None = Field(
+        None,
+        description="Options of device tensors that stay on their device; null: they go through host memory. With them "
+        "the path within a host is named 'cuda_ipc', not 'arena'.",
     )
     mooncake: MooncakeOptions | None = Field(
         None, description="Options of the path between hosts; null: there is none."
@@ -54,14 +61,16 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | N
         ConfigError: there is none, or one cannot work.
         RendezvousError: the arena's directory cannot be used, or there is no Mooncake master.
     """
+    if options.cuda_ipc is not None and options.arena is None:
+        raise ConfigError("option `cuda_ipc` needs the arena, through which its messages go: leave `arena` out")
     ways: list[Way] = []
     arena: ArenaPath | None = None
     presence: Presence | None = None
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
             arena = ArenaPath(options.arena)
-            ways.append(Way(arena, HOST))
-            undo.callback(arena.close)
+            ways.append(Way(arena if options.cuda_ipc is None else CudaIpcPath(options.cuda_ipc, arena), HOST))
+            undo.callback(ways[-1].path.close)
         if options.mooncake is not None:
             ways.append(Way(MooncakePath(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)

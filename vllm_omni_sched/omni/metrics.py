@@ -50,6 +50,19 @@ FACTS = (
     Fact("packed_bytes", "connector_compressor_out_bytes", CounterMetricFamily, "What they became, raw or compressed."),
     Fact("cache_hits", "connector_compressor_cache_hits", CounterMetricFamily, "Buffers found compressed already."),
     Fact("cache_misses", "connector_compressor_cache_misses", CounterMetricFamily, "Buffers looked for in vain."),
+    Fact(
+        "device_tensors", "connector_device_tensors", CounterMetricFamily, "Tensors that were sent without leaving it."
+    ),
+    Fact("device_bytes", "connector_device_bytes", CounterMetricFamily, "Bytes of them."),
+    Fact("device_opened", "connector_device_opened", CounterMetricFamily, "Handles of device memory that were opened."),
+    Fact("device_held_bytes", "connector_device_held_bytes", GaugeMetricFamily, "Device memory of those on their way."),
+    Fact(
+        "device_fallbacks",
+        "connector_device_fallbacks",
+        CounterMetricFamily,
+        "Device tensors that went through host memory.",
+        "reason",
+    ),
     Fact("in_flight", "connector_in_flight_messages", GaugeMetricFamily, "Messages on their way now."),
     Fact("used_bytes", "connector_pool_used_bytes", GaugeMetricFamily, "Room given out.", "pool"),
     Fact("capacity_bytes", "connector_pool_capacity_bytes", GaugeMetricFamily, "Room set aside.", "pool"),

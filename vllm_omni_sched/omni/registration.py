@@ -36,6 +36,12 @@ def _auto(config: dict[str, Any]) -> Any:
     return OmniAutoConnector(config)
 
 
+def _cuda_ipc(config: dict[str, Any]) -> Any:
+    from vllm_omni_sched.omni.cuda_ipc_connector import CudaIpcConnector
+
+    return CudaIpcConnector(config)
+
+
 def _mooncake(config: dict[str, Any]) -> Any:
     from vllm_omni_sched.omni.mooncake_connector import MooncakePoolConnector
 
@@ -44,6 +50,7 @@ def _mooncake(config: dict[str, Any]) -> Any:
 
 CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ArenaConnector": _arena,
+    "CudaIpcConnector": _cuda_ipc,
     "MooncakePoolConnector": _mooncake,
     "OmniAutoConnector": _auto,
 }

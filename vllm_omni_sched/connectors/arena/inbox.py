@@ -21,7 +21,7 @@ from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
-from vllm_omni_sched.connectors.framing import Arrival
+from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
@@ -280,8 +280,10 @@ class Inbox:
         copied, started = self._copy_out, self._clock()
         try:
             region = sender.region(record)
+            # what the message keeps on a device it keeps as long as it is leased
+            consumed = copied and not flags_of(region) & ON_DEVICE
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
-            data = bytearray(region) if copied else np.frombuffer(region, np.uint8)
+            data = bytearray(region) if consumed else np.frombuffer(bytes(region) if copied else region, np.uint8)
             arrival = Arrival(data, name, record.generation, record.put_at)
         except CorruptMessageError:
             sender.index.consume(slot, record.generation, self.holder)
@@ -292,6 +294,7 @@ class Inbox:
             raise
         if copied:
             self.counts.copied_bytes += record.nbytes
+        if consumed:
             sender.index.consume(slot, record.generation, self.holder)
         else:
             lease = self.counts.got

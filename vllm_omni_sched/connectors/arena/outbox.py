@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
 from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
-from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.errors import CorruptMessageError
 
@@ -47,6 +48,7 @@ class Sent(NamedTuple):
     nbytes: int
     held_bytes: int
     put_at: float
+    done: Callable[[], None] | None
 
 
 @dataclass
@@ -121,7 +123,8 @@ class Outbox:
         free = self._free[one] if len(self._free[one]) >= len(self._free[other]) else self._free[other]
         if not free:
             return None
-        place = self._room_for(nbytes, modality)
+        # what lies on a device is leased, and what is in the ring is copied out at once
+        place = self._room_for(nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
         if place is None:
             return None
         pool, offset, held_bytes = place
@@ -138,7 +141,8 @@ class Outbox:
         slot, now = free.pop(), self._clock()
         self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
         # from here on it can be got: all else is done while the receiver is at it
-        self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, held_bytes, now))
+        place_of_it = (pool, offset, nbytes, held_bytes)
+        self._remember(Sent(slot, message.edge, message.key, name, *place_of_it, now, message.done))
         return held_bytes
 
     def discard(self, key: str) -> int:
@@ -268,9 +272,10 @@ class Outbox:
         counts.put_bytes += sent.nbytes
         counts.inline += sent.pool == RING
 
-    def _room_for(self, nbytes: int, modality: Modality) -> tuple[int, int, int] | None:
+    def _room_for(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:
         options = self._pool_options[modality]
-        if nbytes <= self._inline[modality] and (offset := self.ring.allocate(nbytes)) is not None:
+        inline = may_be_inline and nbytes <= self._inline[modality]
+        if inline and (offset := self.ring.allocate(nbytes)) is not None:
             return RING, offset, self.ring.rounded(nbytes)
         number = POOLS[modality]
         pool = self.pools.get(number)
@@ -378,3 +383,5 @@ class Outbox:
         slots.discard(sent.slot)
         if not slots:
             del self._by_key[sent.key]
+        if sent.done is not None:
+            sent.done()

@@ -93,6 +93,12 @@ class ArenaPath(Path):
         _paths.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
+        held_bytes = self.put_unless(message, deadline, lambda: False)
+        assert held_bytes is not None
+        return held_bytes
+
+    def put_unless(self, message: Message, deadline: float | None, unless: Callable[[], bool]) -> int | None:
+        """As `put`; None, and nothing is sent or counted, when ``unless`` says so while it waits for room."""
         edge, modality = message.edge, self._options.modality or modality_of(message)
         wait = FIRST_WAIT
         while True:
@@ -115,6 +121,8 @@ class ArenaPath(Path):
                         self._refusals[edge] = why, outbox.progress
                     kind = MessageTooLargeError if not possible else ReceiverBehindError if behind else NoRoomError
                     raise kind(why)
+            if unless():
+                return None
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 

@@ -14,8 +14,20 @@ views of the message. Everything else goes through msgspec as in vLLM-Omni's own
 as the same dicts, whatever connector carried it.
 """
 
-from vllm_omni_sched.connectors.framing.arrival import Arrival, Unpack
-from vllm_omni_sched.connectors.framing.layout import ALIGNMENT, PACKED, REVIVE, Hook
+from vllm_omni_sched.connectors.framing.arrival import Arrival, Unpack, flags_of
+from vllm_omni_sched.connectors.framing.layout import ALIGNMENT, ON_DEVICE, PACKED, REVIVE, Hook
 from vllm_omni_sched.connectors.framing.message import Message, make_message, message_of
 
-__all__ = ["ALIGNMENT", "PACKED", "REVIVE", "Arrival", "Hook", "Message", "Unpack", "make_message", "message_of"]
+__all__ = [
+    "ALIGNMENT",
+    "ON_DEVICE",
+    "PACKED",
+    "REVIVE",
+    "Arrival",
+    "Hook",
+    "Message",
+    "Unpack",
+    "flags_of",
+    "make_message",
+    "message_of",
+]

@@ -12,6 +12,7 @@ from vllm_omni_sched.connectors.framing.layout import (
     CHECKSUM,
     HEAD,
     MAGIC,
+    ON_DEVICE,
     PACKED,
     PLACE,
     REVIVE,
@@ -20,11 +21,16 @@ from vllm_omni_sched.connectors.framing.layout import (
     unpacked,
 )
 from vllm_omni_sched.connectors.framing.opener import UNREADABLE, Opener, Place
-from vllm_omni_sched.errors import CorruptMessageError
+from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
 
 _openers: list[Opener] = []  # that nobody uses now: several threads may open at once
 Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 """``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
+
+
+def flags_of(data: Any) -> int:
+    """Flags of a message that was not looked at; 0 where it is too short to have any."""
+    return int(HEAD.unpack_from(data)[3]) if len(data) >= HEAD.size else 0
 
 
 class Arrival:
@@ -64,6 +70,7 @@ class Arrival:
             if at + nbytes > total or at < end:
                 raise CorruptMessageError("a buffer lies outside its message")
             self._places.append((data, at, nbytes))
+        self._data = data
         self._body: Any = view[start + in_name : end]
         self.flags = flags
         self.nbytes: int = total
@@ -90,6 +97,33 @@ class Arrival:
             raise CorruptMessageError(f"a compressed message cannot be read: {error}") from error
         self._body, self.flags = body, self.flags & ~PACKED
 
+    def fetch(self, fetch: Callable[[bytes, Any], Any]) -> None:
+        """Open the blocks in which buffers lie on devices; before `open`.
+
+        Args:
+            fetch: makes a block of its handle: a tensor or array, shape (nbytes,), uint8. The second argument is to be
+                held as long as the block is looked at.
+
+        Raises:
+            CorruptMessageError: the body is damaged.
+            ConnectorError: what ``fetch`` raises.
+        """
+        if not self.flags & ON_DEVICE:
+            return
+        try:
+            described, body = unpacked(self._body)
+            for handle, entries in described:
+                block = fetch(handle, self._data)
+                for place, at, nbytes in entries:
+                    if not 0 <= at <= at + nbytes <= block.nbytes:
+                        raise CorruptMessageError("a buffer lies outside its block on a device")
+                    self._places[place] = (block, at, nbytes)
+        except ConnectorError:
+            raise
+        except UNREADABLE as error:
+            raise CorruptMessageError(f"the handles of a message cannot be read: {error}") from error
+        self._body, self.flags = body, self.flags & ~ON_DEVICE
+
     def parts(self) -> tuple[bytes, list[np.ndarray]]:
         """Its body, and its buffers as they are: uint8, shape (nbytes,), views."""
         buffers = [np.frombuffer(data, np.uint8, nbytes, at) for data, at, nbytes in self._places]
@@ -102,10 +136,12 @@ class Arrival:
             revive: applied to payloads whose sender asked for it.
 
         Raises:
-            CorruptMessageError: the body is damaged, or compressed still.
+            CorruptMessageError: the body is damaged, or compressed or on a device still.
         """
         if self.flags & PACKED:
             raise CorruptMessageError("a compressed message came by a path that does not compress")
+        if self.flags & ON_DEVICE:
+            raise CorruptMessageError("a message with device tensors came by a path that opens none")
         try:
             opener = _openers.pop()
         except IndexError:

@@ -15,8 +15,9 @@ LARGE, PAGE = 256 << 10, 4096
 HEAD = struct.Struct("<IIHHIIIQQQ")
 CHECKSUM = struct.Struct("<I")
 PLACE = struct.Struct("<QQ")
-REVIVE, PACKED = 1, 2
-"""Flags: the receiver makes objects of some dicts again, with a hook that it is given; some buffers are compressed."""
+REVIVE, PACKED, ON_DEVICE = 1, 2, 4
+"""Flags: the receiver makes objects of some dicts again, with a hook that it is given; some buffers are compressed;
+some lie on a device, as long as the receiver has the message."""
 
 TENSOR, NDARRAY, IMAGE, BYTES = 1, 2, 3, 4
 """Kinds of msgpack extensions."""

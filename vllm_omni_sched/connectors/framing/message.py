@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +37,8 @@ class Message:
     Attributes:
         body: msgpack of all but the buffers.
         buffers: arrays and tensors that are not in the body.
-        flags: `REVIVE`, `PACKED`.
+        flags: `REVIVE`, `PACKED`, `ON_DEVICE`.
+        done: called by a path of this host, once, when nobody has the message and nobody will get it any more.
         nbytes: of the message when written.
         payload_bytes: of its buffers alone.
         longest: dtype and number of dimensions of its longest array; None without one.
@@ -52,6 +53,7 @@ class Message:
         self.body, self.buffers, self.longest = body, buffers, longest
         self.flags = self.payload_bytes = self.id = 0
         self.next_use_seconds: float | None = None
+        self.done: Callable[[], None] | None = None
         self._places: list[tuple[int, int]] = []
         at = HEAD.size + PLACE.size * len(buffers) + len(self.name) + len(body)
         for buffer in buffers:

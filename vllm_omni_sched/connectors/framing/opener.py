@@ -61,6 +61,8 @@ class Opener:
             if nbytes != expected:
                 raise CorruptMessageError(f"a message says that {nbytes} bytes have the shape {shape}")
             torch = sys.modules["torch"]
+            if isinstance(source, torch.Tensor):  # a block on a device
+                return source[at : at + nbytes].view(dtype).view(shape)
             if not nbytes:
                 return torch.empty(shape, dtype=dtype)
             flat = torch.frombuffer(source, dtype=dtype, count=nbytes // dtype.itemsize, offset=at)

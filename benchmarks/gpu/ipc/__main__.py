@@ -1,0 +1,138 @@
+"""`python -m benchmarks.gpu.ipc`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.ipc import FEWER, MESSAGES, SIZES, THEIRS, VARIANTS
+from benchmarks.gpu.ipc.report import Found, a_round, complaints, record, table
+from benchmarks.gpu.lanes.__main__ import at_least_one, driver, has_gpu
+from benchmarks.harness.child import Child, interrupt_on_terminate
+from benchmarks.harness.provenance import write_result
+from benchmarks.harness.screen import console
+
+NO_GPU = "benchmarks.gpu.ipc needs a CUDA device that torch can use, and there is none here"
+ORDER_BYTES, ORDER_MESSAGES = 16 << 20, 10
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if not has_gpu():
+        print(NO_GPU, file=sys.stderr)
+        raise SystemExit(2)
+    import torch
+
+    interrupt_on_terminate()
+    gpu = torch.cuda.get_device_name()
+    rows = record(measure(options, "cuda:0"), SIZES)
+    console.print(table(rows, gpu))
+    slug = "".join(c if c.isalnum() else "-" for c in gpu.lower())
+    path = write_result(
+        options.out / f"gpu-ipc-{slug}.json",
+        "gpu.ipc",
+        rows,
+        seed=options.seed,
+        gpu={"name": gpu, "driver": driver(), "cuda": torch.version.cuda},
+        workload={"messages": MESSAGES, "rounds": options.rounds, "order": ORDER_MESSAGES},
+    )
+    console.print(str(path))
+    if found := complaints(rows):
+        raise SystemExit("; ".join(found))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.ipc", description=__doc__)
+    parser.add_argument("--sizes", type=sizes, default=list(SIZES), help='of a tensor: "64 KB,1 MB"; default: all')
+    parser.add_argument("--variants", type=variants, default=list(VARIANTS), help="separated by ';'; default: all")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
+    parser.add_argument("--directory", default="/dev/shm", help="of the arena; a large tensor needs room in it")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+def sizes(text: str) -> list[str]:
+    return _chosen(text, ",", list(SIZES), "size")
+
+
+def variants(text: str) -> list[str]:
+    return _chosen(text, ";", list(VARIANTS), "variant")
+
+
+def _chosen(text: str, between: str, known: list[str], what: str) -> list[str]:
+    found = [part.strip() for part in text.split(between) if part.strip()]
+    for one in found:
+        if one not in known:
+            raise argparse.ArgumentTypeError(f"unknown {what} {one!r}; there are {', '.join(known)}")
+    return found
+
+
+def measure(options: argparse.Namespace, device: str) -> Found:
+    """Every variant in every round, in random order; one that this machine cannot run is left out from there on."""
+    order, found, run = random.Random(options.seed), Found(), secrets.token_hex(4)
+    with tempfile.NamedTemporaryFile(prefix="taken-", dir="/dev/shm") as taken:
+        taken.truncate(8)
+        common = [taken.name, device, options.directory, f"bench-{run}"]
+        with (
+            Child("benchmarks.gpu.ipc.peer", ["sender", *common]) as sender,
+            Child("benchmarks.gpu.ipc.peer", ["receiver", *common]) as receiver,
+        ):
+            sender.next_event()
+            receiver.next_event()
+            talk = Talk(sender, receiver)
+            for turn in range(options.rounds):
+                for size in options.sizes:
+                    for variant in order.sample(options.variants, len(options.variants)):
+                        if (size, variant) not in found.refused:
+                            one(talk, found, size, variant, turn)
+                console.print(f"round {turn + 1} of {options.rounds}", highlight=False)
+            for variant in options.variants:
+                in_order(talk, found, variant)
+    return found
+
+
+class Talk:
+    """With both sides; they count messages together."""
+
+    def __init__(self, sender: Child, receiver: Child) -> None:
+        self._sender, self._receiver, self._count = sender, receiver, 0
+
+    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What sender and receiver say; the receiver is asked first, so that it is there when the sender looks."""
+        start, self._count = self._count, self._count + 10_000
+        whole = {**request, "start": start}
+        assert self._receiver.process.stdin is not None
+        self._receiver.process.stdin.write(json.dumps(whole) + "\n")
+        self._receiver.process.stdin.flush()
+        return self._sender.ask(**whole), self._receiver.next_event()
+
+
+def one(talk: Talk, found: Found, size: str, variant: str, turn: int) -> None:
+    messages = max(3, MESSAGES[size] // FEWER) if variant == THEIRS else MESSAGES[size]
+    request = {"variant": variant, "task": "time", "nbytes": SIZES[size], "messages": messages}
+    sent, got = talk.ask({**request, "label": f"{SIZES[size]}-{turn}"})
+    if failed := sent.get("failed") or got.get("failed"):
+        found.refused[size, variant] = failed
+    else:
+        found.rounds.setdefault((size, variant), []).append(a_round(sent, got))
+
+
+def in_order(talk: Talk, found: Found, variant: str) -> None:
+    request = {"variant": variant, "task": "order", "nbytes": ORDER_BYTES, "messages": ORDER_MESSAGES}
+    sent, got = talk.ask({**request, "label": "order"})
+    if failed := sent.get("failed") or got.get("failed"):
+        found.refused["order", variant] = failed
+    else:
+        found.order[variant] = {"messages": ORDER_MESSAGES, "early": sent["early"], "wrong": got["wrong"]}
+
+
+if __name__ == "__main__":
+    main()

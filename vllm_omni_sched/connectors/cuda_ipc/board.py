@@ -1,0 +1,142 @@
+"""What receivers can open, and which senders live: files in the arena's directory, each locked while its maker lives.
+
+A receiver says for each edge it asks for which devices it can see. A sender reads that before it sends a handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.base import Edge, name_of
+
+SEES, SHARES = ".sees", ".shares"
+LISTING_SETTLES = 0.05
+"""Seconds: a directory may change again within the tick of its time stamp."""
+MAX_BYTES = 1 << 16
+
+_decode = msgspec.msgpack.Decoder(list[str]).decode
+
+
+class Board:
+    """Of one process, in the directory of an arena. Its callers hold one lock (see `CudaIpcPath`)."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self._directory, self._clock = directory, clock
+        self._posted: dict[Edge, tuple[frozenset[str], Path, int]] = {}
+        self._own: tuple[Path, int] | None = None
+        self._stamp, self._listed_at = -1, 0.0
+        self._found: dict[str, frozenset[str]] = {}  # what others have posted, by the name of the file
+
+    def post(self, edge: Edge, devices: frozenset[str]) -> None:
+        """Say what this process can open of what comes over an edge; what it said before is forgotten.
+
+        Raises:
+            OSError: no room, no descriptors, or the directory has gone.
+        """
+        before = self._posted.get(edge)
+        if before is not None and before[0] == devices:
+            return
+        path, life = self._make(_digest(edge), SEES, msgspec.msgpack.encode(sorted(devices)))
+        self._posted[edge] = (devices, path, life)
+        if before is not None:
+            _take_away(before[1], before[2])
+
+    def receivers(self, edge: Edge) -> list[frozenset[str]]:
+        """What each living receiver of an edge can open.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        self._list()
+        prefix = _digest(edge)
+        names = [name for name in self._found if name.startswith(prefix)]
+        return [self._found[name] for name in names if meeting.is_alive(self._directory / name)]
+
+    def token(self) -> str:
+        """Names this process as a sender, as long as it lives.
+
+        Raises:
+            OSError: as `post`.
+        """
+        if self._own is None:
+            self._own = self._make("sender", SHARES, b"")
+        return self._own[0].stem
+
+    def is_alive(self, token: str) -> bool:
+        """Whether the sender of that name lives."""
+        return token.isascii() and "/" not in token and meeting.is_alive(self._directory / f"{token}{SHARES}")
+
+    def tidy(self) -> None:
+        """Remove what the dead have left."""
+        for path in (*self._directory.glob(f"*{SEES}"), *self._directory.glob(f"*{SHARES}")):
+            if not meeting.is_alive(path):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Take everything back."""
+        for _, path, life in self._posted.values():
+            _take_away(path, life)
+        self._posted.clear()
+        if self._own is not None:
+            _take_away(*self._own)
+            self._own = None
+
+    def _make(self, prefix: str, suffix: str, content: bytes) -> tuple[Path, int]:
+        token = f"{prefix}-{secrets.token_hex(8)}"
+        unfinished = self._directory / f"{token}{meeting.UNFINISHED}"
+        with contextlib.ExitStack() as undo:
+            fd = meeting.create(unfinished, 0)
+            undo.callback(unfinished.unlink, missing_ok=True)
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+            life = meeting.live(unfinished)
+            undo.callback(meeting.let_go, life)
+            path = unfinished.rename(self._directory / f"{token}{suffix}")
+            undo.pop_all()
+        return path, life
+
+    def _list(self) -> None:
+        stamp, now = os.stat(self._directory).st_mtime_ns, self._clock()
+        if stamp == self._stamp and now - self._listed_at > LISTING_SETTLES:
+            return
+        if stamp != self._stamp:
+            self._stamp, self._listed_at = stamp, now
+        with os.scandir(self._directory) as entries:
+            names = {entry.name for entry in entries if entry.name.endswith(SEES)}
+        self._found = {name: seen for name in names if (seen := self._read(name)) is not None}
+
+    def _read(self, name: str) -> frozenset[str] | None:
+        """None: it has gone meanwhile. What is not ours can open nothing."""
+        if name in self._found:
+            return self._found[name]
+        try:
+            fd = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return frozenset()
+        with os.fdopen(fd, "rb") as file:
+            if not meeting.is_private(file.fileno()):
+                return frozenset()
+            try:
+                return frozenset(_decode(file.read(MAX_BYTES)))
+            except (msgspec.DecodeError, ValueError):
+                return frozenset()
+
+
+def _digest(edge: Edge) -> str:
+    return hashlib.blake2b(name_of(edge, ""), digest_size=16).hexdigest()
+
+
+def _take_away(path: Path, life: int) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    meeting.let_go(life)

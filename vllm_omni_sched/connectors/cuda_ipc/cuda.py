@@ -1,0 +1,152 @@
+"""CUDA IPC: a receiver maps the memory of the sender."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping, TorchCuda
+from vllm_omni_sched.connectors.cuda_ipc.handle import Handle, packed, unpacked
+from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
+from vllm_omni_sched.errors import DeviceLostError
+
+if TYPE_CHECKING:
+    import torch
+
+_here: dict[tuple[str, int], torch.Tensor] = {}
+"""Blocks that this process shares, by token and number: CUDA does not open a handle in the process that made it."""
+_inherited: list[Any] = []
+"""What a forked child must not free."""
+
+
+class CudaShare(DeviceShare):
+    """Blocks mapped by the receiver, in the order of streams.
+
+    The sender records an event behind the copy into a block; the receiver's stream waits for it. A copy that the
+    receiver makes is followed by an event, too: only when the device has passed it does the sender get its block back.
+    A view gives it back when its last tensor goes, after the stream that it was opened on has finished.
+
+    Args:
+        token: names this process as a sender.
+        is_alive: whether the sender of a token lives.
+    """
+
+    def __init__(self, token: Callable[[], str], is_alive: Callable[[str], bool], driver: Driver | None = None) -> None:
+        self._token, self._is_alive, self._driver = token, is_alive, driver or TorchCuda()
+        self._numbers = itertools.count(1)
+        self._exported: dict[tuple[str, int], Exported] = {}
+        self._uuids: list[str] = []
+        self._unopenable: set[str] = set()  # devices that the driver would not open
+        self._openable: frozenset[str] = frozenset()  # the others; asked for until there are some
+        self._released = False
+        self._copying: deque[tuple[Any, Mapping]] = deque()  # an event, and what may be let go behind it
+        self._lock = threading.Lock()  # of `_copying`; never held while something is let go
+
+    def devices(self) -> frozenset[str]:
+        if not self._openable:
+            self._openable = frozenset(self._names()) - self._unopenable
+        return self._openable
+
+    def device_of(self, tensor: torch.Tensor) -> str | None:
+        index = self._driver.index_of(tensor)
+        return self._names()[index] if index is not None else None
+
+    def obstacle(self) -> ShareReason | None:
+        return self._driver.obstacle()
+
+    def allocate(self, like: torch.Tensor, nbytes: int) -> torch.Tensor | ShareReason:
+        index = self._driver.index_of(like)
+        try:
+            return self._driver.allocate(index, nbytes) if index is not None else ShareReason.NO_DEVICE
+        except MemoryError:
+            return ShareReason.NO_MEMORY
+
+    def share(self, block: torch.Tensor) -> bytes | ShareReason:
+        device = self.device_of(block)
+        if device is None:
+            return ShareReason.NO_DEVICE
+        try:
+            token = self._token()
+            exported = self._driver.export(block)
+        except (RuntimeError, OSError):
+            return ShareReason.REFUSED
+        if isinstance(exported, ShareReason):
+            return exported
+        name = (token, next(self._numbers))
+        self._exported[name], _here[name] = exported, block
+        return packed(Handle(*name, device, exported.memory, exported.nbytes, exported.offset, exported.event))
+
+    def open(self, handle: bytes, keep: Any, copy: bool) -> torch.Tensor:
+        said = unpacked(handle)
+        own = _here.get((said.token, said.number))
+        if own is not None:
+            return own.clone() if copy else own
+        names = self._names()
+        if said.device not in names:
+            raise DeviceLostError(
+                f"a tensor lies on device {said.device}, and this process can open memory of {names or 'none'}; let "
+                "the stages of this edge see the same devices, or set the connector's option `cuda_ipc` to null"
+            )
+        if not self._is_alive(said.token):
+            raise DeviceLostError("the process that had a tensor on its device has ended, and the tensor with it")
+        index = names.index(said.device)
+        exported = Exported(said.memory, said.nbytes, said.offset, said.event, (b"", 0))
+        try:
+            mapping = self._driver.map(index, exported, [keep])
+        except (RuntimeError, OSError, ValueError, TypeError) as error:
+            if not self._is_alive(said.token):
+                raise DeviceLostError("the process that had a tensor on its device ended while it was got") from error
+            self._unopenable.add(said.device)
+            self._openable = frozenset()
+            raise DeviceLostError(
+                f"the memory of another process on device {said.device} cannot be opened: {error}; processes in "
+                "containers need one IPC namespace (`docker run --ipc=host`), or the option `cuda_ipc` null"
+            ) from error
+        if not copy:
+            return mapping.block
+        copied = mapping.block.clone()
+        with self._lock:
+            self._copying.append((self._driver.record(index), mapping))
+        self._let_go()
+        return copied
+
+    def release(self, handle: bytes) -> None:
+        said = unpacked(handle)
+        name = (said.token, said.number)
+        exported = self._exported.pop(name, None)
+        if exported is not None:
+            self._released = True
+            self._driver.unexport(exported)
+            del _here[name]
+
+    def collect(self) -> int:
+        if self._released:
+            self._released = False
+            self._driver.collect()
+        return self._let_go()
+
+    def abandon(self) -> None:
+        _inherited.extend((dict(_here), list(self._copying)))
+        _here.clear()
+        self._exported.clear()
+        self._copying, self._lock = deque(), threading.Lock()
+
+    def _let_go(self) -> int:
+        """Of blocks whose copies are made."""
+        gone = 0
+        while True:
+            with self._lock:
+                if not self._copying or not self._copying[0][0].query():
+                    return gone
+                _, mapping = self._copying.popleft()
+            mapping.finished()
+            del mapping
+            gone += 1
+
+    def _names(self) -> list[str]:
+        self._uuids = self._uuids or self._driver.uuids()
+        return self._uuids

@@ -1,0 +1,39 @@
+"""Options of tensors that stay on their device."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_omni_sched.connectors.arena import ArenaOptions
+
+KIB, GIB = 1 << 10, 1 << 30
+
+
+class CudaIpcOptions(BaseModel):
+    """Options of the path from device to device. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_bytes: int = Field(
+        64 * KIB,
+        ge=1,
+        description="Device tensors of a message that have fewer bytes together go through host memory: a handle "
+        "would cost more.",
+    )
+    max_held_bytes: int = Field(
+        2 * GIB,
+        ge=0,
+        description="Device memory that messages on their way may take, per sending process; what is more goes "
+        "through host memory.",
+    )
+    copy_out: bool = Field(
+        True,
+        description="Receivers get copies, made on the device; false: views of the sender's memory, which has to "
+        "live as long as they are looked at.",
+    )
+
+
+class CudaIpcConnectorOptions(CudaIpcOptions):
+    """The same, and those of the arena that messages go through."""
+
+    arena: ArenaOptions = Field(ArenaOptions(), description="Options of the arena that messages go through.")

@@ -1,0 +1,243 @@
+"""The arena, with device tensors that stay where they are."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.connectors.arena import ArenaPath
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Traffic
+from vllm_omni_sched.connectors.cuda_ipc.board import Board
+from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
+from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
+from vllm_omni_sched.connectors.cuda_ipc.sending import Sending
+from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
+from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
+from vllm_omni_sched.errors import ConnectorError, DeviceLostError
+
+logger = logging.getLogger(__name__)
+
+NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
+MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], DeviceShare]
+
+_paths: weakref.WeakSet[CudaIpcPath] = weakref.WeakSet()
+_outlived: list[Any] = []
+"""Blocks that receivers still have when their path closes, and those of the parent of a fork."""
+
+
+def _abandon_paths() -> None:
+    for path in list(_paths):
+        path.abandon()
+
+
+def _close_paths() -> None:
+    for path in list(_paths):
+        path.close()
+
+
+os.register_at_fork(after_in_child=_abandon_paths)
+atexit.register(_close_paths)  # runs before that of the arena, which is registered before
+
+
+def _has_changed(sending: Sending, released: int) -> bool:
+    return sending.released != released
+
+
+def _never() -> bool:
+    return False
+
+
+@lru_cache
+def _say_no_device() -> None:
+    """Once: a stage has several connectors."""
+    logger.warning("%s", NO_DEVICE)
+
+
+def has_cuda() -> bool:
+    """Whether there is a device; it is not taken into use."""
+    import torch
+
+    return bool(torch.backends.cuda.is_built() and torch.cuda.device_count())
+
+
+class CudaIpcPath(Path):
+    """An arena whose messages leave their device tensors on the device.
+
+    1. What was put is copied on the device first: its sender may write to its own tensors at once.
+    2. The copy is held as long as its message is on its way or its receiver looks at it, and no longer: the lease that
+       the arena keeps on the message says so, also when a receiver was killed.
+    3. Where `plan` says no, tensors go through host memory, arrive there, and are counted by reason.
+    4. A sender that closes moves what nobody has got to host memory. One that is killed takes its copies along.
+
+    Args:
+        arena: what messages go through; closed with this path.
+        share: makes the `DeviceShare`, of what names this process and of what tells whether another lives; default:
+            CUDA IPC where there is a device, nothing elsewhere: it warns, and is an arena.
+    """
+
+    name = "cuda_ipc"
+
+    def __init__(
+        self,
+        options: CudaIpcOptions,
+        arena: ArenaPath,
+        share: MakeShare | None = None,
+        clock: Clock = monotonic_seconds,
+    ) -> None:
+        self._options, self._arena = options, arena
+        self._board, self._board_lock = Board(arena.directory, clock), threading.Lock()
+        self._share: DeviceShare | None = None
+        self._sending: Sending | None = None
+        if share is not None or has_cuda():
+            self._share = (share or CudaShare)(self._token, self._is_alive)
+            self._sending = Sending(options, self._share, self._receivers, arena.reap)
+            self._board.tidy()
+        else:
+            _say_no_device()
+        self._closed = False
+        self._opened = self._opened_bytes = self._lost = 0
+        _paths.add(self)
+
+    def put(self, message: Message, deadline: float | None = None) -> int:
+        sending = self._sending
+        if sending is None or self._closed:
+            return self._arena.put(message, deadline)
+        while True:
+            released = sending.released
+            packed = sending.pack(message)
+            sent, parcel = packed.sent, packed.parcel
+            # what waits for host memory because too much is held on the device can go there when that has changed
+            unless = partial(_has_changed, sending, released) if packed.is_held_back else _never
+            try:
+                held_bytes = self._arena.put_unless(sent, deadline, unless)
+            except BaseException:
+                sending.release(parcel)
+                raise
+            if held_bytes is not None:
+                sending.count(packed)
+                return held_bytes + (parcel.nbytes if parcel is not None else 0)
+            sending.release(parcel)
+
+    def get(self, edge: Edge, key: str) -> Arrival | None:
+        """See `Path.get`.
+
+        Raises:
+            DeviceLostError: the device of its tensors cannot be reached, or its sender was killed; it is dropped.
+        """
+        if self._share is not None and not self._closed:
+            self._share.collect()
+            self._post(edge, self._share.devices())
+        arrival = self._arena.get(edge, key)
+        if arrival is not None:
+            try:
+                arrival.fetch(self._open)
+            except DeviceLostError:
+                self._lost += 1
+                raise
+        return arrival
+
+    def holds(self, edge: Edge, key: str) -> bool:
+        return self._arena.holds(edge, key)
+
+    def lease(self, edge: Edge, key: str) -> Lease | None:
+        """See `Path.lease`; its tensors are copied to the host."""
+        lease = self._arena.lease(edge, key)
+        if lease is not None:
+            lease.arrival.fetch(self._own_on_host)
+        return lease
+
+    def discard(self, key: str) -> int:
+        return self._arena.discard(key)
+
+    def reap(self, limit: int | None = None) -> int:
+        gone = self._arena.reap(limit)
+        if self._share is not None and not self._closed:
+            self._share.collect()
+        return gone
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        return {(self.name, edge): traffic for (_, edge), traffic in self._arena.traffic().items()}
+
+    def health(self) -> Health:
+        if self._share is not None and not self._closed:
+            self._share.collect()
+        health = self._arena.health()
+        facts = dict(health.facts)
+        if self._sending is None:
+            return replace(health, reason=health.reason or NO_DEVICE, facts=facts)
+        facts |= self._sending.facts()
+        facts |= {"device_opened": self._opened, "device_opened_bytes": self._opened_bytes, "device_lost": self._lost}
+        return replace(health, facts=facts)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._sending is not None:
+            with contextlib.suppress(ConnectorError):
+                self._arena.reap()
+            self._move_to_host(self._sending)
+            _outlived.extend(self._sending.held())
+        self._arena.close()
+        if self._share is not None:
+            self._share.collect()
+        with self._board_lock:
+            self._board.close()
+
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited: it is the parent's."""
+        self._board_lock, self._closed = threading.Lock(), True
+        if self._sending is not None and self._share is not None:
+            _outlived.extend(self._sending.abandon())
+            self._share.abandon()
+
+    def _move_to_host(self, sending: Sending) -> None:
+        """What nobody has got, so that it can be got when this process and its blocks are gone."""
+        for parcel in sending.held():
+            try:
+                lease = self.lease(parcel.edge, parcel.key)
+                if lease is not None:
+                    self._arena.put(message_of(lease.arrival, parcel.edge, parcel.key))
+                    lease.consume()
+            except RuntimeError as error:  # of the arena, or of a driver that is shutting down
+                self._lost += 1
+                logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
+
+    def _open(self, handle: bytes, keep: Any) -> Any:
+        assert self._share is not None
+        block = self._share.open(handle, keep, self._options.copy_out)
+        self._opened += 1
+        self._opened_bytes += block.numel()
+        return block
+
+    def _own_on_host(self, handle: bytes, keep: Any) -> Any:
+        assert self._share is not None
+        return self._share.open(handle, keep, copy=False).cpu().numpy()
+
+    def _post(self, edge: Edge, devices: frozenset[str]) -> None:
+        """Say what can be opened here; where that cannot be said, senders take host memory."""
+        with self._board_lock, contextlib.suppress(OSError):
+            self._board.post(edge, devices)
+
+    def _receivers(self, edge: Edge) -> Sequence[frozenset[str]]:
+        with self._board_lock:
+            try:
+                return self._board.receivers(edge)
+            except OSError:
+                return ()
+
+    def _token(self) -> str:
+        with self._board_lock:
+            return self._board.token()
+
+    def _is_alive(self, token: str) -> bool:
+        return self._board.is_alive(token)

@@ -1,0 +1,52 @@
+"""Whether device tensors stay on their device. Pure: a snapshot in, a reason out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ShareReason(str, Enum):
+    """Why device tensors went as a handle, or through host memory."""
+
+    SHARED = "shared"  # as a handle; all others are through host memory
+    SMALL = "small"  # fewer bytes than `min_bytes`
+    NO_DEVICE = "no_device"  # nothing here can share them
+    NO_RECEIVER = "no_receiver"  # nobody has asked for messages of the edge yet
+    UNREACHABLE = "unreachable"  # a receiver of the edge cannot see the device
+    HELD = "held"  # messages on their way hold `max_held_bytes`
+    ALLOCATOR = "allocator"  # the allocator's memory cannot be shared: expandable segments, cudaMallocAsync
+    NO_MEMORY = "no_memory"  # none on the device for the copy
+    REFUSED = "refused"  # by the driver, or by the file system where receivers look
+
+
+@dataclass(frozen=True)
+class Load:
+    """Device tensors of one message on one device. ``receivers``: what each receiver of the edge can see."""
+
+    device: str
+    nbytes: int
+    receivers: Sequence[frozenset[str]]
+    held_bytes: int
+    obstacle: ShareReason | None = None
+
+
+def plan(load: Load, min_bytes: int, max_held_bytes: int) -> ShareReason:
+    """How the tensors go.
+
+    1. Few bytes go through host memory.
+    2. A handle goes only to receivers that have said they can open it, all of them: any may get the message.
+    3. What is held is bounded.
+    """
+    if load.nbytes < min_bytes:
+        return ShareReason.SMALL
+    if load.obstacle is not None:
+        return load.obstacle
+    if not load.receivers:
+        return ShareReason.NO_RECEIVER
+    if not all(load.device in seen for seen in load.receivers):
+        return ShareReason.UNREACHABLE
+    if load.held_bytes + load.nbytes > max_held_bytes:
+        return ShareReason.HELD
+    return ShareReason.SHARED

@@ -1,0 +1,170 @@
+"""The sending side: blocks of messages on their way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
+from vllm_omni_sched.connectors.cuda_ipc.parcel import Block, Group, Parcel, copy_to, groups, with_handles
+from vllm_omni_sched.connectors.cuda_ipc.plan import Load, ShareReason, plan
+from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
+from vllm_omni_sched.connectors.framing import PACKED, Message
+
+logger = logging.getLogger(__name__)
+
+WARNED = {ShareReason.UNREACHABLE, ShareReason.ALLOCATOR, ShareReason.REFUSED}
+"""Reasons that somebody may want to change; each is logged once."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What is sent for a message: itself, or a parcel; and how many device tensors go which way."""
+
+    sent: Message
+    parcel: Parcel | None
+    reasons: Counter[ShareReason]
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether more would have been shared if less were held."""
+        return self.reasons[ShareReason.HELD] > 0
+
+
+class Sending:
+    """Makes blocks of device tensors, holds them, and takes them back when their messages are done with.
+
+    Args:
+        receivers: what each receiver of an edge can see.
+        make_room: looks at messages in flight, so that those done with give back their blocks.
+    """
+
+    def __init__(
+        self,
+        options: CudaIpcOptions,
+        share: DeviceShare,
+        receivers: Callable[[Edge], Sequence[frozenset[str]]],
+        make_room: Callable[[], object],
+    ) -> None:
+        self._options, self._share, self._receivers, self._make_room = options, share, receivers, make_room
+        self._lock = threading.Lock()  # of the counts and what is held; the arena is never called with it
+        self._held: dict[int, Parcel] = {}
+        self._held_bytes = 0
+        self.sent_bytes = self.released = 0
+        self.reasons: Counter[ShareReason] = Counter()  # tensors, by how they went
+
+    def pack(self, message: Message) -> Packed:
+        """Make blocks of its device tensors, where `plan` says so."""
+        reasons: Counter[ShareReason] = Counter()
+        blocks: list[Block] = []
+        try:
+            for group in groups(message, self._share.device_of) if not message.flags & PACKED else ():
+                made = self._block(group, message)
+                if isinstance(made, Block):
+                    blocks.append(made)
+                reasons[made if isinstance(made, ShareReason) else ShareReason.SHARED] += len(group.entries)
+            if not blocks:
+                return Packed(message, None, reasons)
+            sent = with_handles(message, blocks)
+        except BaseException:
+            for block in blocks:
+                self._let_go(block)
+            raise
+        nbytes = sum(block.group.nbytes for block in blocks)
+        parcel = Parcel(message.edge, message.key, message.name, blocks, nbytes)
+        sent.done = partial(self.release, parcel)
+        with self._lock:
+            self._held[id(parcel)] = parcel
+        return Packed(sent, parcel, reasons)
+
+    def count(self, packed: Packed) -> None:
+        """It was sent."""
+        with self._lock:
+            for why in WARNED & packed.reasons.keys() - self.reasons.keys():
+                logger.warning("device tensors of %s go through host memory: %s", packed.sent.edge, why.value)
+            self.reasons.update(packed.reasons)
+            self.sent_bytes += packed.parcel.nbytes if packed.parcel is not None else 0
+
+    def release(self, parcel: Parcel | None) -> None:
+        """Nobody will look at its blocks any more. Twice is fine."""
+        with self._lock:
+            if parcel is None or self._held.pop(id(parcel), None) is None:
+                return
+            self.released += 1
+        for block in parcel.blocks:
+            self._let_go(block)
+
+    def held(self) -> list[Parcel]:
+        """Those on their way."""
+        with self._lock:
+            return list(self._held.values())
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        with self._lock:
+            tensors = sum(len(block.group.entries) for parcel in self._held.values() for block in parcel.blocks)
+            other = {why.value: count for why, count in self.reasons.items() if why is not ShareReason.SHARED}
+            return {
+                "device_tensors": self.reasons[ShareReason.SHARED],
+                "device_bytes": self.sent_bytes,
+                "device_held": tensors,
+                "device_held_bytes": self._held_bytes,
+                "device_fallbacks": other,
+            }
+
+    def abandon(self) -> list[Any]:
+        """What a forked child has inherited; it must not be freed there."""
+        self._lock = threading.Lock()
+        inherited = list(self._held.values())
+        self._held.clear()
+        return inherited
+
+    def _block(self, group: Group, message: Message) -> Block | ShareReason:
+        why = self._reserve(group, message.edge)
+        if why is ShareReason.HELD:
+            self._make_room()
+            why = self._reserve(group, message.edge)
+        if why is not ShareReason.SHARED:
+            return why
+        made: Block | ShareReason = ShareReason.REFUSED
+        try:
+            made = self._shared(group, message)
+        finally:
+            if isinstance(made, ShareReason):
+                self._give_back(group)
+        return made
+
+    def _let_go(self, block: Block) -> None:
+        self._give_back(block.group)
+        self._share.release(block.handle)
+
+    def _give_back(self, group: Group) -> None:
+        with self._lock:
+            self._held_bytes -= group.nbytes
+
+    def _reserve(self, group: Group, edge: Edge) -> ShareReason:
+        """Whether to share, and if so, room for it."""
+        worth = group.nbytes >= self._options.min_bytes
+        receivers = self._receivers(edge) if worth else ()
+        obstacle = self._share.obstacle() if worth else None
+        with self._lock:
+            load = Load(group.device, group.nbytes, receivers, self._held_bytes, obstacle)
+            why = plan(load, self._options.min_bytes, self._options.max_held_bytes)
+            if why is ShareReason.SHARED:
+                self._held_bytes += group.nbytes
+        return why
+
+    def _shared(self, group: Group, message: Message) -> Block | ShareReason:
+        like = message.buffers[group.entries[0][0]]
+        memory = self._share.allocate(like, group.nbytes)
+        if isinstance(memory, ShareReason):
+            return memory
+        copy_to(memory, group, message)
+        handle = self._share.share(memory)
+        return handle if isinstance(handle, ShareReason) else Block(handle, memory, group)

@@ -1,0 +1,31 @@
+"""`CudaIpcConnector`: stages of one host, whose device tensors stay on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_omni_sched.connectors.arena import ArenaPath
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcPath
+from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
+from vllm_omni_sched.omni.arena_connector import check_meeting
+from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.extra import options_from_extra
+
+
+class CudaIpcConnector(PathConnector):
+    """See `vllm_omni_sched.connectors.cuda_ipc`. Without a CUDA device it warns, and is an ArenaConnector.
+
+    Args:
+        config: ``extra`` of the connector: fields of `CudaIpcConnectorOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work; the message names it.
+        RendezvousError: the arena's directory cannot be used.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = options_from_extra(CudaIpcConnectorOptions, config, type(self).__name__)
+        check_meeting(options.arena, type(self).__name__)
+        super().__init__(
+            config, lambda: CudaIpcPath(options, ArenaPath(options.arena)), options.arena.put_timeout_seconds
+        )
