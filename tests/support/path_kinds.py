@@ -17,7 +17,8 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.arena import MIB, place, small
-from tests.support.mooncake import Deployment, ReusedClients, why_not
+from tests.support.mooncake import Deployment, why_not
+from tests.support.mooncake_clients import ReusedClients
 from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.mooncake import MooncakePath, store
