@@ -42,7 +42,7 @@ from vllm_omni_sched.connectors.base import Path, Status
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import Way
-from vllm_omni_sched.errors import ConfigError, NoRoomError, PathClosedError
+from vllm_omni_sched.errors import ConfigError, NoRoomError, PathClosedError, RendezvousError
 from vllm_omni_sched.omni.foreign_path import ForeignPath, foreign_ways
 from vllm_omni_sched.plugin import register
 
@@ -129,8 +129,17 @@ class Refusing:
 
     supports_raw_data = False
 
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
     def put(self, *_: Any) -> tuple[bool, int, None]:
+        if self._error is not None:
+            raise self._error
         return False, 0, None
+
+    def get(self, *_: Any) -> None:
+        if self._error is not None:
+            raise self._error
 
     def health(self) -> dict[str, Any]:
         return {"status": "healthy"}
@@ -146,6 +155,14 @@ def test_a_connector_that_refuses_makes_its_path_sick() -> None:
         path.put(make_message(AB, "k", 1))
     assert path.health().status is Status.SICK
     assert path.health().facts["refused"] == 1
+
+
+def test_what_a_connector_raises_is_an_error_of_ours() -> None:
+    path = ForeignPath("bad", Refusing(RuntimeError("out of order")))
+    with pytest.raises(NoRoomError, match=r"refused \d+ bytes on edge a->b: out of order"):
+        path.put(make_message(AB, "k", 1))
+    with pytest.raises(RendezvousError, match="path bad cannot look for 'k' of a->b: out of order"):
+        path.get(AB, "k")
 
 
 @pytest.mark.parametrize(

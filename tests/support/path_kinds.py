@@ -18,7 +18,8 @@ import pytest
 
 from tests.support.arena import MIB, place, small
 from tests.support.host_device import device, without_device
-from tests.support.mooncake import Deployment, ReusedClients, why_not
+from tests.support.mooncake import Deployment, why_not
+from tests.support.mooncake_clients import ReusedClients
 from tests.support.tiers import disk, tiers
 from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Path

@@ -22,7 +22,7 @@ from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing import Way
-from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError
+from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError, RendezvousError
 from vllm_omni_sched.omni.registration import CONNECTORS
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ MAIL = "omni-sched/mail/"
 REMEMBERED = 1 << 14
 """Messages, sent or to be fetched, about which something is remembered."""
 CLOSING_SECONDS = 2.0
+FAILURES = (RuntimeError, OSError, ValueError)
+"""What connectors raise instead of answering."""
 
 
 def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], engine: Mapping[str, Any]) -> list[Way]:
@@ -88,7 +90,11 @@ class ForeignPath(Path):
         edge, key = message.edge, _key(message.name)
         flat = message.to_buffer()
         payload = torch.frombuffer(flat, dtype=torch.uint8) if self._connector.supports_raw_data else bytes(flat)
-        sent, _, metadata = self._connector.put(edge.source, edge.target, key, payload)
+        why = "see its log"
+        try:
+            sent, _, metadata = self._connector.put(edge.source, edge.target, key, payload)
+        except FAILURES as error:
+            sent, metadata, why = False, None, str(error)
         if sent and self._mail is not None:
             try:
                 self._mail.put(make_message(edge, self._mail_key(message.key), metadata), deadline)
@@ -96,9 +102,8 @@ class ForeignPath(Path):
                 self._cleanup(edge, key)
                 raise
         if not sent:
-            self._refusal = (
-                f"{type(self._connector).__name__} refused {message.nbytes} bytes on edge {edge}; see its log"
-            )
+            connector = type(self._connector).__name__
+            self._refusal = f"{connector} refused {message.nbytes} bytes on edge {edge}: {why}"
             self._count(refused=1)
             raise NoRoomError(self._refusal)
         self._refusal = ""
@@ -116,7 +121,10 @@ class ForeignPath(Path):
             metadata = self._where(edge, key, name)
             if metadata is None:
                 return None
-        found = self._connector.get(edge.source, edge.target, _key(name), metadata)
+        try:
+            found = self._connector.get(edge.source, edge.target, _key(name), metadata)
+        except FAILURES as error:
+            raise RendezvousError(f"path {self.name} cannot look for {key[:80]!r} of {edge}: {error}") from error
         if found is None:
             return None
         with self._lock:

@@ -28,6 +28,7 @@ from vllm_omni_sched.errors import (
     NoRoomError,
     PathClosedError,
     ReceiverBehindError,
+    RendezvousError,
 )
 
 logger = logging.getLogger(__name__)
@@ -155,15 +156,22 @@ class RoutedPath(Path):
     def get(self, edge: Edge, key: str) -> Arrival | None:
         if self._closed:
             raise PathClosedError("routing was closed before this get")
+        trouble: RendezvousError | None = None
         for name in self._reaching(edge):
             started = self._clock()
-            found = self._ways[name].path.get(edge, key)
+            try:
+                found = self._ways[name].path.get(edge, key)
+            except RendezvousError as error:  # it may have come another way
+                trouble = error
+                continue
             if found is not None:
                 self._carried.by = name
                 self._got(edge, name, found.nbytes, self._clock() - started)
                 if self._compressor is not None:
                     found.unpack(self._compressor.decompress)
                 return found
+        if trouble is not None:
+            raise trouble
         return None
 
     def holds(self, edge: Edge, key: str) -> bool:

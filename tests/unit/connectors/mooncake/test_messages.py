@@ -14,7 +14,7 @@ from vllm_omni_sched.connectors.base import Edge, Status, name_of
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakePath
 from vllm_omni_sched.connectors.mooncake.names import Names
-from vllm_omni_sched.errors import CorruptMessageError, NoRoomError, PathClosedError
+from vllm_omni_sched.errors import CorruptMessageError, PathClosedError, ReceiverBehindError
 
 pytestmark = pytest.mark.usefixtures("inside")
 EDGE, OTHER = Edge("0", "1"), Edge("1", "2")
@@ -250,7 +250,7 @@ def test_put_waits_for_the_receiver_of_its_edge(shared: Deployment, receiver: Mo
     path = shared.path(max_inflight=2)
     put(path, "w0", 0)
     put(path, "w1", 1)
-    with pytest.raises(NoRoomError, match="max_inflight"):
+    with pytest.raises(ReceiverBehindError, match="max_inflight"):
         put(path, "w2", 2)
     put(path, "elsewhere", 2, OTHER)
     threading.Timer(0.3, lambda: received(receiver, EDGE, "w0")).start()

@@ -14,7 +14,14 @@ from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
 from vllm_omni_sched.connectors.routing.path import Way
 from vllm_omni_sched.connectors.routing.report import REPORT_EVERY
-from vllm_omni_sched.errors import ConfigError, MessageTooLargeError, NoRoomError, PathClosedError, ReceiverBehindError
+from vllm_omni_sched.errors import (
+    ConfigError,
+    MessageTooLargeError,
+    NoRoomError,
+    PathClosedError,
+    ReceiverBehindError,
+    RendezvousError,
+)
 
 EDGE = Edge("0", "1")
 
@@ -176,3 +183,19 @@ def test_closed_is_closed() -> None:
 def test_what_cannot_work_is_refused(ways: list[str], options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RoutedPath([Way(ScriptedPath(name, [0.0]), 0) for name in ways], RoutingOptions(**options))
+
+
+def test_a_path_that_cannot_look_does_not_hide_what_came_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(edges={"0->1": ["near", "far"]})
+    stage.near.fails = NoRoomError("full")
+    stage.sender.put(make_message(EDGE, "k", 1))
+
+    def cannot_look(edge: Edge, key: str) -> None:
+        raise RendezvousError("nobody there")
+
+    monkeypatch.setattr(stage.near, "get", cannot_look)
+    found = stage.receiver.get(EDGE, "k")
+    assert found is not None
+    assert found.open() == 1
+    with pytest.raises(RendezvousError, match="nobody there"):
+        stage.receiver.get(EDGE, "k")
