@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.paths import ScriptedPath
-from vllm_omni_sched.connectors.base import Edge, Status
+from vllm_omni_sched.connectors.base import Edge, Status, Traffic
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
@@ -176,3 +177,26 @@ def test_closed_is_closed() -> None:
 def test_what_cannot_work_is_refused(ways: list[str], options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RoutedPath([Way(ScriptedPath(name, [0.0]), 0) for name in ways], RoutingOptions(**options))
+
+
+def test_it_says_which_path_has_carried_what_this_thread_has_put_or_got_last() -> None:
+    stage = Stage()
+    assert stage.sender.carrier() == "auto", "nothing yet"
+    stage.send()
+    assert (stage.sender.carrier(), stage.receiver.carrier()) == ("near", "near")
+    stage.near.fails = NoRoomError("full")
+    stage.send()
+    assert (stage.sender.carrier(), stage.receiver.carrier()) == ("far", "far")
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(stage.sender.carrier()))
+    thread.start()
+    thread.join()
+    assert elsewhere == ["auto"]
+
+
+def test_reports_that_wait_for_a_sender_are_no_traffic() -> None:
+    stage = Stage()
+    back = Edge("1", "0")
+    stage.near.traffic = lambda: {("near", edge): Traffic() for edge in (EDGE, back)}  # type: ignore[method-assign]
+    stage.send()
+    assert set(stage.sender.traffic()) == {("near", EDGE)}
