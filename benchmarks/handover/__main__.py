@@ -115,7 +115,8 @@ def record(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
 
 def of(one: dict[str, Any], messages: str, part: str, q: float) -> float | None:
     """One quantile of one round, in seconds; None where there were no such messages."""
-    took = [message[part] for message in one["messages"] if message["first"] is (messages == "first")]
+    which = [message for message in one["messages"] if message["first"] is (messages == "first")]
+    took = [message[part] for message in which if message[part] is not None]
     return quantile(took, q) if took else None
 
 

@@ -59,7 +59,7 @@ class HandOver(NamedTuple):
     get_begin: float
     get_end: float
     asked: float  # when its receiver first looked for it
-    floor: float  # seconds of a call that does nothing but let other threads and processes run
+    floor: float | None  # seconds of a call that does nothing but let other threads and processes run; not of all
 
 
 def read(folder: Path) -> tuple[list[HandOver], int, float]:
@@ -74,7 +74,7 @@ def read(folder: Path) -> tuple[list[HandOver], int, float]:
         if got["kind"] == GET and sent is not None:
             times = (float(sent["begin"]), float(sent["end"]), float(got["begin"]), float(got["end"]))
             asked_at = asked.get((got["edge"], got["key"]), float(got["begin"]))
-            found.append(HandOver(got["edge"].decode(), got["key"].decode(), *times, asked_at, floor[got["key"]]))
+            found.append(HandOver(got["edge"].decode(), got["key"].decode(), *times, asked_at, floor.get(got["key"])))
     looks = [s for s in stamps if s["kind"] == LOOKS]
     return found, sum(int(s["begin"]) for s in looks), sum(float(s["end"]) for s in looks)
 

@@ -31,10 +31,10 @@ def test_a_message_is_handed_over_from_when_it_is_wanted(tmp_path: Path) -> None
     stamps = Stamps(tmp_path)
     stamps.write(PUT, "0->1", "a_0_1", 2.0, 3.0)
     stamps.looked("0->1", "a_0_1", 5.0, 5.5)
-    stamps.write(YIELD, "0->1", "a_0_1", 7.0, 7.0)
     stamps.write(GET, "0->1", "a_0_1", 6.0, 7.0)
     times = times_of(read(tmp_path)[0][0])
     assert (times["hand-over"], times["turn"], times["put to got"], times["first"]) == (2.0, 1.0, 5.0, False)
+    assert times["floor"] is None
 
 
 def rounds(scale: float, said: int = 1) -> list[dict[str, Any]]:
