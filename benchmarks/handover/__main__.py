@@ -23,7 +23,7 @@ from dev.omni_cpu.compare import first_difference
 from dev.omni_cpu.distribution import environment
 from dev.omni_cpu.spec import MODES
 
-PARTS = ("hand-over", "put", "get", "put to got", "floor")
+PARTS = ("hand-over", "put", "turn", "get", "put to got", "floor")
 MESSAGES = {"first": "first of a request", "later": "later ones"}
 QUANTILES = {"P50": 0.5, "P99": 0.99}
 
@@ -106,7 +106,7 @@ def record(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
                         continue
                     entry = {"mode": mode, "variant": name, "messages": messages, "part": part, "quantile": label}
                     entry |= Summary.of(own).as_dict(9)
-                    if name != THEIRS and part != "floor":
+                    if name != THEIRS and part != "floor" and all(own):
                         ratios = [a / b for a, b in zip(values[THEIRS], own, strict=True)]
                         entry["theirs_over_it"] = round(quantile(ratios, 0.5), 3)
                     found.append(entry)
@@ -115,7 +115,8 @@ def record(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
 
 def of(one: dict[str, Any], messages: str, part: str, q: float) -> float | None:
     """One quantile of one round, in seconds; None where there were no such messages."""
-    took = [message[part] for message in one["messages"] if message["first"] is (messages == "first")]
+    which = [message for message in one["messages"] if message["first"] is (messages == "first")]
+    took = [message[part] for message in which if message[part] is not None]
     return quantile(took, q) if took else None
 
 

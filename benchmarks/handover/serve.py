@@ -79,6 +79,7 @@ def times_of(message: HandOver) -> dict[str, Any]:
         "edge": message.edge,
         "hand-over": message.get_end - max(message.put_begin, message.asked),
         "put": message.put_end - message.put_begin,
+        "turn": max(0.0, message.get_begin - max(message.put_end, message.asked)),
         "get": message.get_end - message.get_begin,
         "put to got": message.get_end - message.put_begin,
         "floor": message.floor,

@@ -15,6 +15,8 @@ import numpy as np
 
 STAMP = np.dtype([("kind", "u1"), ("edge", "S16"), ("key", "S96"), ("begin", "f8"), ("end", "f8")])
 CAPACITY = 1 << 17
+WRITE_EVERY = 16
+"""Looks in vain, which are many."""
 PUT, GET, ASKED, LOOKS, YIELD = 1, 2, 3, 4, 5
 
 
@@ -43,7 +45,8 @@ class Stamps:
             self.write(ASKED, edge, key, begin, end)
         self._looks += 1
         self._seconds += end - begin
-        self._stamps[0] = (LOOKS, b"", b"", self._looks, self._seconds)
+        if self._looks % WRITE_EVERY == 0:
+            self._stamps[0] = (LOOKS, b"", b"", self._looks, self._seconds)
 
 
 class HandOver(NamedTuple):
@@ -56,7 +59,7 @@ class HandOver(NamedTuple):
     get_begin: float
     get_end: float
     asked: float  # when its receiver first looked for it
-    floor: float  # seconds of a call that does nothing but let other threads and processes run
+    floor: float | None  # seconds of a call that does nothing but let other threads and processes run; not of all
 
 
 def read(folder: Path) -> tuple[list[HandOver], int, float]:
@@ -71,7 +74,7 @@ def read(folder: Path) -> tuple[list[HandOver], int, float]:
         if got["kind"] == GET and sent is not None:
             times = (float(sent["begin"]), float(sent["end"]), float(got["begin"]), float(got["end"]))
             asked_at = asked.get((got["edge"], got["key"]), float(got["begin"]))
-            found.append(HandOver(got["edge"].decode(), got["key"].decode(), *times, asked_at, floor[got["key"]]))
+            found.append(HandOver(got["edge"].decode(), got["key"].decode(), *times, asked_at, floor.get(got["key"])))
     looks = [s for s in stamps if s["kind"] == LOOKS]
     return found, sum(int(s["begin"]) for s in looks), sum(float(s["end"]) for s in looks)
 

@@ -10,7 +10,7 @@ import secrets
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
+from vllm_omni_sched.connectors.arena.misses import Miss, Misses
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.errors import CorruptMessageError
@@ -30,10 +31,6 @@ TELL_EVERY = 64
 """Messages between two times that senders are told what receiving takes."""
 NEW_SENDERS_AFTER = 1e-4
 """Seconds, of real time, between two looks for new senders: less than one takes to appear."""
-LOOK_AGAIN = 0.05
-"""Seconds until a message is looked for again whose senders say that there is nothing new."""
-MISSED = 4096
-"""Messages that were looked for in vain, and are remembered."""
 LISTING_SETTLES = 0.05
 """Seconds: a directory may change again within the tick of its time stamp."""
 
@@ -49,14 +46,6 @@ class InboxCounts:
     foreign: int = 0  # files in the arena that are no outbox of ours
     orphans_expired: int = 0  # messages of dead senders
     orphans_given_back: int = 0  # the same, by receivers that died
-
-
-class _Missed(NamedTuple):
-    """A message that was not there, and what its senders said then."""
-
-    digest: int
-    news: list[int]
-    at: float
 
 
 @dataclass
@@ -142,7 +131,7 @@ class Inbox:
         self._senders: dict[str, _Sender] = {}
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
-        self._missed: dict[bytes, _Missed] = {}
+        self._misses = Misses()
         self._contended = False  # the last look found a message that somebody else was at
         self.counts = InboxCounts()
         self._cost = ReceivingCost()
@@ -154,27 +143,18 @@ class Inbox:
             CorruptMessageError: what lies there under its digest is damaged; it is gone now.
         """
         now = monotonic_seconds()
-        missed = self._missed.get(name)
-        digest = at.digest_of(name) if missed is None else missed.digest
+        digest = self._misses.digest_of(name)
         news = [sender.index.news(digest) for sender in self._senders.values()]  # before it looks
         found = None
-        if missed is None or missed.news != news or now - missed.at > LOOK_AGAIN:
+        if not self._misses.stand(name, news, now):
             self._contended = False
             found = self._find(digest, name)
-            self._remember(name, None if found is not None or self._contended else _Missed(digest, news, now))
+            self._misses.note(name, None if found is not None or self._contended else Miss(digest, news, now))
         if found is None and now - self._looked_at > NEW_SENDERS_AFTER:
             self._looked_at = now
             if self._list():
                 found = self._find(digest, name)
         return found
-
-    def _remember(self, name: bytes, missed: _Missed | None) -> None:
-        if missed is None:
-            self._missed.pop(name, None)
-            return
-        if len(self._missed) >= MISSED:
-            self._missed.clear()
-        self._missed[name] = missed
 
     def bury(self) -> int:
         """Take away outboxes of dead senders from which everything has been got; how many."""

@@ -199,7 +199,10 @@ class RoutedPath(Path):
         return str(getattr(self._carried, "by", self.name))
 
     def traffic(self) -> dict[tuple[str, Edge], Traffic]:
-        return {key: one for way in self._ways.values() for key, one in way.path.traffic().items()}
+        found = [item for way in self._ways.values() for item in way.path.traffic().items()]
+        with self._lock:
+            sent = {edge for edge, _ in self.served_bytes}  # not those with nothing but reports
+        return {(name, edge): one for (name, edge), one in found if edge in sent}
 
     def health(self) -> Health:
         found = {name: way.path.health() for name, way in self._ways.items()}

@@ -280,3 +280,18 @@ def test_what_was_got_outlives_the_path(shared: Deployment, sender: MooncakePath
     path.close()
     gc.collect()
     assert torch.equal(got, torch.arange(100000))
+
+
+def test_what_waits_and_what_was_got_is_told_by_edge(sender: MooncakePath, receiver: MooncakePath) -> None:
+    for key in "ab":
+        put(sender, key, b"x" * 1000)
+    (traffic,) = sender.traffic().values()
+    assert sum(one.nbytes for one in traffic.waiting) >= 2000
+    assert (len(traffic.waiting), traffic.held, traffic.got_at) == (2, [], None)
+    assert received(receiver, EDGE, "a") == b"x" * 1000
+    for _ in range(1000):
+        sender.reap()
+        if (traffic := sender.traffic()[sender.name, EDGE]).got_at is not None:
+            break
+        time.sleep(0.01)
+    assert (len(traffic.waiting), traffic.got_put_at is not None) == (1, True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.paths import ScriptedPath
-from vllm_omni_sched.connectors.base import Edge, Status
+from vllm_omni_sched.connectors.base import Edge, Status, Traffic
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
@@ -199,3 +200,26 @@ def test_a_path_that_cannot_look_does_not_hide_what_came_another_way(monkeypatch
     assert found.open() == 1
     with pytest.raises(RendezvousError, match="nobody there"):
         stage.receiver.get(EDGE, "k")
+
+
+def test_it_says_which_path_has_carried_what_this_thread_has_put_or_got_last() -> None:
+    stage = Stage()
+    assert stage.sender.carrier() == "auto", "nothing yet"
+    stage.send()
+    assert (stage.sender.carrier(), stage.receiver.carrier()) == ("near", "near")
+    stage.near.fails = NoRoomError("full")
+    stage.send()
+    assert (stage.sender.carrier(), stage.receiver.carrier()) == ("far", "far")
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(stage.sender.carrier()))
+    thread.start()
+    thread.join()
+    assert elsewhere == ["auto"]
+
+
+def test_reports_that_wait_for_a_sender_are_no_traffic() -> None:
+    stage = Stage()
+    back = Edge("1", "0")
+    stage.near.traffic = lambda: {("near", edge): Traffic() for edge in (EDGE, back)}  # type: ignore[method-assign]
+    stage.send()
+    assert set(stage.sender.traffic()) == {("near", EDGE)}
