@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 STEPS = 8
 """Buckets per doubling. A quantile is off by half a bucket at most: 4.5 %."""
 SHORTEST, LONGEST = -16, 6  # exponents of 2: 15 µs to 64 s, in seconds; what is outside is in the first or last bucket
+MANY = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -16,24 +17,49 @@ class Times:
     """Seconds of one kind of thing. Several threads may observe; a count may be lost then, which quantiles forgive."""
 
     def __init__(self) -> None:
+        self._new: list[float] = []  # sorted into buckets when somebody asks, or when there are many
         self._counts: Counter[int] = Counter()  # by number of the bucket, which ends at 2 ** (number / STEPS)
-        self.count, self.sum = 0, 0.0
+        self._count, self._sum = 0, 0.0
 
     def observe(self, seconds: float) -> None:
         """Count one; less than nothing is nothing."""
-        number = math.ceil(math.log2(seconds) * STEPS) if seconds > 0 else SHORTEST * STEPS
-        self._counts[min(max(number, SHORTEST * STEPS), LONGEST * STEPS)] += 1
-        self.count += 1
-        self.sum += max(seconds, 0.0)
+        self._new.append(seconds)
+        if len(self._new) >= MANY:
+            self._sort()
 
     def add(self, other: Times) -> None:
         """Count what another has counted, too."""
+        other._sort()
         self._counts.update(other._counts.copy())
-        self.count += other.count
-        self.sum += other.sum
+        self._count += other._count
+        self._sum += other._sum
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        self._sort()
+        return self._count
+
+    @property
+    def sum(self) -> float:
+        """Seconds of all together."""
+        self._sort()
+        return self._sum
+
+    def _sort(self) -> None:
+        while self._new:
+            try:
+                seconds = self._new.pop()
+            except IndexError:  # another thread has sorted it
+                return
+            number = math.ceil(math.log2(seconds) * STEPS) if seconds > 0 else SHORTEST * STEPS
+            self._counts[min(max(number, SHORTEST * STEPS), LONGEST * STEPS)] += 1
+            self._count += 1
+            self._sum += max(seconds, 0.0)
 
     def quantile(self, q: float) -> float | None:
         """The value of that rank, 0 < q <= 1, in seconds; None when nothing was observed."""
+        self._sort()
         counts = sorted(self._counts.copy().items())
         rank, seen = q * sum(count for _, count in counts), 0
         for number, count in counts:
@@ -44,6 +70,7 @@ class Times:
 
     def buckets(self) -> Iterator[tuple[float, int]]:
         """Upper bound in seconds and how many were not above it, one a doubling."""
+        self._sort()
         counts = sorted(self._counts.copy().items())
         for exponent in range(SHORTEST, LONGEST):
             yield 2.0**exponent, sum(count for number, count in counts if number <= exponent * STEPS)

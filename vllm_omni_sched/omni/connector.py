@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
@@ -22,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 REAPED = 64  # messages looked at in one `reap_consumed`
 SHORTEST_LOOK, LONGEST_LOOK = 50e-6, 1e-3  # seconds between two looks for a message
+
+
+@lru_cache(maxsize=1024)
+def _edge(from_stage: str, to_stage: str) -> Edge:
+    return Edge(str(from_stage), str(to_stage))  # vLLM-Omni has numbers, too
 
 
 class PathConnector(SharedMemoryConnector):
@@ -65,7 +71,7 @@ class PathConnector(SharedMemoryConnector):
         """
         started = monotonic_seconds()
         try:
-            message = pack(Edge(str(from_stage), str(to_stage)), put_key, data)
+            message = pack(_edge(from_stage, to_stage), put_key, data)
             self.path.put(message, started + self._put_timeout)
         except ConnectorError as error:
             logger.error("%s: message %r was not sent: %s", type(self).__name__, put_key[:80], error)
@@ -83,7 +89,7 @@ class PathConnector(SharedMemoryConnector):
             CorruptMessageError: it is not what was put; it is gone.
         """
         started = monotonic_seconds()
-        arrival = self.path.get(Edge(str(from_stage), str(to_stage)), get_key)
+        arrival = self.path.get(_edge(from_stage, to_stage), get_key)
         if arrival is None:
             return None
         payload = unpack(arrival)
@@ -140,7 +146,10 @@ class PathConnector(SharedMemoryConnector):
         return Health(status, "; ".join(filter(None, [health.reason, *map(str, found)])), health.facts | facts)
 
     def _took(self, what: str, path: str, seconds: float) -> None:
-        self.times.setdefault((what, path), Times()).observe(seconds)
+        times = self.times.get((what, path))
+        if times is None:
+            times = self.times.setdefault((what, path), Times())
+        times.observe(seconds)
 
     def close(self) -> None:
         """Let go of everything; messages on their way stay for receivers that live."""

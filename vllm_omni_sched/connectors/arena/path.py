@@ -27,7 +27,7 @@ from vllm_omni_sched.errors import (
     RendezvousError,
 )
 
-REAPED_PER_PUT = 8
+REAPED_PER_PUT = 2  # each put adds one
 TUNE_EVERY = 256  # messages
 BURY_EVERY = 5.0  # seconds
 LATELY = 60.0
