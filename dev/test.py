@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +21,19 @@ LOGS = ROOT / ".logs"
 # tests of what knows no vLLM
 PURE = ["benchmarks", "contracts", "docs", "omni", "patches"]
 PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "monitor", "resource")]
-SUITES: dict[str, list[str]] = {
-    ".venv": ["--ignore=tests/upstream"],  # the latest vLLM's own tests judge our classes
-    ".venv-latest": [f"--ignore=tests/{folder}" for folder in PURE],
+FOLDERS = {folder.name for folder in (ROOT / "tests").iterdir() if folder.is_dir()}
+
+
+def _without(*folders: str) -> list[str]:
+    return [f"--ignore=tests/{folder}" for folder in sorted(folders)]
+
+
+SUITES = {  # the parts of one suite run beside each other: both wait a lot
+    # the latest vLLM's own tests judge our classes
+    ".venv": [_without("engine", "upstream"), _without(*FOLDERS - {"engine"})],
+    ".venv-latest": [_without(*PURE)],
 }
-NO_TESTS_COLLECTED = 5
+NO_TESTS_COLLECTED, NOT_FOUND = 5, 4
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,9 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """A selection with PYTEST may well leave one environment without a test, but a whole suite may not."""
-        return self.exit_code == 0 or (self.exit_code == NO_TESTS_COLLECTED and bool(os.environ.get("PYTEST")))
+        """A selection with PYTEST may well leave one part without a test, but a whole suite may not."""
+        chosen = bool(os.environ.get("PYTEST"))
+        return self.exit_code == 0 or (chosen and self.exit_code in (NO_TESTS_COLLECTED, NOT_FOUND))
 
     def __str__(self) -> str:
         counts = [f"{self.passed} passed"]
@@ -62,7 +72,7 @@ def main() -> int:
         outcomes = []
         for number, venv in enumerate(venvs, 1):
             print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
-            outcomes.append(_run(venv))
+            outcomes += _run(venv)
     except KeyboardInterrupt:
         print("\nmake test: interrupted", file=sys.stderr)
         return 130
@@ -84,24 +94,32 @@ def _write_models() -> None:
     write_voxtral_realtime(ROOT / ".models" / "voxtral-realtime")
 
 
-def _run(venv: str) -> Outcome:
-    report = LOGS / f"test{venv}.xml"
-    report.unlink(missing_ok=True)
-    command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}", *SUITES[venv]]
+def _run(venv: str) -> list[Outcome]:
+    """The parts of a suite, at the same time; all but the first tell in the end what they have to say."""
+    parts, arguments = SUITES[venv], shlex.split(os.environ.get("PYTEST", ""))
+    reports = [LOGS / f"test{venv}{'-' + str(number) if number else ''}.xml" for number in range(len(parts))]
     environment = {
         **os.environ,
         "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    command += shlex.split(os.environ.get("PYTEST", ""))
-    pytest = subprocess.Popen(command, cwd=ROOT, env=environment)
-    try:
-        exit_code = pytest.wait()
-    except KeyboardInterrupt:
-        pytest.wait()  # Ctrl-C has reached it as well; it ends its engines
-        raise
-    return _read(report, venv, exit_code)
+    with ExitStack() as open_files:
+        running: list[subprocess.Popen[bytes]] = []
+        for part, report in zip(parts, reports, strict=True):
+            report.unlink(missing_ok=True)
+            command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}", *part, *arguments]
+            said = open_files.enter_context(report.with_suffix(".log").open("wb")) if running else None
+            running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said))
+        try:
+            exit_codes = [pytest.wait() for pytest in running]
+        except KeyboardInterrupt:
+            for pytest in running:
+                pytest.wait()  # Ctrl-C has reached it as well; it ends its engines
+            raise
+    for report in reports[1:]:
+        print(report.with_suffix(".log").read_text(errors="replace"), flush=True)
+    return [_read(report, venv, exit_code) for report, exit_code in zip(reports, exit_codes, strict=True)]
 
 
 def _read(report: Path, venv: str, exit_code: int) -> Outcome:

@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rounds, version = run(mode, options)
         except ChildFailed as failure:
             raise SystemExit(f"{mode}: {failure}") from None
-        compare_answers(rounds)
-        records += record(mode, rounds)
+        records += record(mode, rounds) + answers(mode, rounds)
         console.print(table(mode, records))
     workload = {name: getattr(options, name) for name in ("requests", "rounds", "first_bytes", "later_bytes")}
     path = options.out / f"handover-omni-{version.split('+')[0]}.json"
@@ -85,13 +84,23 @@ def run(mode: str, options: argparse.Namespace) -> tuple[Rounds, str]:
     return rounds, version
 
 
-def compare_answers(rounds: Rounds) -> None:
-    """Raises SystemExit when two rounds answered differently, over whichever connector."""
-    expected = rounds[THEIRS][0]["answers"]
+def answers(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
+    """How many answers are not those of the first round of theirs.
+
+    Few may differ over any connector: who is in a batch with whom depends on time, and sums of floats on that.
+
+    Raises:
+        SystemExit: more than one in a hundred do.
+    """
+    expected, found = rounds[THEIRS][0]["answers"], []
     for name, own in rounds.items():
-        for turn, one in enumerate(own):
-            if difference := first_difference(expected, one["answers"]):
-                raise SystemExit(f"round {turn + 1} over {name} answered something else: {difference}")
+        others = sum(one["answers"][request] != answer for one in own for request, answer in expected.items())
+        found.append({"mode": mode, "variant": name, "answers": len(own) * len(expected), "that_differ": others})
+        console.print(f"{mode}, {name}: {others} of {len(own) * len(expected)} answers differ from the first round's")
+        if others * 100 > len(own) * len(expected):
+            difference = next(filter(None, (first_difference(expected, one["answers"]) for one in own)))
+            raise SystemExit(f"{others} answers over {name} are different, the first: {difference}")
+    return found
 
 
 def record(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
@@ -130,7 +139,9 @@ def table(mode: str, records: list[dict[str, Any]]) -> Table:
             for label in QUANTILES:
                 where = (mode, messages, part, label)
                 line = {
-                    e["variant"]: e for e in records if (e["mode"], e["messages"], e["part"], e["quantile"]) == where
+                    e["variant"]: e
+                    for e in records
+                    if tuple(map(e.get, ("mode", "messages", "part", "quantile"))) == where
                 }
                 if line:
                     shown.add_row(meaning, part, label, *(cell(line[name]) for name in VARIANTS))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.handover import THEIRS, VARIANTS
-from benchmarks.handover.__main__ import compare_answers, record, table
+from benchmarks.handover.__main__ import answers, record, table
 from benchmarks.handover.serve import times_of
 from benchmarks.handover.stamps import GET, PUT, WRITE_EVERY, YIELD, Stamps, read
 
@@ -53,7 +53,12 @@ def test_a_record_has_the_ratio_of_theirs_to_it() -> None:
     assert table("full_payload", found).row_count == 12
 
 
-def test_other_answers_end_the_benchmark() -> None:
-    compare_answers({name: rounds(1.0) for name in VARIANTS})
+def test_answers_that_differ_are_counted_and_many_end_the_benchmark() -> None:
+    same = {name: rounds(1.0) for name in VARIANTS}
+    assert [entry["that_differ"] for entry in answers("full_payload", same)] == [0, 0, 0]
+    many = {str(number): "as always" for number in range(200)}
+    few = same | {name: [{"answers": many}] * 2 for name in VARIANTS}
+    few["ArenaConnector"] = [{"answers": many | {"7": "something else"}}, {"answers": many}]
+    assert [entry["that_differ"] for entry in answers("full_payload", few)] == [0, 1, 0]
     with pytest.raises(SystemExit, match="ArenaConnector"):
-        compare_answers({name: rounds(1.0, said=2 if name == "ArenaConnector" else 1) for name in VARIANTS})
+        answers("full_payload", same | {"ArenaConnector": rounds(1.0, said=2)})

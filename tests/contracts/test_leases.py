@@ -8,29 +8,27 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contracts.test_paths import AB, BC, PATHS, Ends, get, put
-from tests.support.arena import place
+from tests.contracts.test_paths import AB, BC, get, put
+from tests.support.path_kinds import PATHS, Kind, Open
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.framing import Arrival, message_of
 
 
-@pytest.fixture(params=PATHS, ids=lambda opener: opener.__name__)
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
-    with place() as root:
-        ends = Ends(root, request.param)
-        yield ends
-        for end in ends.opened:
-            end.close()
+@pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
+def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
+    kind: Kind = request.param
+    with kind() as open_end:
+        yield open_end
 
 
 @pytest.fixture
-def sender(ends: Ends) -> Path:
-    return ends.open()
+def sender(open_end: Open) -> Path:
+    return open_end()
 
 
 @pytest.fixture
-def receiver(ends: Ends) -> Path:
-    return ends.open()
+def receiver(open_end: Open) -> Path:
+    return open_end()
 
 
 def test_holds_says_what_waits(sender: Path, receiver: Path) -> None:
@@ -40,7 +38,7 @@ def test_holds_says_what_waits(sender: Path, receiver: Path) -> None:
         assert sender.holds(AB, "k")
         assert not sender.holds(BC, "k")
         assert not receiver.holds(AB, "k")  # it has not put it
-        held = receiver.get(AB, "k")
+        held = get(receiver, "k")
         assert not sender.holds(AB, "k")
         del held
     put(sender, "k", 2)

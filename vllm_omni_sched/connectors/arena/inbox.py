@@ -8,19 +8,19 @@ import logging
 import os
 import secrets
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
-from vllm_omni_sched.connectors.arena.memory import Memory, open_private
+from vllm_omni_sched.connectors.arena.layout import Record, State
+from vllm_omni_sched.connectors.arena.memory import open_private
 from vllm_omni_sched.connectors.arena.misses import Miss, Misses
+from vllm_omni_sched.connectors.arena.peer import Peer, layout_of, mapped
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.errors import CorruptMessageError
@@ -46,57 +46,6 @@ class InboxCounts:
     foreign: int = 0  # files in the arena that are no outbox of ours
     orphans_expired: int = 0  # messages of dead senders
     orphans_given_back: int = 0  # the same, by receivers that died
-
-
-@dataclass
-class _Sender:
-    """Somebody's outbox, mapped."""
-
-    path: Path
-    memory: Memory
-    layout: Layout
-    index: Index
-    pools: dict[int, Memory] = field(default_factory=dict)
-
-    def region(self, record: Record) -> memoryview:
-        """Where a message lies.
-
-        Raises:
-            CorruptMessageError: it is said to lie outside the outbox.
-        """
-        if record.pool == RING:
-            raise CorruptMessageError("a message has moved while it was looked at")
-        memory, start = self._pool(record.pool), record.offset
-        there = min(len(memory.view), os.fstat(memory.fd).st_size)
-        end = start + record.nbytes
-        if not record.nbytes or end > there:
-            raise CorruptMessageError("a message is said to lie outside its outbox")
-        return memory.view[start : start + record.nbytes]
-
-    def _pool(self, number: int) -> Memory:
-        if number not in self.pools:
-            fd = open_private(self.path.parent / f"{self.path.stem}.{number}{meeting.POOL}")
-            if fd is None:
-                raise CorruptMessageError("a message is said to lie in a pool that is not there")
-            nbytes = os.fstat(fd).st_size
-            if not nbytes or not meeting.is_private(fd):
-                os.close(fd)
-                raise CorruptMessageError("a message is said to lie in a pool that is none")
-            self.pools[number] = mapped(fd, nbytes)
-        return self.pools[number]
-
-    def close(self) -> None:
-        for memory in (*self.pools.values(), self.memory):
-            memory.close()
-
-
-def mapped(fd: int, nbytes: int) -> Memory:
-    """Somebody's file, mapped; its descriptor is closed if it cannot be."""
-    try:
-        return Memory(fd, nbytes, nbytes)
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 class Inbox:
@@ -128,7 +77,7 @@ class Inbox:
         self._pid = os.getpid()
         self._leases: set[int] = set()  # numbers of those that have not ended
         self._closed = False
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[str, Peer] = {}
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
         self._misses = Misses()
@@ -256,7 +205,7 @@ class Inbox:
             with contextlib.suppress(OSError):
                 tuning.tell(self.path, limit)
 
-    def _take(self, sender: _Sender, slot: int, record: Record, name: bytes) -> Arrival:
+    def _take(self, sender: Peer, slot: int, record: Record, name: bytes) -> Arrival:
         copied, started = self._copy_out, self._clock()
         try:
             region = sender.region(record)
@@ -318,26 +267,15 @@ class Inbox:
         if fd is None:
             return
         nbytes = os.fstat(fd).st_size
-        layout = _layout_of(fd, nbytes)
+        layout = layout_of(fd, nbytes)
         if layout is None:
             os.close(fd)
             self._ignore(entry)
             return
         memory = mapped(fd, nbytes)
-        self._senders[entry.name] = _Sender(Path(entry.path), memory, layout, Index(memory, layout))
+        self._senders[entry.name] = Peer(Path(entry.path), memory, layout, Index(memory, layout))
 
     def _ignore(self, entry: os.DirEntry[str]) -> None:
         self._ignored.add(entry.name)
         self.counts.foreign += 1
         logger.error("%s is no outbox of this arena and is left alone", entry.path)
-
-
-def _layout_of(fd: int, nbytes: int) -> Layout | None:
-    """Of somebody's outbox; None when it is none."""
-    if not meeting.is_private(fd) or nbytes < at.PAGE:
-        return None
-    magic, version, slots, ring, ring_bytes, _ = at.HEAD.unpack(os.pread(fd, at.HEAD.size, 0))
-    if (magic, version) != (at.MAGIC, at.VERSION) or not 0 < slots <= 1 << 20:
-        return None
-    layout = Layout.of(slots, ring_bytes)
-    return layout if (layout.slots, layout.ring, layout.nbytes) == (slots, ring, nbytes) else None

@@ -6,12 +6,11 @@ import contextlib
 import logging
 import os
 import secrets
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
 from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.connectors.arena.sent import OutboxCounts, Sent
 from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
@@ -34,39 +34,6 @@ logger = logging.getLogger(__name__)
 POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
 ALIVE_FOR = 0.5
 """Seconds: a receiver that was found alive is not asked again."""
-
-
-class Sent(NamedTuple):
-    """A message on its way: ``held_bytes`` of room for its ``nbytes``."""
-
-    slot: int
-    edge: Edge
-    key: str
-    name: bytes
-    pool: int
-    offset: int
-    nbytes: int
-    held_bytes: int
-    put_at: float
-    done: Callable[[], None] | None
-
-
-@dataclass
-class OutboxCounts:
-    """What has become of messages."""
-
-    put: int = 0
-    put_bytes: int = 0
-    inline: int = 0
-    consumed: int = 0
-    replaced: int = 0
-    discarded: int = 0  # with those that were got, and given back by receivers that died
-    expired: int = 0
-    given_back: int = 0  # by receivers that died
-    refused: int = 0
-    damaged: int = 0  # in the index, by somebody else
-    waiting: Counter[Edge] = field(default_factory=Counter)  # messages that nobody has got, as far as is known
-    waiting_bytes: Counter[Edge] = field(default_factory=Counter)
 
 
 class Outbox:

@@ -78,6 +78,11 @@ class Outbox:
         except RendezvousError:
             return True
 
+    def is_put_again(self, name: bytes, generation: int) -> bool:
+        """Whether the last message of that name is a later one."""
+        sent = self._books.by_name.get(name)
+        return sent is not None and sent.generation != generation
+
     def reap(self, limit: int | None = None) -> int:
         """Ask the master about ``limit`` messages, and take back the room of those that are gone; how many.
 

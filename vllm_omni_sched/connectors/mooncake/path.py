@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
@@ -127,9 +128,15 @@ class MooncakePath(Path):
             if not self.holds(edge, key):
                 return None
             if (found := super().lease(edge, key)) is not None:
-                return found
+                return self._unless_put_again(found, name_of(edge, key))
             self._sleep(self._options.poll_seconds)  # `get` does not look for one name all the time
         return None
+
+    def _unless_put_again(self, lease: Lease, name: bytes) -> Lease:
+        def give_back() -> bool:
+            return not self._outbox.is_put_again(name, lease.arrival.generation) and lease.give_back()
+
+        return replace(lease, give_back=give_back)
 
     def discard(self, key: str) -> int:
         if self._closed or self._is_in_a_child():

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, Processes, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, meeting
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, meeting, peer
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
@@ -149,12 +149,14 @@ def test_a_receiver_without_descriptors_or_memory_can_get_a_message_later(
     sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
     real = inbox.open_private
     for works in (lambda path: path.suffix == meeting.OUTBOX, lambda path: False):
-        monkeypatch.setattr(inbox, "open_private", lambda path, works=works: real(path) if works(path) else fails())
+        for room in (inbox, peer):
+            monkeypatch.setattr(room, "open_private", lambda path, works=works: real(path) if works(path) else fails())
         with pytest.raises(RendezvousError, match=r"cannot look for messages in .*: Too many open files"):
             receiver.get(EDGE, "k")
         clock.now += 0.2  # after which time stamps are believed
-    monkeypatch.setattr(inbox, "open_private", real)
-    monkeypatch.setattr(inbox, "Memory", fails)
+    for room in (inbox, peer):
+        monkeypatch.setattr(room, "open_private", real)
+    monkeypatch.setattr(peer, "Memory", fails)
     with pytest.raises(RendezvousError, match="Too many open files"):
         receiver.get(EDGE, "k")
     monkeypatch.undo()
