@@ -11,12 +11,21 @@ import torch
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
+from pydantic import BaseModel
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
+from tests.support.paths import ScriptedPath
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
+from vllm_omni_sched.connectors.auto import AutoOptions
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions
+from vllm_omni_sched.connectors.watch import WatchOptions
+from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni
@@ -158,6 +167,18 @@ def test_the_composite_has_device_memory_in_place_of_the_arena() -> None:
     connector.close()
     with pytest.raises(ValueError, match="needs the arena"):
         make("OmniAutoConnector", arena=None, cuda_ipc={})
+
+
+@pytest.mark.parametrize(
+    "options", [ArenaOptions, AutoOptions, CudaIpcOptions, MooncakeOptions], ids=lambda o: o.__name__
+)
+def test_every_option_is_taken(options: type[BaseModel]) -> None:
+    """Also beside those of the watch, which are in the same place."""
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in options.model_fields.items()}
+    extra = {**defaults, "stall_seconds": 1.5, "leak_seconds": 2.5}
+    options_from_extra(options, extra, "C")
+    connector = PathConnector({"stage_id": 0, **extra}, lambda: ScriptedPath("scripted", [0.0]), 1.0)
+    assert connector.watch.options == WatchOptions(stall_seconds=1.5, leak_seconds=2.5)
 
 
 def test_options_of_models_stay_theirs() -> None:

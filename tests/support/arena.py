@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, index, meeting
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, meeting
+from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
@@ -200,18 +201,14 @@ class Actor:
 
     def die_at_state(self, state: int) -> None:
         """Be killed where a slot would get this state."""
-        real = index.STATE
+        real = Index._set
 
-        class Deadly:
-            unpack_from = real.unpack_from
+        def deadly(self: Index, slot: int, to: int) -> None:
+            if to == state:
+                die()
+            real(self, slot, to)
 
-            @staticmethod
-            def pack_into(buffer: Any, at: int, value: int) -> None:
-                if value == state:
-                    die()
-                real.pack_into(buffer, at, value)
-
-        index.STATE = Deadly  # type: ignore[assignment, misc]
+        Index._set = deadly  # type: ignore[method-assign]
 
     def die_halfway_through(self, key: str, nbytes: int) -> None:
         """Be killed when half of a message is written."""

@@ -30,6 +30,6 @@ def write_to_record(directory: Path, state: int, at: int, written: bytes) -> Non
     sizes = Layout.of(slots, ring_bytes)
     with open(outbox, "r+b") as file:
         content = file.read()
-        (slot,) = (i for i in range(slots) if layout.STATE.unpack_from(content, sizes.record_at(i))[0] == state)
+        (slot,) = (i for i in range(slots) if layout.RECORD.unpack_from(content, sizes.record_at(i))[0] == state)
         file.seek(sizes.record_at(slot) + at)
         file.write(written)

@@ -25,6 +25,8 @@ from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.mooncake import MooncakePath, store
 
+POOL = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
+
 Open = Callable[[], Path]
 Kind = Callable[[], AbstractContextManager[Open]]
 
@@ -46,8 +48,7 @@ class Opened:
 
 @contextmanager
 def arena(**options: Any) -> Iterator[Open]:
-    pool = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
-    with place() as root, closing(Opened(lambda: ArenaPath(small(root, image=pool, **options)))) as opened:
+    with place() as root, closing(Opened(lambda: ArenaPath(small(root, image=POOL, **options)))) as opened:
         yield opened
 
 

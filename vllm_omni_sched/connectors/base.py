@@ -23,10 +23,18 @@ class Edge(NamedTuple):
         return f"{self.source}->{self.target}"
 
 
-@lru_cache(maxsize=4096)  # receivers ask for the same ones again and again
 def name_of(edge: Edge, key: str) -> bytes:
     """Edge and key in one, different for different ones: every part has its length in front."""
+    return _name(edge, key) if len(key) > LONG_KEY else _cached_name(edge, key)
+
+
+def _name(edge: Edge, key: str) -> bytes:
     return _prefix(edge) + key.encode("utf-8", "surrogatepass")
+
+
+_cached_name = lru_cache(maxsize=4096)(_name)  # receivers ask for the same ones again and again
+LONG_KEY = 256
+"""Characters: longer keys are not remembered."""
 
 
 @lru_cache(maxsize=1024)

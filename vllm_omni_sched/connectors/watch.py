@@ -77,14 +77,14 @@ class Watch:
     """
 
     def __init__(self, options: WatchOptions) -> None:
-        self._options = options
+        self.options = options
         self.current: dict[tuple[Alarm, str, Edge], Finding] = {}
         self.counts: Counter[tuple[Alarm, Edge]] = Counter()  # of occurrences
 
     def look(self, traffic: Mapping[tuple[str, Edge], Traffic], now: float) -> list[Finding]:
         """What is wrong now and was not before."""
         stalled = {(path, edge) for alarm, path, edge in self.current if alarm is Alarm.STALL}
-        found = {one.where: one for one in findings(traffic, self._options, stalled, now)}
+        found = {one.where: one for one in findings(traffic, self.options, stalled, now)}
         new = [one for where, one in found.items() if where not in self.current]
         self.counts.update((one.alarm, one.edge) for one in new)
         self.current = found

@@ -45,8 +45,7 @@ class PathConnector(SharedMemoryConnector):
     def __init__(self, config: dict[str, Any], path: Callable[[], Path], put_timeout_seconds: float) -> None:
         super().__init__(config)
         self._put_timeout = put_timeout_seconds
-        watch_options = options_from_extra(WatchOptions, config, type(self).__name__)
-        self.watch = Watch(watch_options)
+        self.watch = Watch(options_from_extra(WatchOptions, config, type(self).__name__, beside=True))
         self._watching = threading.Lock()
         self.times: dict[tuple[str, str], Times] = {}  # by one of `TIMES` and the path
         self._path: Path | None = path()

@@ -16,17 +16,20 @@ ENGINES = frozenset({"stage_id", "role", "from_stage", "to_stage", "replica_id",
 Options = TypeVar("Options", bound=BaseModel)
 
 
-def options_from_extra(model: type[Options], extra: dict[str, Any], connector: str) -> Options:
+def options_from_extra(model: type[Options], extra: dict[str, Any], connector: str, beside: bool = False) -> Options:
     """Our options out of ``extra``.
 
     Models of vLLM-Omni keep options of their own there (``codec_chunk_frames``), so a key that we do not know is an
     error only when it looks like one of ours.
 
+    Args:
+        beside: these are in there beside those of another model, for which keys were looked at.
+
     Raises:
         ConfigError: an option is misspelt, of the wrong type or out of range; the message names it and the fix.
     """
     own, known = model.model_fields, {*model.model_fields, *WatchOptions.model_fields}
-    for key in extra.keys() - known - ENGINES:
+    for key in () if beside else extra.keys() - known - ENGINES:
         near = get_close_matches(key, known, n=1, cutoff=0.8)
         if near:
             raise ConfigError(f"{connector}: unknown option {key!r} in `extra`; did you mean {near[0]!r}?")

@@ -45,6 +45,9 @@ FACTS = (
     Fact("discarded", "connector_discarded_messages", CounterMetricFamily, "Messages of aborted requests, taken back."),
     Fact("expired", "connector_expired_messages", CounterMetricFamily, "Messages that nobody got in time."),
     Fact("given_back", "connector_given_back_messages", CounterMetricFamily, "Messages whose receiver died."),
+    Fact("orphans_given_back", "connector_orphans_given_back_messages", CounterMetricFamily, "Both sides died."),
+    Fact("orphans_expired", "connector_orphans_expired_messages", CounterMetricFamily, "Nobody got them; sender died."),
+    Fact("damaged", "connector_damaged_messages", CounterMetricFamily, "Messages whose slot somebody has damaged."),
     Fact("corrupt", "connector_corrupt_messages", CounterMetricFamily, "Messages that were not what was put."),
     Fact("raw_bytes", "connector_compressor_in_bytes", CounterMetricFamily, "Buffers that were looked at, in bytes."),
     Fact("packed_bytes", "connector_compressor_out_bytes", CounterMetricFamily, "What they became, raw or compressed."),
@@ -66,6 +69,9 @@ FACTS = (
     Fact("in_flight", "connector_in_flight_messages", GaugeMetricFamily, "Messages on their way now."),
     Fact("used_bytes", "connector_pool_used_bytes", GaugeMetricFamily, "Room given out.", "pool"),
     Fact("capacity_bytes", "connector_pool_capacity_bytes", GaugeMetricFamily, "Room set aside.", "pool"),
+    Fact(
+        "fragmentation", "connector_pool_fragmentation", GaugeMetricFamily, "0: what is free is in one piece.", "pool"
+    ),
     Fact("tier_messages", "connector_tier_messages", GaugeMetricFamily, "Messages that wait in a tier.", "tier"),
     Fact("tier_bytes", "connector_tier_bytes", GaugeMetricFamily, "Bytes of them.", "tier"),
     Fact("moved", "connector_moved_messages", CounterMetricFamily, "Moves between tiers, and why.", "move"),
@@ -145,7 +151,8 @@ def _values(fact: Fact, facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
     if fact.label == "pool":
         pools = facts.get("pools", {}) | ({"ring": facts["ring"]} if "ring" in facts else {})
         for pool, own in pools.items():
-            yield (pool,), float(own[fact.fact])
+            if fact.fact in own:  # what goes inline is in no pieces
+                yield (pool,), float(own[fact.fact])
     elif fact.label is not None:
         for label, value in facts.get(fact.fact, {}).items():
             yield (label,), float(value)

@@ -80,6 +80,7 @@ class Inbox:
         self._senders: dict[str, Peer] = {}
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
+        self._owed: list[tuple[Index, int]] = []  # messages to give back
         self._misses = Misses()
         self._contended = False  # the last look found a message that somebody else was at
         self.counts = InboxCounts()
@@ -91,6 +92,8 @@ class Inbox:
         Raises:
             CorruptMessageError: what lies there under its digest is damaged; it is gone now.
         """
+        if self._owed:  # its sender was at it
+            self._owed = [one for one in self._owed if self._owes(*one)]
         now = monotonic_seconds()
         digest = self._misses.digest_of(name)
         news = [sender.index.news(digest) for sender in self._senders.values()]  # before it looks
@@ -116,6 +119,7 @@ class Inbox:
             states = sender.index.columns().state
             if not np.isin(states, (State.READY, State.LEASED)).any():
                 meeting.remove_member(sender.path)
+                self._owed = [one for one in self._owed if one[0] is not sender.index]
                 sender.close()
                 del self._senders[name]
                 gone += 1
@@ -138,6 +142,7 @@ class Inbox:
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+        self._owed.clear()
 
     def _leave(self) -> None:
         with contextlib.suppress(IndexError):  # two threads may drop the last two views at once
@@ -167,6 +172,12 @@ class Inbox:
             if number != self.holder and not meeting.is_alive(self._directory / f"{number:016x}{meeting.INBOX}"):
                 for slot in np.flatnonzero(leased & (holder == number)).tolist():
                     self.counts.orphans_given_back += index.give_back(slot, number)
+
+    def _owes(self, index: Index, slot: int) -> bool:
+        if index.give_back(slot, self.holder):
+            return False
+        record = index.record(slot)
+        return record.state == State.LEASED and record.holder == self.holder
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
@@ -219,7 +230,8 @@ class Inbox:
             self.counts.corrupt += 1
             raise
         except BaseException:  # no memory, no descriptors: it can be got when there are some
-            sender.index.give_back(slot, self.holder)
+            if not sender.index.give_back(slot, self.holder):
+                self._owed.append((sender.index, slot))
             raise
         if copied:
             self.counts.copied_bytes += record.nbytes

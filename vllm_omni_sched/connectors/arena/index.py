@@ -23,7 +23,6 @@ from vllm_omni_sched.connectors.arena.layout import (
     RECORD,
     RECORD_BYTES,
     RING,
-    STATE,
     Layout,
     Record,
     State,
@@ -33,6 +32,7 @@ from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
 from vllm_omni_sched.errors import CorruptMessageError
 
 Read = TypeVar("Read")
+WORDS = RECORD_BYTES // 4  # of a record; the first is its state
 
 FREE, READY, LEASED, CONSUMED = (int(state) for state in State)  # an enumeration is slow to look up
 
@@ -59,6 +59,7 @@ class Index:
         rows = words.reshape(layout.slots, RECORD_BYTES // 8)
         self._columns = Columns(rows.view("<u4")[:, 0], rows[:, HOLDER_AT // 8], rows.view("<f8")[:, PUT_AT // 8])
         self._buckets, self._records = layout.buckets, layout.records
+        self._words, self._first = self._map.cast("I"), layout.records // 4
         self._locks = ByteLocks(memory.fd)
         self._order = threading.Lock()
 
@@ -91,8 +92,17 @@ class Index:
 
     def state(self, slot: int) -> int:
         """Of a slot, now."""
-        (state,) = STATE.unpack_from(self._map, self._records + slot * RECORD_BYTES)
-        return int(state)
+        return self._words[self._first + slot * WORDS]
+
+    def settled(self, slot: int) -> int | None:
+        """Of a slot, while nobody is at it; None when somebody is."""
+        at = self.layout.record_at(slot)
+        if not self._locks.acquire(at):
+            return None
+        try:
+            return self.state(slot)
+        finally:
+            self._locks.release(at)
 
     def columns(self) -> Columns:
         """What all slots say now."""
@@ -107,7 +117,7 @@ class Index:
             RECORD.pack_into(self._map, at, *record)
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # released and taken again: no processor shows what follows before what went before
-            STATE.pack_into(self._map, at, READY)
+            self._set(slot, READY)
         self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
@@ -126,7 +136,7 @@ class Index:
 
     def free(self, slot: int) -> None:
         """Empty a slot that is nobody's any more."""
-        STATE.pack_into(self._map, self.layout.record_at(slot), FREE)
+        self._set(slot, FREE)
         DIGEST.pack_into(self._map, self.layout.digest_at(slot), 0)
 
     def give_back(self, slot: int, holder: int) -> bool:
@@ -138,12 +148,16 @@ class Index:
             record = self.record(slot)
             if record.state != LEASED or record.holder != holder:
                 return False
-            STATE.pack_into(self._map, at, READY)
+            self._set(slot, READY)
         finally:
             self._locks.release(at)
         (digest,) = DIGEST.unpack_from(self._map, self.layout.digest_at(slot))
         self._tell(digest)
         return True
+
+    def _set(self, slot: int, state: int) -> None:
+        """One store: `Struct.pack_into` writes zeros first, and others look without a lock."""
+        self._words[self._first + slot * WORDS] = state
 
     def _tell(self, digest: int) -> None:
         with self._order:
@@ -181,25 +195,29 @@ class Index:
                     raise CorruptMessageError("a message is said to lie outside its outbox")
                 found = read(bytearray(self._map[start : start + nbytes]), generation, put_at)
             except CorruptMessageError:
-                STATE.pack_into(self._map, at, CONSUMED)
+                self._set(slot, CONSUMED)
                 raise
-            STATE.pack_into(self._map, at, CONSUMED)
+            self._set(slot, CONSUMED)
             return found
         finally:
             self._locks.release(at)
 
-    def claim(self, slot: int, digest: int, holder: int) -> Record | None:
-        """Lease a message to ``holder``; None when it is not there to be had any more, or somebody is at it."""
+    def claim(self, slot: int, digest: int, holder: int, inline: bool = False) -> Record | None:
+        """Lease a message to ``holder``; None when it is not there to be had any more, or somebody is at it.
+
+        Args:
+            inline: also one in the ring, which its sender alone may lease: receivers `take` it.
+        """
         at = self._records + slot * RECORD_BYTES
         if not self._locks.acquire(at):
             return None
         try:
             record = self.record(slot)
             (found,) = DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size)
-            if record.state != READY or found != digest:
+            if record.state != READY or found != digest or (record.pool == RING and not inline):
                 return None
             DIGEST.pack_into(self._map, at + HOLDER_AT, holder)
-            STATE.pack_into(self._map, at, LEASED)
+            self._set(slot, LEASED)
             return record
         finally:
             self._locks.release(at)
@@ -208,4 +226,4 @@ class Index:
         """End a lease: the sender may have the room again."""
         record = self.record(slot)
         if record.state == LEASED and record.generation == generation and record.holder == holder:
-            STATE.pack_into(self._map, self.layout.record_at(slot), CONSUMED)
+            self._set(slot, CONSUMED)

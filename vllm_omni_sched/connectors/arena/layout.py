@@ -21,7 +21,7 @@ MAGIC, VERSION = b"vosarena", 1
 PAGE = 4096
 HEAD = struct.Struct("<8sIIQQI")
 RECORD = struct.Struct("<IIIIQQQd")
-STATE = POOL = struct.Struct("<I")
+POOL = struct.Struct("<I")
 RECORD_BYTES = 64
 BUCKET = 16
 DIGEST = struct.Struct("<Q")
@@ -50,6 +50,8 @@ class Record(NamedTuple):
 
 
 POOL_AT, HOLDER_AT, PUT_AT = 8, 32, 40  # within a record
+LONG_NAME = 512
+"""Bytes: longer names are not remembered."""
 RING = 0
 """Number of what is no pool: the room for small messages in the outbox itself."""
 NEWS, NEWS_AT, NEWS_KINDS = struct.Struct("<I"), 1024, 256
@@ -87,10 +89,16 @@ class Layout(NamedTuple):
         return self.records + slot * RECORD_BYTES
 
 
-@lru_cache(maxsize=1024)
 def digest_of(name: bytes) -> int:
     """64 bits of a name, never 0. Who finds a message by it compares the name in the message."""
+    return _digest(name) if len(name) > LONG_NAME else _cached_digest(name)
+
+
+def _digest(name: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
+
+
+_cached_digest = lru_cache(maxsize=1024)(_digest)
 
 
 def buckets_of(digest: int, buckets: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ A process is alive as long as it holds the lock of its file; the kernel lets go 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -182,13 +183,15 @@ def let_go(fd: int) -> None:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether the process whose file this is runs still; in an arena that was removed: yes, for all we know."""
+    """Whether the process whose file this is runs still; yes, for all we know, where that cannot be seen: in an arena
+    that was removed, or when this process has no descriptor left.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return not path.parent.exists()
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR)  # no file of ours
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

@@ -38,7 +38,7 @@ class Misses:
 
     def note(self, name: bytes, miss: Miss | None) -> None:
         """Remember a look in vain; None forgets it."""
-        if miss is None:
+        if miss is None or len(name) > at.LONG_NAME:
             self._misses.pop(name, None)
             return
         if len(self._misses) >= REMEMBERED:

@@ -78,6 +78,8 @@ class Outbox:
         self._held_since: dict[int, float] = {}  # slots that are known to be leased
         self._last: dict[Edge, Traffic] = {}  # what was got last
         self._unwanted: set[int] = set()  # leased slots whose message was discarded or replaced
+        self._own: set[int] = set()  # slots that this process has leased from itself
+        self._owed: dict[int, int] = {}  # slots to give back to receivers when nobody is at them, and their holders
         self._seen_alive: dict[int, float] = {}  # receivers
         self.counts = OutboxCounts()
         self.progress = 0  # messages got or gone: it tells whether there may be room again
@@ -108,8 +110,7 @@ class Outbox:
         slot, now = free.pop(), self._clock()
         self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
         # from here on it can be got: all else is done while the receiver is at it
-        place_of_it = (pool, offset, nbytes, held_bytes)
-        self._remember(Sent(slot, message.edge, message.key, name, *place_of_it, now, message.done))
+        self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, now, message.done))
         return held_bytes
 
     def discard(self, key: str) -> int:
@@ -130,16 +131,18 @@ class Outbox:
             CorruptMessageError: somebody has damaged it; it is dropped.
         """
         slot = self._by_name.get(name)
-        record = None if slot is None else self._index.claim(slot, at.digest_of(name), holder)
+        record = None if slot is None else self._index.claim(slot, at.digest_of(name), holder, inline=True)
         if slot is None or record is None:
             return None
         sent = self.sent[slot]
+        self._own.add(slot)
         memory = self._memory if sent.pool == RING else self.pools[sent.pool].memory
         start = sent.offset + (self.layout.ring if sent.pool == RING else 0)
         try:
             return Arrival(np.frombuffer(memory.view[start : start + sent.nbytes], np.uint8), name), slot
-        except CorruptMessageError:
-            self.end_lease(slot, record.generation, holder, returned=False)
+        except BaseException as error:
+            damaged = isinstance(error, CorruptMessageError)
+            self.end_lease(slot, record.generation, holder, returned=not damaged)
             raise
 
     def end_lease(self, slot: int, generation: int, holder: int, returned: bool) -> bool:
@@ -147,12 +150,15 @@ class Outbox:
         sent = self.sent.get(slot)
         if sent is None or self._index.record(slot).generation != generation:
             return False
+        self._own.discard(slot)
         if not returned:
             self._index.consume(slot, generation, holder)
             self._look_at(slot, self._clock())
             return False
         if not self._index.give_back(slot, holder):
-            return False
+            if self._index.state(slot) != State.LEASED:
+                return False
+            self._owed[slot] = holder  # a receiver looks at it just now
         self._mark(sent, got=False)
         if slot in self._unwanted:
             self.counts.discarded += self._withdraw(slot)
@@ -162,6 +168,8 @@ class Outbox:
     def reap(self, limit: int | None = None) -> int:
         """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""
         before, now = len(self.sent), self._clock()
+        if self._owed:
+            self._owed = {slot: holder for slot, holder in self._owed.items() if self._owes(slot, holder)}
         if limit is None:
             self._seen_alive.clear()
             slots = self._worth_a_look(now)
@@ -263,11 +271,12 @@ class Outbox:
         for number in np.unique(holder[leased]).tolist():
             if self._is_alive(number, now):
                 dull |= leased & np.frombuffer(self._got, bool) & (holder == number)
+        dull[list(self._unwanted)] = False  # to be taken back as soon as nobody has them
         return [int(slot) for slot in np.flatnonzero(~dull)]
 
     def _look_at(self, slot: int, now: float) -> None:
         sent = self.sent.get(slot)
-        if sent is None:
+        if sent is None or slot in self._own:
             return
         self.sent.move_to_end(slot)
         state = self._index.state(slot)
@@ -286,11 +295,20 @@ class Outbox:
             if not self._is_alive(holder, now):
                 self._take_from_the_dead(sent, holder)
         else:
+            if state != State.CONSUMED and self._index.settled(slot) != state:
+                return  # somebody is at it
             if state == State.CONSUMED and slot not in self._held_since:
                 self._saw_got(sent, now)
             self.counts.consumed += state == State.CONSUMED
             self.counts.damaged += state != State.CONSUMED
             self._forget(sent)
+
+    def _owes(self, slot: int, holder: int) -> bool:
+        """Give a message back that could not be; whether that is still to do."""
+        if self._index.give_back(slot, holder):
+            return False
+        record = self._index.record(slot)
+        return record.state == State.LEASED and record.holder == holder
 
     def _saw_got(self, sent: Sent, now: float) -> None:
         self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, now)
@@ -301,7 +319,10 @@ class Outbox:
         if state is None:
             self._unwanted.add(slot)  # should its receiver die, nobody gets it again
             return False
-        self._forget(self.sent[slot], freed=True)
+        sent = self.sent[slot]
+        if state == State.CONSUMED and slot not in self._held_since:
+            self._saw_got(sent, self._clock())
+        self._forget(sent, freed=True)
         self.counts.consumed += state == State.CONSUMED
         return state == State.READY
 
@@ -342,6 +363,7 @@ class Outbox:
         self._got[sent.slot] = 0
         self._held_since.pop(sent.slot, None)
         self._unwanted.discard(sent.slot)
+        self._owed.pop(sent.slot, None)
         self.progress += 1
         del self.sent[sent.slot]
         if self._by_name.get(sent.name) == sent.slot:
@@ -351,4 +373,7 @@ class Outbox:
         if not slots:
             del self._by_key[sent.key]
         if sent.done is not None:
-            sent.done()
+            try:
+                sent.done()
+            except Exception:
+                logger.exception("what message %r of %s kept could not be let go", sent.key[:80], sent.edge)

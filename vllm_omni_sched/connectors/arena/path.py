@@ -153,7 +153,7 @@ class ArenaPath(Path):
 
         def end(returned: bool) -> bool:
             with self._sending:
-                outbox = self._outbox
+                outbox = self._outbox if not self._closed else None
                 return outbox is not None and outbox.end_lease(slot, arrival.generation, holder, returned)
 
         return Lease(arrival, lambda: end(False), lambda: end(True))

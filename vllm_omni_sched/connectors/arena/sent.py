@@ -11,7 +11,7 @@ from vllm_omni_sched.connectors.base import Edge
 
 
 class Sent(NamedTuple):
-    """A message on its way: ``held_bytes`` of room for its ``nbytes``."""
+    """A message on its way."""
 
     slot: int
     edge: Edge
@@ -20,7 +20,6 @@ class Sent(NamedTuple):
     pool: int
     offset: int
     nbytes: int
-    held_bytes: int
     put_at: float
     done: Callable[[], None] | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import struct
@@ -68,14 +69,12 @@ def tell(inbox: Path, limit_bytes: float) -> None:
 def told(directory: Path) -> list[float]:
     """The limits of all receivers of an arena that have told one."""
     found = []
-    for inbox in directory.glob(f"*{meeting.INBOX}"):
-        try:
-            with inbox.open("rb") as file:
+    with contextlib.suppress(OSError):  # no descriptors: what is known will do
+        for inbox in directory.glob(f"*{meeting.INBOX}"):
+            with contextlib.suppress(FileNotFoundError), inbox.open("rb") as file:
                 said = file.read(_LIMIT.size)
-        except OSError:
-            continue
-        if len(said) == _LIMIT.size:
-            found.append(_LIMIT.unpack(said)[0])
+                if len(said) == _LIMIT.size:
+                    found.append(_LIMIT.unpack(said)[0])
     return found
 
 

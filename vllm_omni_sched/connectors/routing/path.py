@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic
@@ -18,6 +16,7 @@ from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
 from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, TransferCost
+from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
 from vllm_omni_sched.connectors.routing.report import KEY, REPORT_EVERY, Report, read_report, report_message
 from vllm_omni_sched.connectors.routing.route import PathState, RouteReason, route
@@ -33,27 +32,8 @@ from vllm_omni_sched.errors import (
 
 logger = logging.getLogger(__name__)
 
-
-class RoutingOptions(BaseModel):
-    """Options of routing. Unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    edges: dict[str, list[str]] = Field(
-        default_factory=dict,
-        description="Paths that reach the receiver of an edge ('0->1'), by name; default: those between hosts, and "
-        "those within this host while the receiver's stage is on it.",
-    )
-    replicas: dict[str, int] = Field(
-        default_factory=dict,
-        description="How many replicas a stage ('1') has on all hosts together, where some are on others; default: "
-        "those that are found here.",
-    )
-    trial_every: int = Field(
-        500, ge=1, description="A path that was not used for so many messages of an edge is tried, to measure it."
-    )
-    first_retry_seconds: float = Field(0.5, gt=0, description="When a sick path is tried again; twice that next time.")
-    longest_retry_seconds: float = Field(30.0, gt=0, description="The most that this becomes.")
+REMEMBERED = 1 << 14
+"""Messages of which it is known by which path they were put last."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +103,14 @@ class RoutedPath(Path):
         self.served_bytes: Counter[tuple[Edge, str]] = Counter()
         self.fell_back: Counter[str] = Counter()
         self._carried = threading.local()
+        self._last_way: OrderedDict[bytes, str] = OrderedDict()  # by name of a message: what it was put by
         self._closed = False
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         if self._closed:
             raise PathClosedError("routing was closed before this put")
         attempts = route(self._states(message))
-        refusals = []
+        refusals: list[tuple[str, ConnectorError]] = []
         for place, attempt in enumerate(attempts):
             way, last = self._ways[attempt.path], place == len(attempts) - 1
             sent = self._packed(message, way)
@@ -142,16 +123,32 @@ class RoutedPath(Path):
             except ReceiverBehindError:
                 raise
             except ConnectorError as error:
-                refusals.append(f"{attempt.path}: {error}")
+                refusals.append((attempt.path, error))
                 if not isinstance(error, MessageTooLargeError):
                     self._refused(attempt.path, error)
                 continue
             self._carried.by = attempt.path
             self._took(sent, attempt.path, attempt.reason, self._clock() - started)
+            if len(self._ways) > 1:
+                self._replace(message, attempt.path)
             return held_bytes
-        raise NoRoomError(
-            f"no path takes a message on edge {message.edge}: " + "; ".join(refusals or ["none reaches it"])
-        )
+        never = refusals and all(isinstance(error, MessageTooLargeError) for _, error in refusals)
+        said = "; ".join(f"{name}: {error}" for name, error in refusals) or "none reaches it"
+        kind = MessageTooLargeError if never else NoRoomError
+        raise kind(f"no path takes a message on edge {message.edge}: {said}")
+
+    def _replace(self, message: Message, name: str) -> None:
+        """Take back what was put under the same key by another path, and not got."""
+        with self._lock:
+            before = self._last_way.pop(message.name, name)
+            self._last_way[message.name] = name
+            if len(self._last_way) > REMEMBERED:
+                self._last_way.popitem(last=False)
+        if before != name:
+            with contextlib.suppress(ConnectorError):  # a path that does not answer has lost it, or gives it later
+                lease = self._ways[before].path.lease(message.edge, message.key)
+                if lease is not None:
+                    lease.consume()
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         if self._closed:
@@ -318,7 +315,7 @@ class RoutedPath(Path):
     def _refused(self, name: str, error: ConnectorError) -> None:
         with self._lock:
             if self._illness[name].well:
-                logger.warning("path %s refused a message, others take over: %s", name, error)
+                logger.warning("path %s refused a message: %s", name, error)
             self._illness[name].refused(self._clock())
             self.fell_back[name] += 1
 

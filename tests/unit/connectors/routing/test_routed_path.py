@@ -223,3 +223,24 @@ def test_reports_that_wait_for_a_sender_are_no_traffic() -> None:
     stage.near.traffic = lambda: {("near", edge): Traffic() for edge in (EDGE, back)}  # type: ignore[method-assign]
     stage.send()
     assert set(stage.sender.traffic()) == {("near", EDGE)}
+
+
+def test_what_is_put_again_by_another_path_takes_the_place_of_the_first() -> None:
+    stage = Stage()
+    stage.sender.put(make_message(EDGE, "k", "old"))
+    stage.near.fails = NoRoomError("full")
+    stage.sender.put(make_message(EDGE, "k", "new"))
+    found = stage.receiver.get(EDGE, "k")
+    assert found is not None
+    assert found.open() == "new"
+    assert stage.receiver.get(EDGE, "k") is None
+
+
+def test_what_fits_no_path_is_said_to_be_too_large() -> None:
+    stage = Stage()
+    stage.near.fails = stage.far.fails = MessageTooLargeError("at most 8 bytes")
+    with pytest.raises(MessageTooLargeError, match="near: at most 8 bytes; far: at most 8 bytes"):
+        stage.send()
+    stage.far.fails = NoRoomError("full")
+    with pytest.raises(NoRoomError, match="near: at most 8 bytes; far: full"):
+        stage.send()
