@@ -22,7 +22,7 @@ from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.sending import Sending
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
-from vllm_omni_sched.errors import ConnectorError, DeviceLostError
+from vllm_omni_sched.errors import ConnectorError, CorruptMessageError, DeviceLostError
 
 logger = logging.getLogger(__name__)
 
@@ -149,10 +149,21 @@ class CudaIpcPath(Path):
         return self._arena.holds(edge, key)
 
     def lease(self, edge: Edge, key: str) -> Lease | None:
-        """See `Path.lease`; its tensors are copied to the host."""
+        """See `Path.lease`; its tensors are copied to the host.
+
+        Raises:
+            DeviceLostError: the device fails, or there is no host memory; receivers can get it still.
+        """
         lease = self._arena.lease(edge, key)
         if lease is not None:
-            lease.arrival.fetch(self._own_on_host)
+            try:
+                lease.arrival.fetch(self._own_on_host)
+            except CorruptMessageError:
+                lease.consume()
+                raise
+            except BaseException:  # nobody else would end it as long as this process lives
+                lease.give_back()
+                raise
         return lease
 
     def discard(self, key: str) -> int:
@@ -221,7 +232,12 @@ class CudaIpcPath(Path):
 
     def _own_on_host(self, handle: bytes, keep: Any) -> Any:
         assert self._share is not None
-        return self._share.open(handle, keep, copy=False).cpu().numpy()
+        try:
+            return self._share.open(handle, keep, copy=False).cpu().numpy()
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, ConnectorError):
+                raise
+            raise DeviceLostError(f"a tensor cannot be copied to the host now: {error}") from error  # it is not damaged
 
     def _post(self, edge: Edge, devices: frozenset[str]) -> None:
         """Say what can be opened here; where that cannot be said, senders take host memory."""
