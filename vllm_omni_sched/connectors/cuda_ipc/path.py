@@ -100,9 +100,9 @@ class CudaIpcPath(Path):
         if share is not None or has_cuda():
             self._share = (share or CudaShare)(self._token, self._is_alive)
             self._sending = Sending(options, self._share, self._receivers, arena.reap)
-            self._board.tidy()
         else:
             _say_no_device()
+        self._board.tidy()
         self._closed = False
         self._opened = self._opened_bytes = self._lost = 0
         _paths.add(self)
@@ -133,9 +133,10 @@ class CudaIpcPath(Path):
         Raises:
             DeviceLostError: the device of its tensors cannot be reached, or its sender was killed; it is dropped.
         """
-        if self._share is not None and not self._closed:
-            self._share.collect()
-            self._post(edge, self._share.devices())
+        if not self._closed:
+            if self._share is not None:
+                self._share.collect()
+            self._post(edge, self._share.devices() if self._share is not None else frozenset())
         arrival = self._arena.get(edge, key)
         if arrival is not None:
             try:
@@ -184,7 +185,7 @@ class CudaIpcPath(Path):
         health = self._arena.health()
         facts = dict(health.facts)
         if self._sending is None:
-            return replace(health, reason=health.reason or NO_DEVICE, facts=facts)
+            return replace(health, reason=health.reason or NO_DEVICE, facts=facts | {"device_lost": self._lost})
         facts |= self._sending.facts()
         facts |= {"device_opened": self._opened, "device_opened_bytes": self._opened_bytes, "device_lost": self._lost}
         return replace(health, facts=facts)
@@ -224,20 +225,23 @@ class CudaIpcPath(Path):
                 logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
-        assert self._share is not None
-        block = self._share.open(handle, keep, self._options.copy_out)
+        block = self._opener().open(handle, keep, self._options.copy_out)
         self._opened += 1
         self._opened_bytes += block.numel()
         return block
 
     def _own_on_host(self, handle: bytes, keep: Any) -> Any:
-        assert self._share is not None
         try:
-            return self._share.open(handle, keep, copy=False).cpu().numpy()
+            return self._opener().open(handle, keep, copy=False).cpu().numpy()
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, ConnectorError):
                 raise
             raise DeviceLostError(f"a tensor cannot be copied to the host now: {error}") from error  # it is not damaged
+
+    def _opener(self) -> DeviceShare:
+        if self._share is None:  # it was put before this process had said so
+            raise DeviceLostError("a tensor lies on a device, and this process has none")
+        return self._share
 
     def _post(self, edge: Edge, devices: frozenset[str]) -> None:
         """Say what can be opened here; where that cannot be said, senders take host memory."""
