@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -54,6 +54,17 @@ def _has_changed(sending: Sending, released: int) -> bool:
 
 def _never() -> bool:
     return False
+
+
+@contextlib.contextmanager
+def _told_as_lost(what: str) -> Iterator[None]:
+    """A device that fails, or memory that is short, is not a message that is damaged."""
+    try:
+        yield
+    except ConnectorError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        raise DeviceLostError(f"a tensor cannot be {what} now: {error}") from error
 
 
 @lru_cache
@@ -225,18 +236,15 @@ class CudaIpcPath(Path):
                 logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
-        block = self._opener().open(handle, keep, self._options.copy_out)
+        with _told_as_lost("opened"):
+            block = self._opener().open(handle, keep, self._options.copy_out)
         self._opened += 1
         self._opened_bytes += block.numel()
         return block
 
     def _own_on_host(self, handle: bytes, keep: Any) -> Any:
-        try:
+        with _told_as_lost("copied to the host"):
             return self._opener().open(handle, keep, copy=False).cpu().numpy()
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, ConnectorError):
-                raise
-            raise DeviceLostError(f"a tensor cannot be copied to the host now: {error}") from error  # it is not damaged
 
     def _opener(self) -> DeviceShare:
         if self._share is None:  # it was put before this process had said so

@@ -122,6 +122,19 @@ def test_handles_that_are_damaged_are_a_corrupt_message(pair: Pair) -> None:
         assert pair.get() is None
 
 
+@pytest.mark.parametrize("pair", [{"copy_out": True}], indirect=True)
+def test_a_receiver_whose_device_has_no_room_is_not_told_of_damage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    pair.put({"x": BASE})
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.Tensor, "clone", fails)
+        with pytest.raises(DeviceLostError, match="cannot be opened now: CUDA out of memory"):
+            pair.get()
+    assert pair.receiver.health().facts["device_lost"] == 1
+
+
 def test_an_arena_alone_does_not_open_handles(pair: Pair, arena: ArenaOptions) -> None:
     pair.put({"x": BASE})
     plain = ArenaPath(arena)
