@@ -49,6 +49,7 @@ class HostDriver(Driver):
         self.room = 1 << 40
         self.fails: dict[str, Exception | ShareReason] = {}
         self.events: list[Event] = []
+        self.waited: list[Event] = []  # for which of them
         self.idle = True  # events are reached at once
         self.exported = 0
         self.files: dict[int, int] = {}  # descriptors by the address of a block
@@ -111,6 +112,13 @@ class HostDriver(Driver):
             os.close(file)
         weakref.finalize(flat, keep.clear).atexit = False
         self.calls.append("map")
+        return Mapping(torch.frombuffer(flat, dtype=torch.uint8), lambda: self.calls.append("finished"))
+
+    def own(self, index: int, block: torch.Tensor, event: Event, keep: list[Any]) -> Mapping:
+        self.calls.append("wait")
+        self.waited.append(event)
+        flat = np.frombuffer(memoryview(block.numpy()), np.uint8)
+        weakref.finalize(flat, keep.clear).atexit = False
         return Mapping(torch.frombuffer(flat, dtype=torch.uint8), lambda: self.calls.append("finished"))
 
     def record(self, index: int) -> Event:

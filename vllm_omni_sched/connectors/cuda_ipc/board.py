@@ -5,7 +5,6 @@ A receiver says for each edge it asks for which devices it can see. A sender rea
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -14,12 +13,10 @@ from pathlib import Path
 import msgspec
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena import meeting, notices
 from vllm_omni_sched.connectors.base import Edge, name_of
 
 SEES, SHARES = ".sees", ".shares"
-LISTING_SETTLES = 0.05
-"""Seconds: a directory may change again within the tick of its time stamp."""
 MAX_BYTES = 1 << 16
 
 _decode = msgspec.msgpack.Decoder(list[str]).decode
@@ -29,10 +26,9 @@ class Board:
     """Of one process, in the directory of an arena. Its callers hold one lock (see `CudaIpcPath`)."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
-        self._directory, self._clock = directory, clock
+        self._directory, self._listing = directory, notices.Listing(directory, clock)
         self._posted: dict[Edge, tuple[frozenset[str], Path, int]] = {}
         self._own: tuple[Path, int] | None = None
-        self._stamp, self._listed_at = -1, 0.0
         self._found: dict[str, frozenset[str]] = {}  # what others have posted, by the name of the file
 
     def post(self, edge: Edge, devices: frozenset[str]) -> None:
@@ -47,7 +43,7 @@ class Board:
         path, life = self._make(_digest(edge), SEES, msgspec.msgpack.encode(sorted(devices)))
         self._posted[edge] = (devices, path, life)
         if before is not None:
-            _take_away(before[1], before[2])
+            notices.take_away(before[1], before[2])
 
     def receivers(self, edge: Edge) -> list[frozenset[str]]:
         """What each living receiver of an edge can open.
@@ -83,35 +79,21 @@ class Board:
     def close(self) -> None:
         """Take everything back."""
         for _, path, life in self._posted.values():
-            _take_away(path, life)
+            notices.take_away(path, life)
         self._posted.clear()
         if self._own is not None:
-            _take_away(*self._own)
+            notices.take_away(*self._own)
             self._own = None
 
     def _make(self, prefix: str, suffix: str, content: bytes) -> tuple[Path, int]:
-        token = f"{prefix}-{secrets.token_hex(8)}"
-        unfinished = self._directory / f"{token}{meeting.UNFINISHED}"
-        with contextlib.ExitStack() as undo:
-            fd = meeting.create(unfinished, 0)
-            undo.callback(unfinished.unlink, missing_ok=True)
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
-            life = meeting.live(unfinished)
-            undo.callback(meeting.let_go, life)
-            path = unfinished.rename(self._directory / f"{token}{suffix}")
-            undo.pop_all()
-        return path, life
+        path = self._directory / f"{prefix}-{secrets.token_hex(8)}{suffix}"
+        return path, notices.post(path, content)
 
     def _list(self) -> None:
-        stamp, now = os.stat(self._directory).st_mtime_ns, self._clock()
-        if stamp == self._stamp and now - self._listed_at > LISTING_SETTLES:
-            return
-        if stamp != self._stamp:
-            self._stamp, self._listed_at = stamp, now
-        with os.scandir(self._directory) as entries:
-            names = {entry.name for entry in entries if entry.name.endswith(SEES)}
-        self._found = {name: seen for name in names if (seen := self._read(name)) is not None}
+        names = self._listing.names()
+        if names is not None:
+            ours = [name for name in names if name.endswith(SEES)]
+            self._found = {name: seen for name in ours if (seen := self._read(name)) is not None}
 
     def _read(self, name: str) -> frozenset[str] | None:
         """None: it has gone meanwhile. What is not ours can open nothing."""
@@ -134,9 +116,3 @@ class Board:
 
 def _digest(edge: Edge) -> str:
     return hashlib.blake2b(name_of(edge, ""), digest_size=16).hexdigest()
-
-
-def _take_away(path: Path, life: int) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-    meeting.let_go(life)

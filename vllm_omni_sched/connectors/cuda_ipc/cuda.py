@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping, TorchCuda
 from vllm_omni_sched.connectors.cuda_ipc.handle import Handle, packed, unpacked
@@ -17,7 +17,16 @@ from vllm_omni_sched.errors import DeviceLostError
 if TYPE_CHECKING:
     import torch
 
-_here: dict[tuple[str, int], torch.Tensor] = {}
+
+class _Own(NamedTuple):
+    """A block that was shared, and an event behind what was copied into it, on whichever stream."""
+
+    device: int  # its index
+    block: torch.Tensor
+    copied: Any
+
+
+_here: dict[tuple[str, int], _Own] = {}
 """Blocks that this process shares, by token and number: CUDA does not open a handle in the process that made it."""
 _inherited: list[Any] = []
 """What a forked child must not free."""
@@ -66,51 +75,33 @@ class CudaShare(DeviceShare):
             return ShareReason.NO_MEMORY
 
     def share(self, block: torch.Tensor) -> bytes | ShareReason:
-        device = self.device_of(block)
-        if device is None:
+        device, index = self.device_of(block), self._driver.index_of(block)
+        if device is None or index is None:
             return ShareReason.NO_DEVICE
         try:
-            token = self._token()
+            token, copied = self._token(), self._driver.record(index)
             exported = self._driver.export(block)
         except (RuntimeError, OSError):
             return ShareReason.REFUSED
         if isinstance(exported, ShareReason):
             return exported
         name = (token, next(self._numbers))
-        self._exported[name], _here[name] = exported, block
+        self._exported[name], _here[name] = exported, _Own(index, block, copied)
         return packed(Handle(*name, device, exported.memory, exported.nbytes, exported.offset, exported.event))
 
     def open(self, handle: bytes, keep: Any, copy: bool) -> torch.Tensor:
         said = unpacked(handle)
         own = _here.get((said.token, said.number))
         if own is not None:
-            return own.clone() if copy else own
-        names = self._names()
-        if said.device not in names:
-            raise DeviceLostError(
-                f"a tensor lies on device {said.device}, and this process can open memory of {names or 'none'}; let "
-                "the stages of this edge see the same devices, or set the connector's option `cuda_ipc` to null"
-            )
-        if not self._is_alive(said.token):
-            raise DeviceLostError("the process that had a tensor on its device has ended, and the tensor with it")
-        index = names.index(said.device)
-        exported = Exported(said.memory, said.nbytes, said.offset, said.event, (b"", 0))
-        try:
-            mapping = self._driver.map(index, exported, [keep])
-        except (RuntimeError, OSError, ValueError, TypeError) as error:
-            if not self._is_alive(said.token):
-                raise DeviceLostError("the process that had a tensor on its device ended while it was got") from error
-            self._unopenable.add(said.device)
-            self._openable = frozenset()
-            raise DeviceLostError(
-                f"the memory of another process on device {said.device} cannot be opened: {error}; processes in "
-                "containers need one IPC namespace (`docker run --ipc=host`), or the option `cuda_ipc` null"
-            ) from error
+            index, mapping = own.device, self._driver.own(*own, [keep])
+        else:
+            index, mapping = self._mapped(said, keep)
         if not copy:
             return mapping.block
         copied = mapping.block.clone()
         with self._lock:
             self._copying.append((self._driver.record(index), mapping))
+        del mapping
         self._let_go()
         return copied
 
@@ -134,6 +125,30 @@ class CudaShare(DeviceShare):
         _here.clear()
         self._exported.clear()
         self._copying, self._lock = deque(), threading.Lock()
+
+    def _mapped(self, said: Handle, keep: Any) -> tuple[int, Mapping]:
+        """A block of another process, and the index of its device."""
+        names = self._names()
+        if said.device not in names:
+            raise DeviceLostError(
+                f"a tensor lies on device {said.device}, and this process can open memory of {names or 'none'}; let "
+                "the stages of this edge see the same devices, or set the connector's option `cuda_ipc` to null"
+            )
+        if not self._is_alive(said.token):
+            raise DeviceLostError("the process that had a tensor on its device has ended, and the tensor with it")
+        index = names.index(said.device)
+        exported = Exported(said.memory, said.nbytes, said.offset, said.event, (b"", 0))
+        try:
+            return index, self._driver.map(index, exported, [keep])
+        except (RuntimeError, OSError, ValueError, TypeError) as error:
+            if not self._is_alive(said.token):
+                raise DeviceLostError("the process that had a tensor on its device ended while it was got") from error
+            self._unopenable.add(said.device)
+            self._openable = frozenset()
+            raise DeviceLostError(
+                f"the memory of another process on device {said.device} cannot be opened: {error}; processes in "
+                "containers need one IPC namespace (`docker run --ipc=host`), or the option `cuda_ipc` null"
+            ) from error
 
     def _let_go(self) -> int:
         """Of blocks whose copies are made."""

@@ -29,7 +29,7 @@ class Exported(NamedTuple):
 
 
 class Mapping(NamedTuple):
-    """A block of another process, shape (nbytes,), uint8. ``finished`` says that the device is done with it."""
+    """A block to be looked at, shape (nbytes,), uint8. ``finished`` says that the device is done with it."""
 
     block: torch.Tensor
     finished: Callable[[], None]
@@ -79,6 +79,14 @@ class Driver(ABC):
 
         Raises:
             RuntimeError, OSError: the driver will not.
+        """
+
+    @abstractmethod
+    def own(self, index: int, block: torch.Tensor, event: Any, keep: list[Any]) -> Mapping:
+        """A block of this process, which cannot be mapped here; the current stream waits for an event of `record`.
+
+        Args:
+            keep: emptied once nobody looks at that mapping, as in `map`.
         """
 
     @abstractmethod
@@ -150,9 +158,15 @@ class TorchCuda(Driver):
                 torch.cuda.Event.from_ipc_handle(torch.device("cuda", index), exported.event).wait(stream)
             where = (exported.memory, exported.nbytes, exported.offset)
             storage = torch.UntypedStorage._new_shared_cuda(index, *where, NO_COUNTER, 0, b"", False)
-            mapped = _Mapped(storage, stream, _idle_stream(index), keep)
-            finish = weakref.WeakMethod(mapped.finish)
-            return Mapping(torch.as_tensor(mapped, device=f"cuda:{index}"), lambda: _call(finish))
+            return _looked_at(index, storage, stream, keep)
+
+    def own(self, index: int, block: torch.Tensor, event: Any, keep: list[Any]) -> Mapping:
+        import torch
+
+        with torch.cuda.device(index):
+            stream = torch.cuda.current_stream()
+            event.wait(stream)
+            return _looked_at(index, block.untyped_storage(), stream, keep)
 
     def record(self, index: int) -> Any:
         import torch
@@ -179,6 +193,14 @@ def _idle_stream(index: int) -> Any:
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     if (alive := method()) is not None:
         alive()
+
+
+def _looked_at(index: int, storage: Any, stream: Any, keep: list[Any]) -> Mapping:
+    import torch
+
+    mapped = _Mapped(storage, stream, _idle_stream(index), keep)
+    finish = weakref.WeakMethod(mapped.finish)
+    return Mapping(torch.as_tensor(mapped, device=f"cuda:{index}"), lambda: _call(finish))
 
 
 class _Mapped:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -22,7 +22,7 @@ from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.sending import Sending
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
-from vllm_omni_sched.errors import ConnectorError, DeviceLostError
+from vllm_omni_sched.errors import ConnectorError, CorruptMessageError, DeviceLostError
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,17 @@ def _has_changed(sending: Sending, released: int) -> bool:
 
 def _never() -> bool:
     return False
+
+
+@contextlib.contextmanager
+def _told_as_lost(what: str) -> Iterator[None]:
+    """A device that fails, or memory that is short, is not a message that is damaged."""
+    try:
+        yield
+    except ConnectorError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        raise DeviceLostError(f"a tensor cannot be {what} now: {error}") from error
 
 
 @lru_cache
@@ -100,9 +111,9 @@ class CudaIpcPath(Path):
         if share is not None or has_cuda():
             self._share = (share or CudaShare)(self._token, self._is_alive)
             self._sending = Sending(options, self._share, self._receivers, arena.reap)
-            self._board.tidy()
         else:
             _say_no_device()
+        self._board.tidy()
         self._closed = False
         self._opened = self._opened_bytes = self._lost = 0
         _paths.add(self)
@@ -133,9 +144,10 @@ class CudaIpcPath(Path):
         Raises:
             DeviceLostError: the device of its tensors cannot be reached, or its sender was killed; it is dropped.
         """
-        if self._share is not None and not self._closed:
-            self._share.collect()
-            self._post(edge, self._share.devices())
+        if not self._closed:
+            if self._share is not None:
+                self._share.collect()
+            self._post(edge, self._share.devices() if self._share is not None else frozenset())
         arrival = self._arena.get(edge, key)
         if arrival is not None:
             try:
@@ -149,10 +161,21 @@ class CudaIpcPath(Path):
         return self._arena.holds(edge, key)
 
     def lease(self, edge: Edge, key: str) -> Lease | None:
-        """See `Path.lease`; its tensors are copied to the host."""
+        """See `Path.lease`; its tensors are copied to the host.
+
+        Raises:
+            DeviceLostError: the device fails, or there is no host memory; receivers can get it still.
+        """
         lease = self._arena.lease(edge, key)
         if lease is not None:
-            lease.arrival.fetch(self._own_on_host)
+            try:
+                lease.arrival.fetch(self._own_on_host)
+            except CorruptMessageError:
+                lease.consume()
+                raise
+            except BaseException:  # nobody else would end it as long as this process lives
+                lease.give_back()
+                raise
         return lease
 
     def discard(self, key: str) -> int:
@@ -173,7 +196,7 @@ class CudaIpcPath(Path):
         health = self._arena.health()
         facts = dict(health.facts)
         if self._sending is None:
-            return replace(health, reason=health.reason or NO_DEVICE, facts=facts)
+            return replace(health, reason=health.reason or NO_DEVICE, facts=facts | {"device_lost": self._lost})
         facts |= self._sending.facts()
         facts |= {"device_opened": self._opened, "device_opened_bytes": self._opened_bytes, "device_lost": self._lost}
         return replace(health, facts=facts)
@@ -213,15 +236,20 @@ class CudaIpcPath(Path):
                 logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
-        assert self._share is not None
-        block = self._share.open(handle, keep, self._options.copy_out)
+        with _told_as_lost("opened"):
+            block = self._opener().open(handle, keep, self._options.copy_out)
         self._opened += 1
         self._opened_bytes += block.numel()
         return block
 
     def _own_on_host(self, handle: bytes, keep: Any) -> Any:
-        assert self._share is not None
-        return self._share.open(handle, keep, copy=False).cpu().numpy()
+        with _told_as_lost("copied to the host"):
+            return self._opener().open(handle, keep, copy=False).cpu().numpy()
+
+    def _opener(self) -> DeviceShare:
+        if self._share is None:  # it was put before this process had said so
+            raise DeviceLostError("a tensor lies on a device, and this process has none")
+        return self._share
 
     def _post(self, edge: Edge, devices: frozenset[str]) -> None:
         """Say what can be opened here; where that cannot be said, senders take host memory."""

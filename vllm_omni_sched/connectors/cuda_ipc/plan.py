@@ -13,7 +13,7 @@ class ShareReason(str, Enum):
     SHARED = "shared"  # as a handle; all others are through host memory
     SMALL = "small"  # fewer bytes than `min_bytes`
     NO_DEVICE = "no_device"  # nothing here can share them
-    NO_RECEIVER = "no_receiver"  # nobody has asked for messages of the edge yet
+    NO_RECEIVER = "no_receiver"  # nobody who has a device in use has asked for messages of the edge
     UNREACHABLE = "unreachable"  # a receiver of the edge cannot see the device
     HELD = "held"  # messages on their way hold `max_held_bytes`
     ALLOCATOR = "allocator"  # the allocator's memory cannot be shared: expandable segments, cudaMallocAsync
@@ -23,7 +23,10 @@ class ShareReason(str, Enum):
 
 @dataclass(frozen=True)
 class Load:
-    """Device tensors of one message on one device. ``receivers``: what each receiver of the edge can see."""
+    """Device tensors of one message on one device.
+
+    ``receivers``: what each receiver of the edge can see; nothing, where it has no device, or uses none yet.
+    """
 
     device: str
     nbytes: int
@@ -43,7 +46,7 @@ def plan(load: Load, min_bytes: int, max_held_bytes: int) -> ShareReason:
         return ShareReason.SMALL
     if load.obstacle is not None:
         return load.obstacle
-    if not load.receivers:
+    if not any(load.receivers):
         return ShareReason.NO_RECEIVER
     if not all(load.device in seen for seen in load.receivers):
         return ShareReason.UNREACHABLE

@@ -56,7 +56,7 @@ class Outbox:
         self._members, self._options, self._clock = members, options, clock
         self._lock = threading.Condition()
         self._busy: set[bytes] = set()
-        self._leased: set[bytes] = set()
+        self._leased: set[int] = set()  # generations
         self._count = 0
         self.used_bytes = 0  # of messages, and of what is being written
         self.sent: OrderedDict[bytes, Sent] = OrderedDict()  # by name; who was looked at longest ago comes first
@@ -99,21 +99,31 @@ class Outbox:
     def holds(self, name: bytes) -> bool:
         """Whether what this process has put under that name waits."""
         sent = self.sent.get(name)
-        return sent is not None and files.stamp_of(self._members.message(name)) == sent.stamp
+        return sent is not None and self._waits(sent)
 
-    def lease(self, name: bytes, generation: int) -> bool:
-        """Say that a message which was taken is leased, so that it is not taken for got; False: it is not ours."""
-        with self._lock:
+    def lease(self, name: bytes) -> tuple[int, Path] | None:
+        """Take what this process has put and nobody has got: its generation, and where it lies until `end_lease`.
+
+        Raises:
+            OSError: it cannot be renamed; nothing has changed.
+        """
+        with self._alone(name):
             sent = self.sent.get(name)
-            if sent is None or sent.generation != generation:
-                return False
-            self._leased.add(name)
-            return True
+            if sent is None or sent.generation in self._leased:
+                return None
+            self._leased.add(sent.generation)  # before it goes: `reap` would take it for got
+            taken = None
+            try:
+                taken = self._take(sent)
+            finally:
+                if taken is None:
+                    self._leased.discard(sent.generation)
+            return None if taken is None else (sent.generation, taken)
 
     def end_lease(self, name: bytes, generation: int, taken: Path, returned: bool) -> bool:
         """Show a leased message to receivers again, or forget it; whether it can be got again."""
         with self._alone(name):
-            self._leased.discard(name)
+            self._leased.discard(generation)
             sent = self.sent.get(name)
             ours = sent is not None and sent.generation == generation
             if returned and ours and files.rename_if_free(taken, self._members.message(name)):
@@ -133,16 +143,16 @@ class Outbox:
         """Look at ``limit`` messages, longest not looked at first, and forget those that are gone; how many."""
         with self._lock:
             before, now = self.progress, self._clock()
-            some = [sent for sent in islice(self.sent.values(), limit) if sent.name not in self._leased]
+            some = [sent for sent in islice(self.sent.values(), limit) if sent.generation not in self._leased]
             for sent in some:
                 self.sent.move_to_end(sent.name)
         for sent in some:
             if now - sent.put_at > self._options.ttl_seconds:
                 if self._withdraw(sent.name, "expired"):
                     logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
-            elif files.stamp_of(self._members.message(sent.name)) != sent.stamp:
+            elif not self._waits(sent):
                 with self._alone(sent.name):
-                    if self.sent.get(sent.name) is sent:
+                    if sent.generation not in self._leased and not self._waits(sent):  # nor was it meanwhile
                         self._forget(sent, "consumed")
         return self.progress - before
 
@@ -158,27 +168,35 @@ class Outbox:
         """Take back one message; False when it was got."""
         with self._alone(name):
             sent = self.sent.get(name)
-            if sent is None or (why == "expired" and name in self._leased):
+            if sent is None or (why == "expired" and sent.generation in self._leased):
                 return False
             taken_back = self._take_back(sent)
             self._forget(sent, why if taken_back else "consumed")
             return taken_back
 
+    def _waits(self, sent: Sent) -> bool:
+        return files.stamp_of(self._members.message(sent.name)) == sent.stamp
+
     def _take_back(self, sent: Sent) -> bool:
         """Whether it was still there."""
+        taken = self._take(sent)
+        if taken is not None:
+            taken.unlink()
+        return taken is not None
+
+    def _take(self, sent: Sent) -> Path | None:
+        """Where it lies now; None when it was got."""
         path, taken = self._members.message(sent.name), self._members.own_file(sent.name, files.TAKEN)
-        if files.stamp_of(path) != sent.stamp:
-            return False
+        if not self._waits(sent):
+            return None
         try:
             os.rename(path, taken)
         except FileNotFoundError:
-            return False
-        ours = files.stamp_of(taken) == sent.stamp
-        if not ours:  # somebody else has put it meanwhile
+            return None
+        if files.stamp_of(taken) != sent.stamp:  # somebody else has put it meanwhile
             files.rename_if_free(taken, path)
-        else:
-            taken.unlink()
-        return ours
+            return None
+        return taken
 
     @contextmanager
     def _alone(self, name: bytes) -> Iterator[None]:

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -129,7 +130,7 @@ class DiskPath(Path):
         taken = self._take(name)
         if taken is None:
             return None
-        arrival = self._read(taken, name)
+        arrival = self._read(taken, name, None, partial(self._end_get, name, taken))
         taken.unlink(missing_ok=True)
         with self._lock:
             self._counts["got"] += 1
@@ -142,17 +143,15 @@ class DiskPath(Path):
     def lease(self, edge: Edge, key: str) -> Lease | None:
         self._check_open("lease")
         name = name_of(edge, key)
-        if not self._outbox.holds(name) or (taken := self._take(name)) is None:
+        try:
+            found = self._outbox.lease(name)
+        except OSError as error:
+            raise self._cannot_look(error) from error
+        if found is None:
             return None
-        arrival, outbox = self._read(taken, name), self._outbox
-        generation = arrival.generation
-        if not outbox.lease(name, generation):  # somebody else has put it meanwhile
-            files.rename_if_free(taken, self.members.message(name))
-            return None
-
-        def end(returned: bool) -> bool:
-            return outbox.end_lease(name, generation, taken, returned)
-
+        generation, taken = found
+        end = partial(self._outbox.end_lease, name, generation, taken)
+        arrival = self._read(taken, name, generation, end)
         return Lease(arrival, lambda: end(False), lambda: end(True))
 
     def discard(self, key: str) -> int:
@@ -200,19 +199,29 @@ class DiskPath(Path):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}") from error
+            raise self._cannot_look(error) from error
         return taken
 
-    def _read(self, taken: FilePath, name: bytes) -> Arrival:
-        try:
-            return Arrival(files.read(taken), name)
-        except CorruptMessageError:
+    def _cannot_look(self, error: OSError) -> RendezvousError:
+        return RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}")
+
+    def _end_get(self, name: bytes, taken: FilePath, returned: bool) -> None:
+        if returned:
+            files.rename_if_free(taken, self.members.message(name))
+        else:
             taken.unlink(missing_ok=True)
+
+    def _read(self, taken: FilePath, name: bytes, generation: int | None, end: Callable[[bool], object]) -> Arrival:
+        """``end`` is called when that fails: with True, others can get the message again."""
+        try:
+            return Arrival(files.read(taken), name, generation)
+        except CorruptMessageError:
+            end(False)
             with self._lock:
                 self._counts["corrupt"] += 1
             raise
         except BaseException as error:  # no memory, no descriptors: it can be got when there are some
-            files.rename_if_free(taken, self.members.message(name))
+            end(True)
             if isinstance(error, OSError):
                 raise RendezvousError(f"cannot read a message in {self.directory}: {error.strerror}") from error
             raise

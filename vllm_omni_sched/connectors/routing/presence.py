@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import secrets
 from pathlib import Path
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena import meeting, notices
 from vllm_omni_sched.errors import RendezvousError
 
-LISTING_SETTLES = 0.05
-"""Seconds: a directory may change again within the tick of its time stamp."""
 CHECK_EVERY = 1.0
 """Seconds after which those who have announced themselves are looked at again: they may have died."""
 
@@ -40,7 +39,7 @@ class Presence:
         self._host = _short(_boot_id() if host is None else host)
         self._announced: list[tuple[Path, int]] = []
         self._pid = os.getpid()
-        self._stamp, self._changed_at, self._listed_at = -1, 0.0, 0.0
+        self._listing, self._listed_at = notices.Listing(directory, clock), 0.0
         self._replicas: dict[str, set[int]] = {}  # by digest of a stage: those with a living process here
         self.listings = 0
 
@@ -51,11 +50,9 @@ class Presence:
             RendezvousError: that cannot be written.
         """
         name = f"{_short(stage)}-{replica}-{self._host}-{secrets.token_hex(4)}"
-        unfinished, path = (self._directory / f"{name}{suffix}" for suffix in (meeting.UNFINISHED, meeting.STAGE))
+        path = self._directory / f"{name}{meeting.STAGE}"
         try:
-            os.close(meeting.create(unfinished, 0))
-            self._announced.append((path, meeting.live(unfinished)))
-            unfinished.rename(path)
+            self._announced.append((path, notices.post(path)))
         except OSError as error:
             raise RendezvousError(f"cannot announce stage {stage} in {self._directory}: {error.strerror}") from error
 
@@ -71,22 +68,19 @@ class Presence:
         if os.getpid() != self._pid:
             return
         for path, life in announced:
-            path.unlink(missing_ok=True)
-            meeting.let_go(life)
+            notices.take_away(path, life)
 
     def _look(self) -> None:
         now = self._clock()
         try:
-            stamp = self._directory.stat().st_mtime_ns
-            if stamp != self._stamp:
-                self._stamp, self._changed_at = stamp, now
-            elif now - self._changed_at > LISTING_SETTLES and now - self._listed_at < CHECK_EVERY:
+            names = self._listing.names(again=now - self._listed_at >= CHECK_EVERY)
+        except OSError:  # it was removed: nobody is there
+            names, self._listed_at = [], -math.inf
+        else:
+            if names is None:
                 return
             self._listed_at = now
             self.listings += 1
-            names = os.listdir(self._directory)
-        except OSError:  # it was removed: nobody is there
-            names = []
         self._replicas = {}
         for name in names:
             parts = name.removesuffix(meeting.STAGE).split("-")

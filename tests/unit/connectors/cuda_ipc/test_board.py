@@ -81,7 +81,7 @@ def test_the_directory_is_read_again_only_when_it_has_changed(
     ours.receivers(AB)
     clock.now += 1
     read = []
-    monkeypatch.setattr(os, "scandir", read.append)
+    monkeypatch.setattr(os, "listdir", read.append)
     assert ours.receivers(AB) == [{"g0"}]
     assert read == []
 

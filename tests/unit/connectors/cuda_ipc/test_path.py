@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath, path
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Message, make_message
-from vllm_omni_sched.errors import CorruptMessageError
+from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,19 @@ def test_handles_that_are_damaged_are_a_corrupt_message(pair: Pair) -> None:
         assert pair.get() is None
 
 
+@pytest.mark.parametrize("pair", [{"copy_out": True}], indirect=True)
+def test_a_receiver_whose_device_has_no_room_is_not_told_of_damage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    pair.put({"x": BASE})
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.Tensor, "clone", fails)
+        with pytest.raises(DeviceLostError, match="cannot be opened now: CUDA out of memory"):
+            pair.get()
+    assert pair.receiver.health().facts["device_lost"] == 1
+
+
 def test_an_arena_alone_does_not_open_handles(pair: Pair, arena: ArenaOptions) -> None:
     pair.put({"x": BASE})
     plain = ArenaPath(arena)
@@ -141,3 +155,37 @@ def test_without_a_device_it_is_an_arena_and_says_so(arena: ArenaOptions, caplog
     for end in ends:
         end.close()
     assert "closed" in ends[0].health().reason
+
+
+@pytest.fixture
+def blind(arena: ArenaOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaIpcPath]:
+    """Of a process without a device."""
+    monkeypatch.setattr(path, "has_cuda", lambda: False)
+    blind = CudaIpcPath(CudaIpcOptions(), ArenaPath(arena))
+    yield blind
+    blind.close()
+
+
+def test_a_receiver_without_a_device_beside_one_that_has_it_gets_host_memory(pair: Pair, blind: CudaIpcPath) -> None:
+    assert blind.get(AB, "nothing") is None
+    pair.put({"x": BASE})
+    arrival = blind.get(AB, "k")
+    assert arrival is not None
+    assert torch.equal(arrival.open()["x"], BASE)
+    assert pair.facts()["device_fallbacks"] == {"unreachable": 1}
+
+
+def test_a_receiver_without_a_device_that_comes_too_late_is_told(pair: Pair, blind: CudaIpcPath) -> None:
+    pair.put({"x": BASE})
+    with pytest.raises(DeviceLostError, match="this process has none"):
+        blind.get(AB, "k")
+    assert blind.health().facts["device_lost"] == 1
+    assert (pair.facts()["in_flight"], pair.facts()["device_held_bytes"]) == (0, 0)
+
+
+def test_receivers_that_use_no_device_yet_are_none(pair: Pair, blind: CudaIpcPath, caplog: Any) -> None:
+    pair.receiver.close()
+    assert blind.get(AB, "nothing") is None
+    pair.put({"x": BASE})
+    assert pair.facts()["device_fallbacks"] == {"no_receiver": 1}
+    assert "through host memory: " not in caplog.text

@@ -26,6 +26,8 @@ GOOD = Load("a", 100, [SEES], 0)
         (replace(GOOD, receivers=[BLIND]), ShareReason.UNREACHABLE),
         (replace(GOOD, receivers=[SEES, BLIND]), ShareReason.UNREACHABLE),  # either may get the message
         (replace(GOOD, receivers=[SEES, frozenset()]), ShareReason.UNREACHABLE),
+        (replace(GOOD, receivers=[frozenset(), BLIND]), ShareReason.UNREACHABLE),
+        (replace(GOOD, receivers=[frozenset(), frozenset()]), ShareReason.NO_RECEIVER),  # no device is in use there yet
         (replace(GOOD, obstacle=ShareReason.ALLOCATOR), ShareReason.ALLOCATOR),
         (replace(GOOD, obstacle=ShareReason.ALLOCATOR, nbytes=1), ShareReason.SMALL),
     ],

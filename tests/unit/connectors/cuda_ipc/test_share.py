@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 
 import msgspec
@@ -120,12 +121,56 @@ def test_a_process_does_not_open_what_is_its_own_but_has_it(share: CudaShare, dr
     block = share.allocate(torch.zeros(1), 64)
     block.fill_(5)
     handle = share.share(block)
+    (copied,) = driver.events
     again = CudaShare(lambda: "other", lambda _: True, driver).open(handle, object(), copy)
     assert again.tolist() == [5] * 64
     assert (again.data_ptr() == block.data_ptr()) is not copy
-    assert driver.calls == ["export"]
+    assert driver.calls == ["export", "wait", *(["finished"] if copy else [])]
+    assert driver.waited == [copied]  # it may be on another thread's stream
     share.release(handle)
     assert driver.exported == 0
+
+
+class Lease:
+    """What is kept."""
+
+
+def test_a_copy_of_its_own_keeps_the_block_until_the_device_has_made_it(share: CudaShare, driver: HostDriver) -> None:
+    driver.idle = False
+    keep = Lease()
+    kept = weakref.ref(keep)
+    handle = share.share(share.allocate(torch.zeros(1), 64))
+    share.open(handle, keep, copy=True)
+    del keep
+    share.release(handle)
+    assert share.collect() == 0
+    assert (kept() is None, len(driver.files)) == (False, 1)
+    driver.events[-1].reached = True
+    assert share.collect() == 1
+    assert (kept(), driver.files) == (None, {})
+
+
+def test_a_view_of_its_own_keeps_the_block_as_long_as_it_is_looked_at(share: CudaShare, driver: HostDriver) -> None:
+    keep = Lease()
+    kept = weakref.ref(keep)
+    block = share.open(share.share(share.allocate(torch.zeros(1), 64)), keep, copy=False)
+    del keep
+    part = block[3:5]
+    del block
+    assert kept() is not None
+    del part
+    assert kept() is None
+
+
+def test_what_cannot_be_recorded_is_not_shared(
+    share: CudaShare, driver: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: int) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(driver, "record", fails)
+    assert share.share(share.allocate(torch.zeros(1), 64)) is ShareReason.REFUSED
+    assert (driver.exported, driver.files) == (0, {})
 
 
 def test_release_twice_releases_once_and_the_driver_collects_after_it(share: CudaShare, driver: HostDriver) -> None:

@@ -130,6 +130,38 @@ def test_the_stream_waits_before_the_block_is_seen_and_ends_before_anybody_is_to
     finish()  # it has gone: nothing happens
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_block_of_its_own_is_waited_for_and_held_as_one_of_another_process(
+    monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    calls: list[Any] = []
+
+    class Kept:
+        """Memory, or a lease."""
+
+        nbytes, data_ptr = staticmethod(lambda: 64), staticmethod(lambda: 4096)
+
+    stream = SimpleNamespace(synchronize=lambda: calls.append("finished"))
+    copied = SimpleNamespace(wait=lambda on: calls.append(("wait", on is stream)))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: calls.append(index) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch, "as_tensor", lambda mapped, device: mapped)
+    monkeypatch.setattr(driver, "_idle_stream", lambda index: "idle")
+    monkeypatch.setattr(torch.cuda, "stream", lambda on: calls.append(on) or nullcontext())
+    storage, lease = Kept(), Kept()
+    weakref.finalize(storage, calls.append, "let go")
+    weakref.finalize(lease, calls.append, "told")
+    mapping = TorchCuda().own(1, SimpleNamespace(untyped_storage=lambda made=storage: made), copied, [lease])
+    del storage, lease
+    assert calls == [1, ("wait", True)]
+    assert mapping.block.__cuda_array_interface__["data"] == (4096, False)
+    calls.clear()
+    if finished:
+        mapping.finished()
+    del mapping
+    assert calls == [*(["finished"] if not finished else []), "idle", "let go", "told"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_nothing_is_taken_into_use() -> None:
     assert not path.has_cuda()

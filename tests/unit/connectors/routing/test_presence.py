@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ import pytest
 from tests.support.arena import place, small
 from tests.support.paths import ScriptedPath
 from vllm_omni_sched.connectors.arena import ArenaPath, meeting
+from vllm_omni_sched.connectors.arena.notices import SETTLES
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
-from vllm_omni_sched.connectors.routing.presence import CHECK_EVERY, LISTING_SETTLES
-from vllm_omni_sched.errors import NoRoomError
+from vllm_omni_sched.connectors.routing.presence import CHECK_EVERY
+from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
 STAGE = """
 import sys
@@ -195,7 +197,7 @@ def test_the_directory_is_listed_when_it_has_changed_and_now_and_then(arena: Are
     processes()
     for _ in range(3):
         assert sender.used() == "arena"
-    sender.later(2 * LISTING_SETTLES)
+    sender.later(2 * SETTLES)
     before = sender.presence.listings
     for _ in range(1000):
         assert sender.presence.is_here("1")
@@ -210,6 +212,40 @@ def test_strange_files_are_passed_over(arena: ArenaPath) -> None:
     for name in ("x", "a-b-c-d", "a-1", "----"):
         (arena.directory / f"{name}{meeting.STAGE}").touch()
     assert not Presence(arena.directory).is_here("1")
+
+
+@pytest.mark.parametrize("step", ["live", "rename"])
+def test_what_cannot_be_announced_leaves_nothing(arena: ArenaPath, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    presence = Presence(arena.directory)
+    before = set(arena.directory.iterdir()), set(meeting._locks)
+    with monkeypatch.context() as broken:
+        broken.setattr(*{"live": (meeting, "live"), "rename": (Path, "rename")}[step], fails)
+        with pytest.raises(RendezvousError, match=r"cannot announce stage 1 in .*Too many open files"):
+            presence.announce("1")
+    assert (set(arena.directory.iterdir()), set(meeting._locks)) == before
+    assert not presence.is_here("1")
+    presence.announce("1")
+    assert presence.is_here("1")
+    presence.close()
+
+
+def test_a_directory_that_could_not_be_read_is_read_again(arena: ArenaPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    now = 100.0
+    presence = Presence(arena.directory, clock=lambda: now)
+    presence.announce("1")
+    assert presence.is_here("1")
+    now += CHECK_EVERY
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "listdir", fails)
+        assert not presence.is_here("1")
+    assert presence.is_here("1")
+    presence.close()
 
 
 def test_close_takes_back_what_was_announced(arena: ArenaPath) -> None:
