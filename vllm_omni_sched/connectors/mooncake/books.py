@@ -31,6 +31,7 @@ class Sent:
     nbytes: int
     room: Room | None
     put_at: float
+    life: int  # of the beacon, in which it was put last
     stuck: bool = False  # a call that hangs may still read the copy
 
     @property

@@ -51,8 +51,10 @@ class Outbox:
         Raises:
             RendezvousError: the store does not answer.
         """
-        if not self._writer.lit:
-            self._writer.light()
+        if not self._writer.life:
+            with self._restoring:
+                if not self._writer.life:
+                    self._writer.light()
         if not self._rooms.has(message.nbytes):
             self.reap()
         with self._books.alone(message.name):
@@ -93,8 +95,9 @@ class Outbox:
         done = self.unasked_bytes = 0
         for at in range(0, len(some), BATCH):
             asked = some[at : at + BATCH]
-            *there, lit = self._store.exist([*(sent.stored for sent in asked), self._writer.beacon])
-            if not lit:
+            life, lives = self._writer.life, {sent.life for sent in asked}
+            *there, lit = self._store.exist([*(sent.stored for sent in asked), self._writer.beacon(life)])
+            if not lit or lives != {life}:
                 self._restore()
                 return done
             gone = [sent for sent, is_there in zip(asked, there, strict=True) if not is_there]
@@ -117,8 +120,8 @@ class Outbox:
                     break
                 with self._books.alone(sent.name):
                     self._hand_over(sent)
-            if self._writer.lit:
-                self._store.remove([self._writer.beacon])
+            if self._writer.life:
+                self._store.remove([self._writer.beacon(self._writer.life)])
         except RendezvousError as error:
             logger.warning("messages could not be left to others: %s", error)
         left = self._books.waiting()
@@ -132,7 +135,7 @@ class Outbox:
 
     def _put(self, message: Message) -> int | None:
         name, nbytes = message.name, message.nbytes
-        plain = self._names.plain(name)
+        plain, life = self._names.plain(name), self._writer.life
         before = self._books.by_name.get(name)
         generation = self._books.next_generation()
         stored = plain if self._books.is_fresh(name) else own_key(plain, generation)
@@ -142,7 +145,7 @@ class Outbox:
         except BaseException:
             self._rooms.give_back(room)
             raise
-        sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, room, self._clock())
+        sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, room, self._clock(), life)
         if not self._writer.message(sent, room, self._writer.config):
             self._rooms.give_back(room)
             return None
@@ -200,19 +203,27 @@ class Outbox:
                         self._store.remove([link_key(sent.plain)])
 
     def _restore(self) -> None:
-        """The master has come back without what it knew, or had taken us for dead: put again what we have copies of."""
+        """The master has come back without what it knew, or had taken us for dead: put again what we have copies of.
+
+        What was put since the beacon of this life was lit, by others or by a `_restore` that stopped half way, is left
+        alone: if it is missing, it was got.
+        """
         with self._restoring:
-            waiting = self._books.waiting()
-            for at in range(0, len(waiting), BATCH):
-                asked = waiting[at : at + BATCH]
+            if not self._store.exist([self._writer.beacon(self._writer.life)])[0]:
+                self._writer.light()
+            life = self._writer.life
+            before = [sent for sent in self._books.waiting() if sent.life != life]
+            for at in range(0, len(before), BATCH):
+                asked = before[at : at + BATCH]
                 there = self._store.exist([sent.stored for sent in asked])
                 for sent, is_there in zip(asked, there, strict=True):
-                    if not is_there:
-                        with self._books.alone(sent.name):
-                            self._put_again(sent)
-            self._writer.light()
+                    if is_there:
+                        sent.life = life
+                        continue
+                    with self._books.alone(sent.name):
+                        self._put_again(sent, life)
 
-    def _put_again(self, sent: Sent) -> None:
+    def _put_again(self, sent: Sent, life: int) -> None:
         if not self._books.holds(sent):
             return
         if sent.room is None:
@@ -221,6 +232,8 @@ class Outbox:
             logger.error("message %r of %s was lost by the Mooncake master: no copy was left", sent.key[:80], sent.edge)
             return
         config = self._writer.config
+        if sent.linked:  # first: what is there is linked, wherever this stops
+            self._writer.link(sent, config)
         try:
             code = self._store.put_from(sent.stored, sent.room.address, sent.nbytes, config, lambda _: None)
         except HangingError:
@@ -228,8 +241,7 @@ class Outbox:
             raise
         if code != OK:
             raise RendezvousError(f"the store does not take yet what its master has lost (code {code})")
-        if sent.linked:
-            self._writer.link(sent, config)
+        sent.life = life
         self.counts.restored += 1
 
     def _hand_over(self, sent: Sent) -> None:

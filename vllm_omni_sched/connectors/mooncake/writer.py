@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from itertools import count
 from typing import Any
 
 from vllm_omni_sched.connectors.mooncake.books import Books, Sent
@@ -20,13 +21,14 @@ class Writer:
     """Puts, and takes away what was put in vain.
 
     Attributes:
-        lit: whether the beacon was put: as long as it is there, a message that is missing was got.
+        life: of the beacon, 0 before the first: as long as it is there, a message that was put in that life and is
+            missing was got.
     """
 
     def __init__(self, store: Store, rooms: Rooms, books: Books, names: Names) -> None:
         self._store, self._rooms, self._books = store, rooms, books
-        self.beacon = names.beacon(books.token)
-        self.lit = False
+        self._names, self._lives = names, count(1)
+        self.life = 0
         self.config, self.leaving = store.config(), store.config(replicas=2, pinned=False)
 
     def room(self, nbytes: int) -> Room:
@@ -82,23 +84,26 @@ class Writer:
             self.remove_quietly([sent.stored])
             raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
 
+    def beacon(self, life: int) -> str:
+        return self._names.beacon(self._books.token, life)
+
     def light(self) -> None:
-        """Put the beacon.
+        """Put a new beacon.
 
         Raises:
             MasterGoneError: it is not taken.
         """
-        room = self.room(8)
+        room, life = self.room(8), next(self._lives)  # each time another: one that comes late says nothing
         room.data[:] = 1
         code = self._store.put_from(
-            self.beacon, room.address, 8, self.config, lambda _: self._rooms.give_back(room)
+            self.beacon(life), room.address, 8, self.config, lambda _: self._rooms.give_back(room)
         )  # a hanging call raises, and keeps the room
         self._rooms.give_back(room)
         if code == RPC:
             raise self._store.gone(code)
         if code != OK:
             raise MasterGoneError(f"the Mooncake store takes nothing from this process (code {code})")
-        self.lit = True
+        self.life = life
 
     def remove_quietly(self, keys: list[str]) -> None:
         try:

@@ -12,6 +12,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Status
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake.store import NO_ROOM
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
 EDGE = Edge("0", "1")
@@ -95,6 +96,59 @@ def test_what_was_got_is_not_delivered_again_after_the_master_came_back(own: Dep
     assert received(receiver, EDGE, "other") == 1
     assert received(receiver, EDGE, "once", seconds=1.0) is None
     assert receiver.health().facts["repeated"] == 1
+
+
+def test_two_threads_that_miss_the_beacon_put_again_once(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one has just seen that the master has forgotten, the other puts again what is got at once."""
+    sender, receiver, third = own.path(), own.path(), own.path()
+    _stop_asking(sender)
+    put(sender, "once", "only")
+    own.master.kill()
+    own.master.start()
+    exist, got = sender._store.exist, []
+
+    def is_overtaken(keys: list[str]) -> list[bool]:
+        there = exist(keys)
+        if not there[-1] and not got:
+            got.append("")
+            other = threading.Thread(target=wait_for, args=(lambda: sender.reap() or sender._outbox.counts.restored,))
+            other.start()
+            other.join()
+            got[0] = received(receiver, EDGE, "once")
+        return there
+
+    monkeypatch.setattr(sender._store, "exist", is_overtaken)
+    wait_for(lambda: sender.reap() or got)
+    assert got == ["only"]
+    wait_for(lambda: sender.reap() or not sender._outbox.sent)
+    assert (sender._outbox.counts.restored, sender._outbox.counts.consumed) == (1, 1)
+    assert received(third, EDGE, "once", seconds=0.2) is None
+
+
+def test_putting_again_that_stops_half_way_goes_on_from_there(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver, third = own.path(), own.path(), own.path()
+    _stop_asking(sender)
+    put(sender, "first", 1)
+    put(sender, "second", 2)
+    second = list(sender._outbox.sent)[1]
+    own.master.kill()
+    own.master.start()
+    put_from, refused = sender._store.put_from, []
+
+    def takes_only_the_first(key: str, *arguments: Any) -> int:
+        if key == second and not refused:
+            refused.append(key)
+            return NO_ROOM
+        return put_from(key, *arguments)
+
+    monkeypatch.setattr(sender._store, "put_from", takes_only_the_first)
+    wait_for(lambda: sender.reap() or refused)
+    assert received(receiver, EDGE, "first") == 1
+    wait_for(lambda: sender.reap() or sender._outbox.counts.restored >= 2)
+    assert received(third, EDGE, "second") == 2
+    wait_for(lambda: sender.reap() or not sender._outbox.sent)
+    assert (sender._outbox.counts.restored, sender._outbox.counts.consumed) == (2, 2)
+    assert received(third, EDGE, "first", seconds=0.2) is None
 
 
 def test_what_the_master_lost_and_nobody_has_a_copy_of_is_said(
