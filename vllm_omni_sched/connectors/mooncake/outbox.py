@@ -12,7 +12,7 @@ from vllm_omni_sched.connectors.mooncake.books import Books, Sent
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, own_key
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.rooms import Rooms
+from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import MISSING, OK, MasterGoneError, Store
 from vllm_omni_sched.connectors.mooncake.writer import Writer
 from vllm_omni_sched.errors import RendezvousError
@@ -149,10 +149,15 @@ class Outbox:
         if not self._writer.message(sent, room, self._writer.config):
             self._rooms.give_back(room)
             return None
-        if before is not None:
-            self._replace(before)
-        if sent.linked:
-            self._writer.link(sent, self._writer.config)
+        try:
+            if before is not None:
+                self._replace(before)
+            if sent.linked:
+                self._writer.link(sent, self._writer.config)
+        except BaseException:  # nobody knows of it, or ever will
+            self._rooms.give_back(room)
+            self._writer.remove_quietly([stored])
+            raise
         if not self._options.retain or room.start is None:
             sent.room = None
             self._rooms.give_back(room)
@@ -226,29 +231,42 @@ class Outbox:
     def _put_again(self, sent: Sent, life: int) -> None:
         if not self._books.holds(sent):
             return
-        if sent.room is None:
-            self._books.forget(sent)
+        config = self._writer.config
+        if sent.linked and sent.room is not None:  # first: what is there is linked, wherever this stops
+            self._writer.link(sent, config)
+        room = self._books.begins_to_read(sent)
+        if room is None:
+            if not self._books.forget(sent):  # it was got after all
+                return
             self.counts.lost += 1
             logger.error("message %r of %s was lost by the Mooncake master: no copy was left", sent.key[:80], sent.edge)
             return
-        config = self._writer.config
-        if sent.linked:  # first: what is there is linked, wherever this stops
-            self._writer.link(sent, config)
         try:
-            code = self._store.put_from(sent.stored, sent.room.address, sent.nbytes, config, lambda _: None)
+            code = self._store.put_from(
+                sent.stored, room.address, sent.nbytes, config, lambda code: self._comes_late(sent, room, code)
+            )
         except HangingError:
-            sent.stuck = True
+            raise  # `_comes_late` is called when nobody reads the copy any more
+        except BaseException:
+            self._books.has_read(sent, room)
             raise
+        self._books.has_read(sent, room)
         if code != OK:
             raise RendezvousError(f"the store does not take yet what its master has lost (code {code})")
         sent.life = life
         self.counts.restored += 1
 
+    def _comes_late(self, sent: Sent, room: Room, code: int | None) -> None:
+        """A message was put again after we had given up; if it is not ours any more, it goes."""
+        self._books.has_read(sent, room)
+        if code == OK and sent.stored not in self._books.sent:
+            self._writer.remove_later(sent.stored)
+
     def _hand_over(self, sent: Sent) -> None:
         """Put one message in the segment of somebody else, too."""
         if not self._books.holds(sent):
             return
-        room, sent.room = sent.room, None
+        room = self._books.take_copy(sent)
         if room is None:
             made = room = self._writer.room(sent.nbytes)
             code = self._store.get_into(sent.stored, room.address, sent.nbytes, lambda _: self._rooms.give_back(made))
@@ -265,7 +283,11 @@ class Outbox:
             self._store.remove([copy.stored])
             return
         if self._store.remove([sent.stored]) == [OK]:
-            self._writer.link(copy, self._writer.leaving)
+            try:
+                self._writer.link(copy, self._writer.leaving)
+            except RendezvousError:
+                self._writer.remove_quietly([copy.stored])
+                raise
             self.counts.handed_over += 1
         else:
             self._store.remove([copy.stored])

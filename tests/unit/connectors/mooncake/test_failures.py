@@ -12,7 +12,8 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Status
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.mooncake.store import NO_ROOM
+from vllm_omni_sched.connectors.mooncake.calls import HangingError
+from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, MasterGoneError
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
 EDGE = Edge("0", "1")
@@ -149,6 +150,62 @@ def test_putting_again_that_stops_half_way_goes_on_from_there(own: Deployment, m
     wait_for(lambda: sender.reap() or not sender._outbox.sent)
     assert (sender._outbox.counts.restored, sender._outbox.counts.consumed) == (2, 2)
     assert received(third, EDGE, "first", seconds=0.2) is None
+
+
+@pytest.mark.parametrize("fails", ["to replace", "to link"])
+def test_a_put_that_fails_half_way_leaves_nothing(own: Deployment, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    sender = own.path()
+    _stop_asking(sender)
+    put(sender, "k", np.zeros(MIB, np.uint8))
+    remove, put_from, failed, stored = sender._store.remove, sender._store.put_from, [], []
+
+    def remove_fails(keys: list[str]) -> list[int]:
+        if fails == "to replace" and not failed:
+            failed.append(keys)
+            raise MasterGoneError("gone for a moment")
+        return remove(keys)
+
+    def link_fails(key: str, *arguments: Any) -> int:
+        if fails == "to link" and key.endswith("/link"):
+            failed.append(key)
+            return NO_ROOM
+        stored.append(key)
+        return put_from(key, *arguments)
+
+    monkeypatch.setattr(sender._store, "remove", remove_fails)
+    monkeypatch.setattr(sender._store, "put_from", link_fails)
+    with pytest.raises(RendezvousError):
+        put(sender, "k", np.ones(MIB, np.uint8))
+    assert (len(failed), len(stored)) == (1, 1)
+    assert sender._store.exist(stored) == [False]
+    assert sender.discard("k") == (fails == "to replace")
+    assert sender._rooms.used_bytes == 0
+
+
+def test_memory_that_a_hanging_call_reads_comes_back_when_it_ends(
+    own: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = own.path()
+    _stop_asking(sender)
+    put(sender, "k", np.zeros(MIB, np.uint8))
+    ((stored, sent),) = sender._outbox.sent.items()
+    own.master.kill()
+    own.master.start()
+    put_from, ends = sender._store.put_from, []
+
+    def hangs(key: str, address: int, nbytes: int, config: Any, late: Any) -> int:
+        if key != stored:
+            return put_from(key, address, nbytes, config, late)
+        ends.append(late)
+        raise HangingError("it hangs")
+
+    monkeypatch.setattr(sender._store, "put_from", hangs)
+    wait_for(lambda: sender.reap() or ends)
+    assert sender.discard("k") == 0  # the master does not have it
+    assert sender._rooms.used_bytes >= sent.nbytes
+    for end in ends:
+        end(None)
+    assert sender._rooms.used_bytes == 0
 
 
 def test_what_the_master_lost_and_nobody_has_a_copy_of_is_said(
