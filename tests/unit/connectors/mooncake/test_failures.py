@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.support.mooncake import Child, Deployment, Master, Namespace, receive
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Status
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.lately import LATELY
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, MasterGoneError
@@ -121,6 +123,7 @@ def test_two_threads_that_miss_the_beacon_put_again_once(own: Deployment, monkey
     monkeypatch.setattr(sender._store, "exist", is_overtaken)
     wait_for(lambda: sender.reap() or got)
     assert got == ["only"]
+    assert sender._outbox.counts.restored == 1
     wait_for(lambda: sender.reap() or not sender._outbox.sent)
     assert (sender._outbox.counts.restored, sender._outbox.counts.consumed) == (1, 1)
     assert received(third, EDGE, "once", seconds=0.2) is None
@@ -219,6 +222,30 @@ def test_what_the_master_lost_and_nobody_has_a_copy_of_is_said(
     assert sender.health().reason == "1 lost"
     assert "was lost by the Mooncake master" in caplog.text
     assert sender.health().facts["in_flight"] == 0
+
+
+def test_what_went_wrong_is_spoken_of_for_a_while(own: Deployment) -> None:
+    later = [0.0]
+    with closing(MooncakePath(own.options(), clock=lambda: monotonic_seconds() + later[0])) as path:
+        _stop_asking(path)
+        path._outbox.counts.expired += 1
+        assert (path.health().status, path.health().reason) == (Status.DEGRADED, "1 expired")
+        later[0] += LATELY + 1
+        assert path.health().status is Status.HEALTHY
+        path._outbox.counts.expired += 1
+        assert (path.health().status, path.health().reason) == (Status.DEGRADED, "2 expired")
+
+
+def test_what_an_outage_refused_ends_with_it(own: Deployment) -> None:
+    """Nothing is on its way, and that edge puts nothing more."""
+    sender = own.path()
+    own.master.kill()
+    with pytest.raises(RendezvousError):
+        put(sender, "k", 1)
+    assert sender.health().status is Status.SICK
+    own.master.start()
+    wait_for(is_status(sender, Status.DEGRADED))
+    assert sender.health().reason == "1 refused"
 
 
 def test_a_master_that_hangs_holds_nobody_up(own: Deployment) -> None:
