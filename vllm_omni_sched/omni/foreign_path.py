@@ -116,6 +116,7 @@ class ForeignPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         self._check_open("get")
+        self._release_back()
         name, metadata = name_of(edge, key), None
         if self._mail is not None:
             metadata = self._where(edge, key, name)
@@ -153,6 +154,7 @@ class ForeignPath(Path):
 
     def reap(self, limit: int | None = None) -> int:
         if not self._closed:
+            self._release_back()
             self._connector.reap_consumed()
         return 0
 
@@ -171,6 +173,7 @@ class ForeignPath(Path):
         if self._closed:
             return
         self._closed = True
+        self._release_back()
         # MooncakeTransferEngineConnector waits for sockets of threads of its own that nobody closes
         closing = threading.Thread(target=self._connector.close, name=f"close-{self.name}", daemon=True)
         closing.start()
@@ -194,8 +197,6 @@ class ForeignPath(Path):
 
     def _array(self, payload: Any) -> Any:
         """Bytes of a message as a flat array; a buffer of the connector's own goes back when no view is left."""
-        while self._back:
-            self._back.popleft().release()
         if isinstance(payload, (bytes, bytearray)):
             return np.frombuffer(bytearray(payload), np.uint8)
         tensor = payload if isinstance(payload, torch.Tensor) else getattr(payload, "tensor", None)
@@ -207,6 +208,15 @@ class ForeignPath(Path):
         if tensor is not payload:
             weakref.finalize(array, self._back.append, payload).atexit = False
         return array
+
+    def _release_back(self) -> None:
+        """Before the connector is asked: what goes wrong in here takes no message with it."""
+        while self._back:
+            try:
+                buffer = self._back.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            buffer.release()
 
     def _cleanup(self, edge: Edge, key: str) -> None:
         if self._cleanup_by_edge:

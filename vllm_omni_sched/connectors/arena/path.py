@@ -17,6 +17,7 @@ from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
 from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.lately import Losses
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
     ConfigError,
@@ -30,8 +31,6 @@ from vllm_omni_sched.errors import (
 REAPED_PER_PUT = 2  # each put adds one
 TUNE_EVERY = 256  # messages
 BURY_EVERY = 5.0  # seconds
-LATELY = 60.0
-"""Seconds that `health` speaks of what happened."""
 LOST = (
     *("refused", "expired", "given_back", "damaged"),
     *("corrupt", "foreign", "orphans_expired", "orphans_given_back"),
@@ -88,8 +87,7 @@ class ArenaPath(Path):
         self._buried_at = clock()
         self._closed = ""  # by what
         self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
-        self._losses: dict[str, int] = {}
-        self._lost_at = 0.0  # when `_losses` were new
+        self._losses = Losses(LOST, clock)
         _paths.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
@@ -190,7 +188,7 @@ class ArenaPath(Path):
             sick = [why for why, before in self._refusals.values() if before == progress]
             if sick:
                 return Health(Status.SICK, "; ".join(sick), facts)
-            lately = self._lost_lately(facts)
+            lately = self._losses.lately(facts)
             lately += [
                 f"pool {name} cannot grow: {pool['refused']}"
                 for name, pool in facts.get("pools", {}).items()
@@ -295,13 +293,6 @@ class ArenaPath(Path):
         if pool.refused:
             return f"{what}: pool {modality.value} cannot grow ({pool.refused}); give {self.directory} more room"
         return f"{what}: pool {modality.value} is full; raise its max_bytes ({limit})"
-
-    def _lost_lately(self, facts: dict[str, Any]) -> list[str]:
-        losses = {name: facts[name] for name in LOST if facts.get(name)}
-        now = self._clock()
-        if losses != self._losses:
-            self._losses, self._lost_at = losses, now
-        return [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
 
 
 def common_arena() -> str:

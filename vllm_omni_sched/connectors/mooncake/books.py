@@ -31,7 +31,8 @@ class Sent:
     nbytes: int
     room: Room | None
     put_at: float
-    stuck: bool = False  # a call that hangs may still read the copy
+    life: int  # of the beacon, in which it was put last
+    readers: int = 0  # calls, of which some may hang, that read the copy: its room is not free before they end
 
     @property
     def linked(self) -> bool:
@@ -137,10 +138,32 @@ class Books:
                     del self._by_key[sent.key]
             self.counts.waiting[sent.edge] -= 1
             self.counts.waiting_bytes[sent.edge] -= sent.nbytes
-            if sent.room is not None and not sent.stuck:
+            if sent.room is not None and not sent.readers:
                 self._rooms.give_back(sent.room)
             sent.room = None
             return True
+
+    def begins_to_read(self, sent: Sent) -> Room | None:
+        """The copy of a message, for a call; None when there is none, or it was forgotten. See `has_read`."""
+        with self._lock:
+            if sent.room is not None:
+                sent.readers += 1
+            return sent.room
+
+    def has_read(self, sent: Sent, room: Room) -> None:
+        """That call has ended; what was forgotten meanwhile needs its copy no more."""
+        with self._lock:
+            sent.readers -= 1
+            if sent.room is None and not sent.readers:
+                self._rooms.give_back(room)
+
+    def take_copy(self, sent: Sent) -> Room | None:
+        """The room of its copy, which has none from now on; None while a call reads it."""
+        with self._lock:
+            if sent.readers:
+                return None
+            room, sent.room = sent.room, None
+            return room
 
     def consumed(self, sent: Sent) -> bool:
         """It was got, and is forgotten; False when it was not in here."""
@@ -173,7 +196,7 @@ class Books:
             return None
         while (room := self._rooms.take(nbytes)) is None:
             with self._lock:
-                copies = (sent for sent in self.by_name.values() if sent.room and not sent.stuck)
+                copies = (sent for sent in self.by_name.values() if sent.room and not sent.readers)
                 copied = next((sent for sent in copies if sent.name not in self._busy), None)
                 if copied is None or copied.room is None:
                     return None

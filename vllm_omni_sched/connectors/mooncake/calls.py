@@ -57,22 +57,26 @@ class Calls:
 
         Args:
             seconds: how long it may take.
-            late: called with the result (None if it raised) when it ends after all, on another thread.
+            late: called with the result (None if it raised) when it ends after all, on another thread; never when this
+                returns, or raises what ``function`` did.
 
         Raises:
-            HangingError: it took longer, or too many others hang. ``late`` is not called if it never began.
-            PathClosedError: after `close`.
+            HangingError: it took longer, or too many others hang: then it never began, and ``late`` was called at once,
+                with None, on this thread.
+            PathClosedError: after `close`; ``late`` is not called.
         """
         call = _Call(function, arguments)
         with self._lock:
             if self._closed:
                 raise PathClosedError("the path to the Mooncake store was closed before this call")
-            if self.hanging >= MAX_HANGING:
-                if late is not None:
-                    late(None)
-                raise HangingError(f"{self.hanging} calls into the Mooncake library hang")
-            self.in_flight += 1
-            worker = self._idle.pop() if self._idle else None
+            hanging = self.hanging
+            if hanging < MAX_HANGING:
+                self.in_flight += 1
+                worker = self._idle.pop() if self._idle else None
+        if hanging >= MAX_HANGING:
+            if late is not None:
+                late(None)
+            raise HangingError(f"{hanging} calls into the Mooncake library hang")
         if worker is None:
             worker = SimpleQueue()
             threading.Thread(target=self._work, args=(worker,), name="mooncake-call", daemon=True).start()

@@ -26,9 +26,9 @@ class Names:
     def plain(self, name: bytes) -> str:
         return f"{self._namespace}/{hashlib.blake2b(name, digest_size=16).hexdigest()}"
 
-    def beacon(self, token: int) -> str:
-        """What a sender puts to see whether the master has forgotten it."""
-        return f"{self._namespace}/sender/{token:08x}"
+    def beacon(self, token: int, life: int) -> str:
+        """What a sender puts to see whether the master has forgotten it since."""
+        return f"{self._namespace}/sender/{token:08x}/{life}"
 
 
 def own_key(plain: str, generation: int) -> str:

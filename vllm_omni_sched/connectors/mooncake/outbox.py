@@ -12,7 +12,7 @@ from vllm_omni_sched.connectors.mooncake.books import Books, Sent
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, own_key
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.rooms import Rooms
+from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import MISSING, OK, MasterGoneError, Store
 from vllm_omni_sched.connectors.mooncake.writer import Writer
 from vllm_omni_sched.errors import RendezvousError
@@ -51,8 +51,10 @@ class Outbox:
         Raises:
             RendezvousError: the store does not answer.
         """
-        if not self._writer.lit:
-            self._writer.light()
+        if not self._writer.life:
+            with self._restoring:
+                if not self._writer.life:
+                    self._writer.light()
         if not self._rooms.has(message.nbytes):
             self.reap()
         with self._books.alone(message.name):
@@ -93,8 +95,9 @@ class Outbox:
         done = self.unasked_bytes = 0
         for at in range(0, len(some), BATCH):
             asked = some[at : at + BATCH]
-            *there, lit = self._store.exist([*(sent.stored for sent in asked), self._writer.beacon])
-            if not lit:
+            life, lives = self._writer.life, {sent.life for sent in asked}
+            *there, lit = self._store.exist([*(sent.stored for sent in asked), self._writer.beacon(life)])
+            if not lit or lives != {life}:
                 self._restore()
                 return done
             gone = [sent for sent, is_there in zip(asked, there, strict=True) if not is_there]
@@ -117,8 +120,8 @@ class Outbox:
                     break
                 with self._books.alone(sent.name):
                     self._hand_over(sent)
-            if self._writer.lit:
-                self._store.remove([self._writer.beacon])
+            if self._writer.life:
+                self._store.remove([self._writer.beacon(self._writer.life)])
         except RendezvousError as error:
             logger.warning("messages could not be left to others: %s", error)
         left = self._books.waiting()
@@ -132,7 +135,7 @@ class Outbox:
 
     def _put(self, message: Message) -> int | None:
         name, nbytes = message.name, message.nbytes
-        plain = self._names.plain(name)
+        plain, life = self._names.plain(name), self._writer.life
         before = self._books.by_name.get(name)
         generation = self._books.next_generation()
         stored = plain if self._books.is_fresh(name) else own_key(plain, generation)
@@ -142,14 +145,19 @@ class Outbox:
         except BaseException:
             self._rooms.give_back(room)
             raise
-        sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, room, self._clock())
+        sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, room, self._clock(), life)
         if not self._writer.message(sent, room, self._writer.config):
             self._rooms.give_back(room)
             return None
-        if before is not None:
-            self._replace(before)
-        if sent.linked:
-            self._writer.link(sent, self._writer.config)
+        try:
+            if before is not None:
+                self._replace(before)
+            if sent.linked:
+                self._writer.link(sent, self._writer.config)
+        except BaseException:  # nobody knows of it, or ever will
+            self._rooms.give_back(room)
+            self._writer.remove_quietly([stored])
+            raise
         if not self._options.retain or room.start is None:
             sent.room = None
             self._rooms.give_back(room)
@@ -200,43 +208,65 @@ class Outbox:
                         self._store.remove([link_key(sent.plain)])
 
     def _restore(self) -> None:
-        """The master has come back without what it knew, or had taken us for dead: put again what we have copies of."""
+        """The master has come back without what it knew, or had taken us for dead: put again what we have copies of.
+
+        What was put since the beacon of this life was lit, by others or by a `_restore` that stopped half way, is left
+        alone: if it is missing, it was got.
+        """
         with self._restoring:
-            waiting = self._books.waiting()
-            for at in range(0, len(waiting), BATCH):
-                asked = waiting[at : at + BATCH]
+            if not self._store.exist([self._writer.beacon(self._writer.life)])[0]:
+                self._writer.light()
+            life = self._writer.life
+            before = [sent for sent in self._books.waiting() if sent.life != life]
+            for at in range(0, len(before), BATCH):
+                asked = before[at : at + BATCH]
                 there = self._store.exist([sent.stored for sent in asked])
                 for sent, is_there in zip(asked, there, strict=True):
-                    if not is_there:
-                        with self._books.alone(sent.name):
-                            self._put_again(sent)
-            self._writer.light()
+                    if is_there:
+                        sent.life = life
+                        continue
+                    with self._books.alone(sent.name):
+                        self._put_again(sent, life)
 
-    def _put_again(self, sent: Sent) -> None:
+    def _put_again(self, sent: Sent, life: int) -> None:
         if not self._books.holds(sent):
             return
-        if sent.room is None:
-            self._books.forget(sent)
+        config = self._writer.config
+        if sent.linked and sent.room is not None:  # first: what is there is linked, wherever this stops
+            self._writer.link(sent, config)
+        room = self._books.begins_to_read(sent)
+        if room is None:
+            if not self._books.forget(sent):  # it was got after all
+                return
             self.counts.lost += 1
             logger.error("message %r of %s was lost by the Mooncake master: no copy was left", sent.key[:80], sent.edge)
             return
-        config = self._writer.config
         try:
-            code = self._store.put_from(sent.stored, sent.room.address, sent.nbytes, config, lambda _: None)
+            code = self._store.put_from(
+                sent.stored, room.address, sent.nbytes, config, lambda code: self._comes_late(sent, room, code)
+            )
         except HangingError:
-            sent.stuck = True
+            raise  # `_comes_late` is called when nobody reads the copy any more
+        except BaseException:
+            self._books.has_read(sent, room)
             raise
+        self._books.has_read(sent, room)
         if code != OK:
             raise RendezvousError(f"the store does not take yet what its master has lost (code {code})")
-        if sent.linked:
-            self._writer.link(sent, config)
+        sent.life = life
         self.counts.restored += 1
+
+    def _comes_late(self, sent: Sent, room: Room, code: int | None) -> None:
+        """A message was put again after we had given up; if it is not ours any more, it goes."""
+        self._books.has_read(sent, room)
+        if code == OK and sent.stored not in self._books.sent:
+            self._writer.remove_later(sent.stored)
 
     def _hand_over(self, sent: Sent) -> None:
         """Put one message in the segment of somebody else, too."""
         if not self._books.holds(sent):
             return
-        room, sent.room = sent.room, None
+        room = self._books.take_copy(sent)
         if room is None:
             made = room = self._writer.room(sent.nbytes)
             code = self._store.get_into(sent.stored, room.address, sent.nbytes, lambda _: self._rooms.give_back(made))
@@ -253,7 +283,11 @@ class Outbox:
             self._store.remove([copy.stored])
             return
         if self._store.remove([sent.stored]) == [OK]:
-            self._writer.link(copy, self._writer.leaving)
+            try:
+                self._writer.link(copy, self._writer.leaving)
+            except RendezvousError:
+                self._writer.remove_quietly([copy.stored])
+                raise
             self.counts.handed_over += 1
         else:
             self._store.remove([copy.stored])

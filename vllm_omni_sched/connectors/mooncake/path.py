@@ -14,6 +14,7 @@ from typing import Any
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.lately import Losses
 from vllm_omni_sched.connectors.mooncake.inbox import Inbox
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.outbox import Outbox
@@ -73,7 +74,9 @@ class MooncakePath(Path):
             raise
         self._outbox = Outbox(self._store, self._rooms, options, clock)
         self._inbox = Inbox(self._store, self._rooms, options, clock)
-        self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
+        self._refusals: dict[Edge, tuple[str, Callable[[], int], int]] = {}
+        """Why the last put of an edge failed, a count, and what it was then: until it changes, the next fails, too."""
+        self._losses = Losses(LOST, clock)
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
@@ -104,7 +107,8 @@ class MooncakePath(Path):
             if deadline is None or self._clock() >= deadline:
                 self._outbox.counts.refused += 1
                 refusal = refusal or self._no_room(message)
-                self._refusals[edge] = str(refusal), self._outbox.progress
+                until = self._answers if isinstance(refusal, RendezvousError) else self._progress
+                self._refusals[edge] = str(refusal), until, until()
                 raise refusal
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
@@ -171,10 +175,10 @@ class MooncakePath(Path):
         }
         if self._closed or self._is_in_a_child():
             return Health(Status.CLOSED, "it was closed", facts)
-        sick = [why for why, before in self._refusals.values() if before == self._outbox.progress]
+        sick = [why for why, until, before in list(self._refusals.values()) if until() == before]
         if self._store.sick or sick:
             return Health(Status.SICK, self._store.sick or "; ".join(sick), facts)
-        lost = [f"{facts[name]} {name}" for name in LOST if facts.get(name)]
+        lost = self._losses.lately(facts)
         return Health(Status.DEGRADED if lost else Status.HEALTHY, ", ".join(lost), facts)
 
     def close(self) -> None:
@@ -219,6 +223,12 @@ class MooncakePath(Path):
                 wait = min(max(2 * wait, BUSY_WAIT), IDLE_WAIT) if wait < IDLE_WAIT else BUSY_WAIT
             else:
                 wait = IDLE_WAIT
+
+    def _answers(self) -> int:
+        return self._store.answers
+
+    def _progress(self) -> int:
+        return self._outbox.progress
 
     def _behind(self, edge: Edge) -> ReceiverBehindError:
         counts = self._outbox.counts

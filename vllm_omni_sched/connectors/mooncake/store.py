@@ -53,6 +53,7 @@ class Store:
 
     Attributes:
         sick: why nothing works at present, "" when it does.
+        answers: of the master; more with each.
         segment: the name of this process's segment, "" without one.
 
     Raises:
@@ -70,6 +71,7 @@ class Store:
         self._closing = threading.Lock()
         self._closed = False
         self.sick = ""
+        self.answers = 0
         self._client = self._library.MooncakeDistributedStore()
         _forget_in_children(self)
         memory, network = (options.segment, LIBRARY_BUFFER), (self.protocol, options.rdma, options.master)
@@ -186,6 +188,7 @@ class Store:
         if answer == RPC or (isinstance(answer, list) and RPC in answer):
             raise self.gone(RPC)
         self.sick = ""
+        self.answers += 1
         return answer
 
     def _read_and_claim(self, key: str, address: int, nbytes: int) -> tuple[int, int]:

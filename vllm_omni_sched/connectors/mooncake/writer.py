@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from vllm_omni_sched.connectors.mooncake.books import Books, Sent
@@ -20,13 +22,14 @@ class Writer:
     """Puts, and takes away what was put in vain.
 
     Attributes:
-        lit: whether the beacon was put: as long as it is there, a message that is missing was got.
+        life: of the beacon, 0 before the first: as long as it is there, a message that was put in that life and is
+            missing was got.
     """
 
     def __init__(self, store: Store, rooms: Rooms, books: Books, names: Names) -> None:
         self._store, self._rooms, self._books = store, rooms, books
-        self.beacon = names.beacon(books.token)
-        self.lit = False
+        self._names, self._lives = names, count(1)
+        self.life = 0
         self.config, self.leaving = store.config(), store.config(replicas=2, pinned=False)
 
     def room(self, nbytes: int) -> Room:
@@ -39,15 +42,8 @@ class Writer:
         Raises:
             RendezvousError: the store does not take it; ``room`` is given back.
         """
-
-        def late(code: int | None) -> None:
-            """The call that we gave up on has ended: take back what it put, and the room."""
-            self._rooms.give_back(room)
-            if code == OK:
-                threading.Thread(target=self.remove_quietly, args=([sent.stored],), daemon=True).start()
-
         try:
-            code = self._store.put_from(sent.stored, room.address, sent.nbytes, config, late)
+            code = self._write(sent.stored, room, sent.nbytes, config, self.remove_later)
         except HangingError:
             self._books.was_taken_back(sent.name)
             raise
@@ -65,40 +61,60 @@ class Writer:
         """Say which key a message lies under.
 
         Raises:
-            RendezvousError: that could not be said; the message is taken back.
+            RendezvousError: that could not be said.
         """
         link = make_link(sent.generation)
         room = self.room(len(link))
         room.data[:] = bytearray(link)
-        try:
-            code = self._store.put_from(
-                link_key(sent.plain), room.address, len(link), config, lambda _: self._rooms.give_back(room)
-            )
-        except HangingError:
-            self.remove_quietly([sent.stored])
-            raise
+        code = self._write(link_key(sent.plain), room, len(link), config)
         self._rooms.give_back(room)
         if code != OK:
-            self.remove_quietly([sent.stored])
             raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
 
+    def beacon(self, life: int) -> str:
+        return self._names.beacon(self._books.token, life)
+
     def light(self) -> None:
-        """Put the beacon.
+        """Put a new beacon.
 
         Raises:
             MasterGoneError: it is not taken.
         """
-        room = self.room(8)
+        room, life = self.room(8), next(self._lives)  # each time another: one that comes late says nothing
         room.data[:] = 1
-        code = self._store.put_from(
-            self.beacon, room.address, 8, self.config, lambda _: self._rooms.give_back(room)
-        )  # a hanging call raises, and keeps the room
+        code = self._write(self.beacon(life), room, 8, self.config, self.remove_later)
         self._rooms.give_back(room)
         if code == RPC:
             raise self._store.gone(code)
         if code != OK:
             raise MasterGoneError(f"the Mooncake store takes nothing from this process (code {code})")
-        self.lit = True
+        self.life = life
+
+    def _write(
+        self, key: str, room: Room, nbytes: int, config: Any, came_late: Callable[[str], None] = lambda _: None
+    ) -> int:
+        """Put what lies in ``room``; whatever it raises, ``room`` is given back, once nobody reads it any more.
+
+        Args:
+            came_late: called with the key when it was put after we had given up.
+        """
+
+        def late(code: int | None) -> None:
+            self._rooms.give_back(room)
+            if code == OK:
+                came_late(key)
+
+        try:
+            return self._store.put_from(key, room.address, nbytes, config, late)
+        except HangingError:
+            raise  # `late` gives it back
+        except BaseException:
+            self._rooms.give_back(room)
+            raise
+
+    def remove_later(self, key: str) -> None:
+        """On a thread of its own, for those that run calls themselves."""
+        threading.Thread(target=self.remove_quietly, args=([key],), daemon=True).start()
 
     def remove_quietly(self, keys: list[str]) -> None:
         try:

@@ -48,8 +48,8 @@ def test_so_many_hang_and_the_next_is_refused_at_once() -> None:
         with pytest.raises(HangingError):
             calls.run(0.001, gate.wait, 20)
     with pytest.raises(HangingError, match=f"{MAX_HANGING} calls"):
-        calls.run(20, len, "", late=refused.append)
-    assert refused == [None]
+        calls.run(20, len, "", late=lambda value: refused.append((value, calls._lock.locked())))
+    assert refused == [(None, False)]
     gate.set()
     assert calls.close(5)
 

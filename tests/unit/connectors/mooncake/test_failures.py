@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from tests.support.mooncake import Child, Deployment, Master, Namespace, receive
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Status
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.lately import LATELY
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake.calls import HangingError
+from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, MasterGoneError
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
 EDGE = Edge("0", "1")
@@ -97,6 +101,116 @@ def test_what_was_got_is_not_delivered_again_after_the_master_came_back(own: Dep
     assert receiver.health().facts["repeated"] == 1
 
 
+def test_two_threads_that_miss_the_beacon_put_again_once(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one has just seen that the master has forgotten, the other puts again what is got at once."""
+    sender, receiver, third = own.path(), own.path(), own.path()
+    _stop_asking(sender)
+    put(sender, "once", "only")
+    own.master.kill()
+    own.master.start()
+    exist, got = sender._store.exist, []
+
+    def is_overtaken(keys: list[str]) -> list[bool]:
+        there = exist(keys)
+        if not there[-1] and not got:
+            got.append("")
+            other = threading.Thread(target=wait_for, args=(lambda: sender.reap() or sender._outbox.counts.restored,))
+            other.start()
+            other.join()
+            got[0] = received(receiver, EDGE, "once")
+        return there
+
+    monkeypatch.setattr(sender._store, "exist", is_overtaken)
+    wait_for(lambda: sender.reap() or got)
+    assert got == ["only"]
+    assert sender._outbox.counts.restored == 1
+    wait_for(lambda: sender.reap() or not sender._outbox.sent)
+    assert (sender._outbox.counts.restored, sender._outbox.counts.consumed) == (1, 1)
+    assert received(third, EDGE, "once", seconds=0.2) is None
+
+
+def test_putting_again_that_stops_half_way_goes_on_from_there(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver, third = own.path(), own.path(), own.path()
+    _stop_asking(sender)
+    put(sender, "first", 1)
+    put(sender, "second", 2)
+    second = list(sender._outbox.sent)[1]
+    own.master.kill()
+    own.master.start()
+    put_from, refused = sender._store.put_from, []
+
+    def takes_only_the_first(key: str, *arguments: Any) -> int:
+        if key == second and not refused:
+            refused.append(key)
+            return NO_ROOM
+        return put_from(key, *arguments)
+
+    monkeypatch.setattr(sender._store, "put_from", takes_only_the_first)
+    wait_for(lambda: sender.reap() or refused)
+    assert received(receiver, EDGE, "first") == 1
+    wait_for(lambda: sender.reap() or sender._outbox.counts.restored >= 2)
+    assert received(third, EDGE, "second") == 2
+    wait_for(lambda: sender.reap() or not sender._outbox.sent)
+    assert (sender._outbox.counts.restored, sender._outbox.counts.consumed) == (2, 2)
+    assert received(third, EDGE, "first", seconds=0.2) is None
+
+
+@pytest.mark.parametrize("fails", ["to replace", "to link"])
+def test_a_put_that_fails_half_way_leaves_nothing(own: Deployment, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    sender = own.path()
+    _stop_asking(sender)
+    put(sender, "k", np.zeros(MIB, np.uint8))
+    remove, put_from, failed, stored = sender._store.remove, sender._store.put_from, [], []
+
+    def remove_fails(keys: list[str]) -> list[int]:
+        if fails == "to replace" and not failed:
+            failed.append(keys)
+            raise MasterGoneError("gone for a moment")
+        return remove(keys)
+
+    def link_fails(key: str, *arguments: Any) -> int:
+        if fails == "to link" and key.endswith("/link"):
+            failed.append(key)
+            return NO_ROOM
+        stored.append(key)
+        return put_from(key, *arguments)
+
+    monkeypatch.setattr(sender._store, "remove", remove_fails)
+    monkeypatch.setattr(sender._store, "put_from", link_fails)
+    with pytest.raises(RendezvousError):
+        put(sender, "k", np.ones(MIB, np.uint8))
+    assert (len(failed), len(stored)) == (1, 1)
+    assert sender._store.exist(stored) == [False]
+    assert sender.discard("k") == (fails == "to replace")
+    assert sender._rooms.used_bytes == 0
+
+
+def test_memory_that_a_hanging_call_reads_comes_back_when_it_ends(
+    own: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = own.path()
+    _stop_asking(sender)
+    put(sender, "k", np.zeros(MIB, np.uint8))
+    ((stored, sent),) = sender._outbox.sent.items()
+    own.master.kill()
+    own.master.start()
+    put_from, ends = sender._store.put_from, []
+
+    def hangs(key: str, address: int, nbytes: int, config: Any, late: Any) -> int:
+        if key != stored:
+            return put_from(key, address, nbytes, config, late)
+        ends.append(late)
+        raise HangingError("it hangs")
+
+    monkeypatch.setattr(sender._store, "put_from", hangs)
+    wait_for(lambda: sender.reap() or ends)
+    assert sender.discard("k") == 0  # the master does not have it
+    assert sender._rooms.used_bytes >= sent.nbytes
+    for end in ends:
+        end(None)
+    assert sender._rooms.used_bytes == 0
+
+
 def test_what_the_master_lost_and_nobody_has_a_copy_of_is_said(
     own: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,6 +222,30 @@ def test_what_the_master_lost_and_nobody_has_a_copy_of_is_said(
     assert sender.health().reason == "1 lost"
     assert "was lost by the Mooncake master" in caplog.text
     assert sender.health().facts["in_flight"] == 0
+
+
+def test_what_went_wrong_is_spoken_of_for_a_while(own: Deployment) -> None:
+    later = [0.0]
+    with closing(MooncakePath(own.options(), clock=lambda: monotonic_seconds() + later[0])) as path:
+        _stop_asking(path)
+        path._outbox.counts.expired += 1
+        assert (path.health().status, path.health().reason) == (Status.DEGRADED, "1 expired")
+        later[0] += LATELY + 1
+        assert path.health().status is Status.HEALTHY
+        path._outbox.counts.expired += 1
+        assert (path.health().status, path.health().reason) == (Status.DEGRADED, "2 expired")
+
+
+def test_what_an_outage_refused_ends_with_it(own: Deployment) -> None:
+    """Nothing is on its way, and that edge puts nothing more."""
+    sender = own.path()
+    own.master.kill()
+    with pytest.raises(RendezvousError):
+        put(sender, "k", 1)
+    assert sender.health().status is Status.SICK
+    own.master.start()
+    wait_for(is_status(sender, Status.DEGRADED))
+    assert sender.health().reason == "1 refused"
 
 
 def test_a_master_that_hangs_holds_nobody_up(own: Deployment) -> None:

@@ -8,7 +8,14 @@ from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_ke
 def test_every_message_has_keys_of_its_own() -> None:
     names = Names("a")
     keys = [names.plain(name_of(edge, key)) for edge in (Edge("0", "1"), Edge("1", "0")) for key in ("k", "k/link", "")]
-    keys += [link_key(keys[0]), own_key(keys[0], 1), own_key(keys[0], 2), names.beacon(1), names.beacon(2)]
+    keys += [
+        link_key(keys[0]),
+        own_key(keys[0], 1),
+        own_key(keys[0], 2),
+        names.beacon(1, 1),
+        names.beacon(1, 2),
+        names.beacon(2, 1),
+    ]
     keys.append(Names("b").plain(name_of(Edge("0", "1"), "k")))
     assert len(set(keys)) == len(keys)
     assert all(len(key) < 128 and key.isascii() for key in keys)
