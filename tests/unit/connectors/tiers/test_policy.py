@@ -138,6 +138,15 @@ def test_tiers_that_cannot_be() -> None:
         path_over_tiers(one.path, ArenaOptions(), store, TiersOptions(mooncake=store))
 
 
+def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> None:
+    """Nothing would ever leave the books: after `max_inflight` messages their sender would be stopped for good."""
+    options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a"}, "foreign": {"x": {"name": "X"}}}
+    auto_path(AutoOptions.model_validate(options)).close()
+    with pytest.raises(ConfigError, match=r"`tiers` and `foreign`: .* do not tell when a message was got"):
+        auto_path(AutoOptions.model_validate(options | {"tiers": {"disk": {"directory": str(tmp_path)}}}))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a", "max_inflight": 7}}
     path = auto_path(AutoOptions.model_validate(options))
