@@ -155,6 +155,9 @@ class CudaIpcPath(Path):
             lease.arrival.fetch(self._own_on_host)
         return lease
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        return self._arena.withdraw(edge, key)
+
     def discard(self, key: str) -> int:
         return self._arena.discard(key)
 

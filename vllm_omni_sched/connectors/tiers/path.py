@@ -322,11 +322,10 @@ class TieredPath(Path):
         """Take back a message when another of its name was put, wherever it lies."""
         replaced = was_replaced or before.hand == Hand.MOVER
         if before.tier != tier and before.hand == Hand.NOBODY:
-            with contextlib.suppress(ConnectorError):
-                lease = self._paths[before.tier].lease(before.edge, before.key)
-                if lease is not None:
-                    lease.consume()
-                    replaced = True
+            try:
+                replaced = self._paths[before.tier].withdraw(before.edge, before.key)
+            except ConnectorError as error:
+                logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
         self._keeper.gone(before, "replaced" if replaced else "consumed")
 
     def _is_repeated(self, found: Arrival) -> bool:
