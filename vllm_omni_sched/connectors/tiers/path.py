@@ -26,6 +26,7 @@ from vllm_omni_sched.connectors.tiers.expect import Waits
 from vllm_omni_sched.connectors.tiers.keeper import Keeper
 from vllm_omni_sched.connectors.tiers.options import TierRules
 from vllm_omni_sched.connectors.tiers.policy import Move
+from vllm_omni_sched.connectors.tiers.sieve import Found, Sieve
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.connectors.tiers.view import View
 from vllm_omni_sched.connectors.tiers.worker import Worker
@@ -36,7 +37,6 @@ from vllm_omni_sched.errors import (
     NoRoomError,
     PathClosedError,
     ReceiverBehindError,
-    RendezvousError,
 )
 
 logger = logging.getLogger(__name__)
@@ -118,8 +118,9 @@ class TieredPath(Path):
         self._costs = [Costs() for _ in tiers]
         self.books = Books([set(capacity) for capacity in capacities])
         disk = next((path for path in self._paths if isinstance(path, DiskPath)), None)
-        self._tickets = None if disk is None else Tickets(disk.members, clock)
-        self._carrier = Carrier(self._paths, self.books, self._costs, self._tickets, clock)
+        tickets = None if disk is None else Tickets(disk.members, clock)
+        self._sieve = Sieve(tickets)
+        self._carrier = Carrier(self._paths, self.books, self._costs, tickets, clock)
         self._keeper = Keeper(self._paths, self.books, self._waits, rules.ttl_seconds, clock)
         self._view = View(capacities, rules, self.books, self._costs, self._waits, clock)
         self.counts = self._keeper.counts
@@ -154,20 +155,17 @@ class TieredPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         self._check_open("get")
-        for number, path in enumerate(self._paths):
-            began = self._clock()
-            found = path.get(edge, key)
-            if found is None:
-                continue
-            if number:
-                self._costs[number].out.observe(found.nbytes, self._clock() - began)
-            if self._is_repeated(found):
-                return None
-            with self._keeper.lock:
+        found = self._sieve.kept(name_of(edge, key)) or self._find(edge, key)
+        if found is None:
+            return None
+        first = self._sieve.passes(found)
+        with self._keeper.lock:
+            if first:
                 self.counts.got += 1
-                self.counts.got_bytes += found.nbytes
-            return found
-        return None
+                self.counts.got_bytes += found.arrival.nbytes
+            else:
+                self.counts.repeated += 1
+        return found.arrival if first else None
 
     def holds(self, edge: Edge, key: str) -> bool:
         item = None if self._closed else self.books.get(name_of(edge, key))
@@ -274,6 +272,7 @@ class TieredPath(Path):
             self._closed = "by its process"
             if self._worker is not None:
                 self._worker.close()
+            self._sieve.close()
         for path in self._paths:
             path.close()
 
@@ -282,6 +281,7 @@ class TieredPath(Path):
         self._closed = self._closed or "by a fork, for the child,"
         self._keeper.lock = threading.Lock()
         self.books.forget_locks()
+        self._sieve.forget_locks()
 
     def _put(self, message: Message, pool: str) -> int:
         refusals = []
@@ -328,15 +328,15 @@ class TieredPath(Path):
                 logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
         self._keeper.gone(before, "replaced" if replaced else "consumed")
 
-    def _is_repeated(self, found: Arrival) -> bool:
-        try:
-            first = self._tickets is None or not found.id or self._tickets.take(found.id)
-        except OSError as error:
-            raise RendezvousError(f"cannot see whether a message was got before: {error.strerror}") from error
-        if not first:
-            with self._keeper.lock:
-                self.counts.repeated += 1
-        return not first
+    def _find(self, edge: Edge, key: str) -> Found | None:
+        for number, path in enumerate(self._paths):
+            began = self._clock()
+            arrival = path.get(edge, key)
+            if arrival is not None:
+                if number:
+                    self._costs[number].out.observe(arrival.nbytes, self._clock() - began)
+                return Found(name_of(edge, key), arrival, path.carrier())
+        return None
 
     def _facts(self) -> dict[str, Any]:
         names = [path.name for path in self._paths]
