@@ -6,11 +6,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.base import Edge, InFlight, Path, Traffic
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.expect import Waits
@@ -48,6 +48,7 @@ class Keeper:
         self._ttl_seconds, self._clock = ttl_seconds, clock
         self.lock = threading.Lock()  # of the counts, and of what is learnt
         self.counts = TierCounts()
+        self._last: dict[Edge, Traffic] = {}  # what was got last
 
     def check_credit(self, message: Message, max_inflight: int | None, window: int | None) -> None:
         """See that the receiver of an edge is not too far behind; one message is always let through.
@@ -107,10 +108,20 @@ class Keeper:
             return False
         return self.gone(item, "expired")  # where it was not there, its tier was first
 
+    def traffic(self) -> dict[Edge, Traffic]:
+        """What is on its way, by edge, as of the last look; what receivers hold, only its tier knows."""
+        with self.lock:
+            found = {edge: replace(last, waiting=[], held=[]) for edge, last in self._last.items()}
+        for item in self._books.all():
+            found.setdefault(item.edge, Traffic()).waiting.append(InFlight(item.put_at, item.nbytes))
+        return found
+
     def gone(self, item: Item, why: str) -> bool:
         """It left for a reason, a name in `TierCounts`; False when it had left before."""
         if not self._books.leave(item):
             return False
         with self.lock:
             setattr(self.counts, why, getattr(self.counts, why) + 1)
+            if why == "consumed":
+                self._last.setdefault(item.edge, Traffic()).got(item.put_at, self._clock())
         return True

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.disk import DiskPath
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.modality import modality_of
@@ -128,6 +128,7 @@ class TieredPath(Path):
         self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
         self._losses: dict[str, int] = {}
         self._lost_at = 0.0
+        self._carried = threading.local()
         self._closed = ""  # by what
         _paths.add(self)
 
@@ -165,6 +166,7 @@ class TieredPath(Path):
                 self.counts.got_bytes += found.arrival.nbytes
             else:
                 self.counts.repeated += 1
+        self._carried.by = found.carrier
         return found.arrival if first else None
 
     def holds(self, edge: Edge, key: str) -> bool:
@@ -226,6 +228,20 @@ class TieredPath(Path):
         for path in self._paths:
             path.reap(limit)
         return gone
+
+    def carrier(self) -> str:
+        return str(getattr(self._carried, "by", self.name))
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        """See `Path.traffic`; under one name, as what is got from one tier says that a receiver of another is well."""
+        if self._closed:
+            return {}
+        found = self._keeper.traffic()
+        for path in self._paths:
+            for (_, edge), one in path.traffic().items():
+                if one.held:
+                    found.setdefault(edge, Traffic()).held.extend(one.held)
+        return {(self.name, edge): one for edge, one in found.items()}
 
     def moves(self) -> list[tuple[Item, Move]]:
         """What should move now, in that order."""
@@ -297,7 +313,7 @@ class TieredPath(Path):
                 except ConnectorError as error:
                     refusals.append((path.name, error))
                     continue
-                now = self._clock()
+                now, self._carried.by = self._clock(), path.carrier()
                 if before is not None:
                     self._replace(before, attempt.tier, waits)
                 expected = self._waits.expected(message.edge)
