@@ -147,6 +147,24 @@ def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("arena", {"arena": {"ttl_seconds": 60}}),
+        ("mooncake", {"mooncake": {"ttl_seconds": 60}}),
+        ("tiers.disk", {"tiers": {"disk": {"ttl_seconds": 60}}}),
+        ("tiers.mooncake", {"tiers": {"mooncake": {"ttl_seconds": 60}, "ttl_seconds": 61}}),
+    ],
+)
+def test_no_tier_drops_messages_before_all_do(named: str, options: dict[str, Any]) -> None:
+    """They would count as got, and be learnt from."""
+    given = AutoOptions.model_validate({"tiers": {}, **options})
+    assert given.arena is not None
+    assert given.tiers is not None
+    with pytest.raises(ConfigError, match=rf"`{named}.ttl_seconds` \(60\) is below `tiers.ttl_seconds` \(6"):
+        path_over_tiers(ScriptedPath("first", [0.0]), given.arena, given.mooncake, given.tiers)
+
+
 def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a", "max_inflight": 7}}
     path = auto_path(AutoOptions.model_validate(options))
