@@ -19,7 +19,7 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.disk import DiskPath
 from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.connectors.modality import modality_of
+from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
 from vllm_omni_sched.connectors.tiers.expect import Waits
@@ -75,6 +75,12 @@ class Tier:
     capacity_bytes: Mapping[str, int]
 
 
+def _pools(tier: Tier) -> dict[str, int]:
+    """Bytes by pool, such that every message has one."""
+    named = dict(tier.capacity_bytes)
+    return named if {kind.value for kind in Modality} <= named.keys() else {"": max(named.values()), **named}
+
+
 class TieredPath(Path):
     """Messages in the first of several paths, and in those below it what does not fit, or waits for long.
 
@@ -110,7 +116,7 @@ class TieredPath(Path):
             raise ConfigError("tiers need at least two paths, with different names")
         if not all(tier.capacity_bytes and min(tier.capacity_bytes.values()) > 0 for tier in tiers):
             raise ConfigError("a tier needs room: give the number of its bytes")
-        capacities = [{"": max(tier.capacity_bytes.values()), **tier.capacity_bytes} for tier in tiers]
+        capacities = [_pools(tier) for tier in tiers]
         self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
         self._clock, self._sleep = clock, sleep
         self._ids = itertools.count(secrets.randbits(63) | 1)
