@@ -93,3 +93,19 @@ def test_a_message_put_again_during_a_lease_is_another_one(sender: Path, receive
         assert get(receiver, "k") == "new"
         assert receiver.get(AB, "k") is None
         assert sender.health().facts["in_flight"] == 0
+
+
+def test_one_message_of_one_edge_is_withdrawn(sender: Path, receiver: Path) -> None:
+    assert not sender.withdraw(AB, "k")
+    for payload in ({"x": torch.ones(1, 5000)}, 1):
+        put(sender, "k", payload)
+        put(sender, "k", payload, BC)
+        assert not receiver.withdraw(AB, "k")  # it has not put it
+        assert sender.withdraw(AB, "k")
+        assert not sender.withdraw(AB, "k")
+        assert not sender.holds(AB, "k")
+        assert receiver.get(AB, "k") is None
+        assert receiver.get(BC, "k") is not None
+        assert not sender.withdraw(BC, "k")
+        sender.reap()
+        assert sender.health().facts["in_flight"] == 0

@@ -224,7 +224,8 @@ TestTiers = TiersMachine.TestCase
 TestTiers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-EVENTS = {"hint": 10, "discard": 2, "wait": 8, "refuse": 1, "meddle": 10}
+EVENTS = {"step": 60, "hint": 10, "discard": 2, "wait": 8, "refuse": 1, "meddle": 10}
+"""Beside puts and gets, and how often."""
 
 
 def test_long_random_workloads() -> None:
@@ -235,16 +236,7 @@ def test_long_random_workloads() -> None:
         for step in range(1000):
             name = dice.choice(EDGES), f"{dice.choice(KEYS)}{dice.randrange(4)}"
             puts, gets = (60, 10) if step // 100 % 2 else (10, 60)
-            events = {
-                "put": puts,
-                "get": gets,
-                "step": 60,
-                "hint": 10,
-                "discard": 2,
-                "wait": 8,
-                "refuse": 1,
-                "meddle": 10,
-            }
+            events = {"put": puts, "get": gets, **EVENTS}
             match dice.choices(list(events), list(events.values()))[0]:
                 case "put":
                     world.put(name, dice.choice(SIZES), dice.choice([None, None, 0.0, 100.0]))

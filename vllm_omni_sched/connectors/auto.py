@@ -63,6 +63,11 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | N
     """
     if options.cuda_ipc is not None and options.arena is None:
         raise ConfigError("option `cuda_ipc` needs the arena, through which its messages go: leave `arena` out")
+    if options.tiers is not None and options.foreign:
+        raise ConfigError(
+            "options `tiers` and `foreign`: vLLM-Omni's connectors do not tell when a message was got, so tiers would "
+            "take each for waiting, for ever; unset one of both"
+        )
     ways: list[Way] = []
     arena: ArenaPath | None = None
     presence: Presence | None = None

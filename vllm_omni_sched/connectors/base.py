@@ -163,6 +163,20 @@ class Path(ABC):
 
         return Lease(arrival, lambda: None, lambda: self.put(message_of(arrival, edge, key)) > 0)
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        """Take back what this process has put there, as `discard` on one edge; False when it was got, or is not there.
+
+        Paths that can do it without reading the message have something better.
+
+        Raises:
+            RendezvousError: it could not be taken back, and may be there still.
+            PathClosedError: after `close`.
+        """
+        lease = self.lease(edge, key)
+        if lease is not None:
+            lease.consume()
+        return lease is not None
+
     @abstractmethod
     def discard(self, key: str) -> int:
         """Take back what this process has put under ``key``, on any edge; how many messages. Those got stay valid."""

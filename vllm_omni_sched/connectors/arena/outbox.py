@@ -119,6 +119,13 @@ class Outbox:
         self.counts.discarded += found
         return found
 
+    def withdraw(self, name: bytes) -> bool:
+        """Take back the last message of that name; False when it was got."""
+        slot = self._by_name.get(name)
+        found = slot is not None and self._withdraw(slot)
+        self.counts.discarded += found
+        return found
+
     def holds(self, name: bytes) -> bool:
         """Whether the last message of that name waits."""
         slot = self._by_name.get(name)

@@ -156,6 +156,11 @@ class ArenaPath(Path):
 
         return Lease(arrival, lambda: end(False), lambda: end(True))
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        with self._sending:
+            outbox = self._outbox if not self._closed else None
+            return outbox is not None and outbox.withdraw(name_of(edge, key))
+
     def discard(self, key: str) -> int:
         with self._sending:
             return self._outbox.discard(key) if self._outbox is not None and not self._closed else 0

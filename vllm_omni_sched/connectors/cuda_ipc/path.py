@@ -178,6 +178,9 @@ class CudaIpcPath(Path):
                 raise
         return lease
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        return self._arena.withdraw(edge, key)
+
     def discard(self, key: str) -> int:
         return self._arena.discard(key)
 

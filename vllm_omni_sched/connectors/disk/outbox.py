@@ -133,6 +133,10 @@ class Outbox:
                 self._forget(sent, "consumed")
             return False
 
+    def withdraw(self, name: bytes) -> bool:
+        """Take back the message of that name; False when it was got."""
+        return self._withdraw(name, "discarded")
+
     def discard(self, key: str) -> int:
         """Take back what nobody has got under ``key``, on all edges; how many messages."""
         with self._lock:

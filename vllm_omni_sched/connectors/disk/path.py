@@ -154,6 +154,12 @@ class DiskPath(Path):
         arrival = self._read(taken, name, generation, end)
         return Lease(arrival, lambda: end(False), lambda: end(True))
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        try:
+            return not self._closed and self._outbox.withdraw(name_of(edge, key))
+        except OSError as error:
+            raise RendezvousError(f"cannot take back a message in {self.directory}: {error.strerror}") from error
+
     def discard(self, key: str) -> int:
         return 0 if self._closed else self._outbox.discard(key)
 

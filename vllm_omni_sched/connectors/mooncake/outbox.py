@@ -64,11 +64,13 @@ class Outbox:
 
     def discard(self, key: str) -> int:
         """Take back what nobody has got under ``key``, on all edges; how many messages."""
-        found = 0
-        for name in self._books.names_of(key):
-            with self._books.alone(name):
-                sent = self._books.by_name.get(name)
-                found += sent is not None and self._withdraw(sent)
+        return sum(self.withdraw(name) for name in self._books.names_of(key))
+
+    def withdraw(self, name: bytes) -> bool:
+        """Take back the message of that name; False when it was got."""
+        with self._books.alone(name):
+            sent = self._books.by_name.get(name)
+            found = sent is not None and self._withdraw(sent)
         self.counts.discarded += found
         return found
 

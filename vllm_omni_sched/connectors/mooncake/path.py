@@ -142,6 +142,9 @@ class MooncakePath(Path):
 
         return replace(lease, give_back=give_back)
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        return not self._closed and not self._is_in_a_child() and self._outbox.withdraw(name_of(edge, key))
+
     def discard(self, key: str) -> int:
         if self._closed or self._is_in_a_child():
             return 0

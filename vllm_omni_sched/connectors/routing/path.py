@@ -186,6 +186,9 @@ class RoutedPath(Path):
                 return found
         return None
 
+    def withdraw(self, edge: Edge, key: str) -> bool:
+        return sum(way.path.withdraw(edge, key) for way in self._ways.values()) > 0
+
     def discard(self, key: str) -> int:
         return sum(way.path.discard(key) for way in self._ways.values())
 

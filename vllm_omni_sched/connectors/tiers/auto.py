@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.base import Path
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.disk import DiskOptions, DiskPath
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.tiers.options import TiersOptions
@@ -27,6 +28,7 @@ def path_over_tiers(
         raise ConfigError("option `tiers`: the tier above them is the arena, and `arena` is null; set one of them")
     if mooncake is not None and options.mooncake is not None:
         raise ConfigError("option `tiers`: Mooncake is the path between hosts or a tier; unset one of both `mooncake`")
+    _check_ages({"arena": arena, "mooncake": mooncake, **_below(options)}, options.ttl_seconds)
     tiers = [Tier(first, {kind.value: arena.pool(kind).max_bytes for kind in Modality})]
     with contextlib.ExitStack() as undo:
         for name in options.order:
@@ -41,3 +43,17 @@ def path_over_tiers(
         path = TieredPath(tiers, options, arena.max_inflight, arena.window_size)
         undo.pop_all()
     return path
+
+
+def _below(options: TiersOptions) -> dict[str, MooncakeOptions | DiskOptions | None]:
+    return {f"tiers.{name}": options.mooncake if name == "mooncake" else options.disk for name in options.order}
+
+
+def _check_ages(paths: Mapping[str, ArenaOptions | MooncakeOptions | DiskOptions | None], ttl_seconds: float) -> None:
+    """What a tier drops first, unseen from here, would count as got, and its wait would be learnt from."""
+    for name, path in paths.items():
+        if path is not None and path.ttl_seconds < ttl_seconds:
+            raise ConfigError(
+                f"option `{name}.ttl_seconds` ({path.ttl_seconds:g}) is below `tiers.ttl_seconds` ({ttl_seconds:g}): "
+                "messages that it drops would count as got; raise the first, or lower the second"
+            )

@@ -35,6 +35,7 @@ class Item:
     hinted: bool
     longest: tuple[str, int] | None
     hand: int = Hand.NOBODY
+    troubled: bool = False  # it could not be looked at, which was logged
 
     @classmethod
     def of(cls, message: Message, pool: str, tier: int, held_bytes: int, now: float, expected: float) -> Item:

@@ -6,15 +6,15 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.base import Edge, InFlight, Path, Traffic
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.expect import Waits
-from vllm_omni_sched.errors import ReceiverBehindError
+from vllm_omni_sched.errors import ConnectorError, ReceiverBehindError
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Keeper:
         self._ttl_seconds, self._clock = ttl_seconds, clock
         self.lock = threading.Lock()  # of the counts, and of what is learnt
         self.counts = TierCounts()
+        self._last: dict[Edge, Traffic] = {}  # what was got last
 
     def check_credit(self, message: Message, max_inflight: int | None, window: int | None) -> None:
         """See that the receiver of an edge is not too far behind; one message is always let through.
@@ -70,32 +71,50 @@ class Keeper:
         )
 
     def look(self, items: Sequence[Item]) -> int:
-        """Forget messages that were got, and take back those that nobody got in time; how many."""
+        """Forget messages that were got, and take back those that nobody got in time; how many.
+
+        One that cannot be looked at is looked at again next time: whoever came here has another one in hand.
+        """
         gone, now = 0, self._clock()
         for item in items:
-            late = now - item.put_at > self._ttl_seconds
-            if item.hand != Hand.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
-                continue
-            with self._books.alone(item.name, wait=False) as alone:
-                if not alone or item.hand != Hand.NOBODY or self._books.get(item.name) is not item:
-                    continue
-                if late:
-                    gone += self._expire(item)
-                elif not self._paths[item.tier].holds(item.edge, item.key):
-                    with self.lock:
-                        self._waits.observe(item.edge, now - item.put_at)
-                    gone += self.gone(item, "consumed")
+            try:
+                gone += self._look_at(item, now)
+            except ConnectorError as error:
+                log = logger.debug if item.troubled else logger.warning
+                log("message %r of %s cannot be looked at; it is tried again: %s", item.key[:80], item.edge, error)
+                item.troubled = True
         return gone
+
+    def _look_at(self, item: Item, now: float) -> bool:
+        late = now - item.put_at > self._ttl_seconds
+        if item.hand != Hand.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
+            return False
+        with self._books.alone(item.name, wait=False) as alone:
+            if not alone or item.hand != Hand.NOBODY or self._books.get(item.name) is not item:
+                return False
+            if late:
+                return self._expire(item)
+            if self._paths[item.tier].holds(item.edge, item.key):
+                return False
+            with self.lock:
+                self._waits.observe(item.edge, now - item.put_at)
+            return self.gone(item, "consumed")
 
     def _expire(self, item: Item) -> bool:
         path = self._paths[item.tier]
-        lease = path.lease(item.edge, item.key)
-        if lease is None and path.holds(item.edge, item.key):
-            return False
-        if lease is not None:
-            lease.consume()
+        if path.withdraw(item.edge, item.key):
             logger.warning("message %r of %s expired: nobody got it", item.key[:80], item.edge)
-        return self.gone(item, "expired")  # without a lease, its tier was first
+        elif path.holds(item.edge, item.key):
+            return False
+        return self.gone(item, "expired")  # where it was not there, its tier was first
+
+    def traffic(self) -> dict[Edge, Traffic]:
+        """What is on its way, by edge, as of the last look; what receivers hold, only its tier knows."""
+        with self.lock:
+            found = {edge: replace(last, waiting=[], held=[]) for edge, last in self._last.items()}
+        for item in self._books.all():
+            found.setdefault(item.edge, Traffic()).waiting.append(InFlight(item.put_at, item.nbytes))
+        return found
 
     def gone(self, item: Item, why: str) -> bool:
         """It left for a reason, a name in `TierCounts`; False when it had left before."""
@@ -103,4 +122,6 @@ class Keeper:
             return False
         with self.lock:
             setattr(self.counts, why, getattr(self.counts, why) + 1)
+            if why == "consumed":
+                self._last.setdefault(item.edge, Traffic()).got(item.put_at, self._clock())
         return True

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.disk import DiskPath
 from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.connectors.modality import modality_of
+from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
 from vllm_omni_sched.connectors.tiers.expect import Waits
 from vllm_omni_sched.connectors.tiers.keeper import Keeper
 from vllm_omni_sched.connectors.tiers.options import TierRules
 from vllm_omni_sched.connectors.tiers.policy import Move
+from vllm_omni_sched.connectors.tiers.sieve import Found, Sieve
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.connectors.tiers.view import View
 from vllm_omni_sched.connectors.tiers.worker import Worker
@@ -36,7 +37,6 @@ from vllm_omni_sched.errors import (
     NoRoomError,
     PathClosedError,
     ReceiverBehindError,
-    RendezvousError,
 )
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,12 @@ class Tier:
     capacity_bytes: Mapping[str, int]
 
 
+def _pools(tier: Tier) -> dict[str, int]:
+    """Bytes by pool, such that every message has one."""
+    named = dict(tier.capacity_bytes)
+    return named if {kind.value for kind in Modality} <= named.keys() else {"": max(named.values()), **named}
+
+
 class TieredPath(Path):
     """Messages in the first of several paths, and in those below it what does not fit, or waits for long.
 
@@ -110,7 +116,7 @@ class TieredPath(Path):
             raise ConfigError("tiers need at least two paths, with different names")
         if not all(tier.capacity_bytes and min(tier.capacity_bytes.values()) > 0 for tier in tiers):
             raise ConfigError("a tier needs room: give the number of its bytes")
-        capacities = [{"": max(tier.capacity_bytes.values()), **tier.capacity_bytes} for tier in tiers]
+        capacities = [_pools(tier) for tier in tiers]
         self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
         self._clock, self._sleep = clock, sleep
         self._ids = itertools.count(secrets.randbits(63) | 1)
@@ -118,8 +124,9 @@ class TieredPath(Path):
         self._costs = [Costs() for _ in tiers]
         self.books = Books([set(capacity) for capacity in capacities])
         disk = next((path for path in self._paths if isinstance(path, DiskPath)), None)
-        self._tickets = None if disk is None else Tickets(disk.members, clock)
-        self._carrier = Carrier(self._paths, self.books, self._costs, self._tickets, clock)
+        tickets = None if disk is None else Tickets(disk.members, clock)
+        self._sieve = Sieve(tickets)
+        self._carrier = Carrier(self._paths, self.books, self._costs, tickets, clock)
         self._keeper = Keeper(self._paths, self.books, self._waits, rules.ttl_seconds, clock)
         self._view = View(capacities, rules, self.books, self._costs, self._waits, clock)
         self.counts = self._keeper.counts
@@ -127,6 +134,7 @@ class TieredPath(Path):
         self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
         self._losses: dict[str, int] = {}
         self._lost_at = 0.0
+        self._carried = threading.local()
         self._closed = ""  # by what
         _paths.add(self)
 
@@ -154,20 +162,18 @@ class TieredPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         self._check_open("get")
-        for number, path in enumerate(self._paths):
-            began = self._clock()
-            found = path.get(edge, key)
-            if found is None:
-                continue
-            if number:
-                self._costs[number].out.observe(found.nbytes, self._clock() - began)
-            if self._is_repeated(found):
-                return None
-            with self._keeper.lock:
+        found = self._sieve.kept(name_of(edge, key)) or self._find(edge, key)
+        if found is None:
+            return None
+        first = self._sieve.passes(found)
+        with self._keeper.lock:
+            if first:
                 self.counts.got += 1
-                self.counts.got_bytes += found.nbytes
-            return found
-        return None
+                self.counts.got_bytes += found.arrival.nbytes
+            else:
+                self.counts.repeated += 1
+        self._carried.by = found.carrier
+        return found.arrival if first else None
 
     def holds(self, edge: Edge, key: str) -> bool:
         item = None if self._closed else self.books.get(name_of(edge, key))
@@ -229,6 +235,20 @@ class TieredPath(Path):
             path.reap(limit)
         return gone
 
+    def carrier(self) -> str:
+        return str(getattr(self._carried, "by", self.name))
+
+    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+        """See `Path.traffic`; under one name, as what is got from one tier says that a receiver of another is well."""
+        if self._closed:
+            return {}
+        found = self._keeper.traffic()
+        for path in self._paths:
+            for (_, edge), one in path.traffic().items():
+                if one.held:
+                    found.setdefault(edge, Traffic()).held.extend(one.held)
+        return {(self.name, edge): one for edge, one in found.items()}
+
     def moves(self) -> list[tuple[Item, Move]]:
         """What should move now, in that order."""
         return self._view.moves()
@@ -274,6 +294,7 @@ class TieredPath(Path):
             self._closed = "by its process"
             if self._worker is not None:
                 self._worker.close()
+            self._sieve.close()
         for path in self._paths:
             path.close()
 
@@ -282,6 +303,7 @@ class TieredPath(Path):
         self._closed = self._closed or "by a fork, for the child,"
         self._keeper.lock = threading.Lock()
         self.books.forget_locks()
+        self._sieve.forget_locks()
 
     def _put(self, message: Message, pool: str) -> int:
         refusals = []
@@ -297,7 +319,7 @@ class TieredPath(Path):
                 except ConnectorError as error:
                     refusals.append((path.name, error))
                     continue
-                now = self._clock()
+                now, self._carried.by = self._clock(), path.carrier()
                 if before is not None:
                     self._replace(before, attempt.tier, waits)
                 expected = self._waits.expected(message.edge)
@@ -322,22 +344,21 @@ class TieredPath(Path):
         """Take back a message when another of its name was put, wherever it lies."""
         replaced = was_replaced or before.hand == Hand.MOVER
         if before.tier != tier and before.hand == Hand.NOBODY:
-            with contextlib.suppress(ConnectorError):
-                lease = self._paths[before.tier].lease(before.edge, before.key)
-                if lease is not None:
-                    lease.consume()
-                    replaced = True
+            try:
+                replaced = self._paths[before.tier].withdraw(before.edge, before.key)
+            except ConnectorError as error:
+                logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
         self._keeper.gone(before, "replaced" if replaced else "consumed")
 
-    def _is_repeated(self, found: Arrival) -> bool:
-        try:
-            first = self._tickets is None or not found.id or self._tickets.take(found.id)
-        except OSError as error:
-            raise RendezvousError(f"cannot see whether a message was got before: {error.strerror}") from error
-        if not first:
-            with self._keeper.lock:
-                self.counts.repeated += 1
-        return not first
+    def _find(self, edge: Edge, key: str) -> Found | None:
+        for number, path in enumerate(self._paths):
+            began = self._clock()
+            arrival = path.get(edge, key)
+            if arrival is not None:
+                if number:
+                    self._costs[number].out.observe(arrival.nbytes, self._clock() - began)
+                return Found(name_of(edge, key), arrival, path.carrier())
+        return None
 
     def _facts(self) -> dict[str, Any]:
         names = [path.name for path in self._paths]

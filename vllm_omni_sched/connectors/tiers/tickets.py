@@ -44,30 +44,35 @@ class Tickets:
     def take(self, number: int) -> bool:
         """Whether a copy that was got is the first.
 
+        A ticket is taken by a link that leads nowhere and says who has it: a full disk has room for that, and it takes
+        no descriptor.
+
         Raises:
             OSError: that cannot be found out now.
         """
         if not os.access(self._ticket(number), os.F_OK):
             return True
-        own = self._members.own_file(number.to_bytes(8, "little"), UNFINISHED)
-        with open(own, "w", opener=_private) as file:
-            file.write(f"{self._members.number:08x}")
-        taken = self._taken(number)
+        taken, ours = self._taken(number), f"{self._members.number:08x}"
         try:
-            os.link(own, taken)
+            os.symlink(ours, taken)
             return True
         except FileExistsError:
-            try:
-                taker = int(taken.read_text(), 16)
-            except FileNotFoundError:
-                return False  # its mover has just taken it away, and somebody has had it
-            if self._members.is_alive(taker):
-                self.remove(number)
-                return False
-            os.rename(own, taken)
-            return True
-        finally:
-            own.unlink(missing_ok=True)
+            pass
+        try:
+            taker = int(os.readlink(taken), 16)
+        except FileNotFoundError:
+            return False  # its mover has just taken it away, and somebody has had it
+        if self._members.is_alive(taker):
+            self.remove(number)
+            return False
+        link = self._members.own_file(number.to_bytes(8, "little"), UNFINISHED)
+        try:
+            os.symlink(ours, link)
+            os.rename(link, taken)
+        except OSError:
+            link.unlink(missing_ok=True)
+            raise
+        return True
 
     def _ticket(self, number: int) -> Path:
         return self._members.directory / f"{number:016x}{TICKET}"

@@ -52,7 +52,7 @@ class View:
             if any(used[number, pool] > high * nbytes for pool, nbytes in capacity.items()):
                 return True
         below = any(self._books.lying[number] for number in range(1, len(self._capacities)))
-        return below and any(used[0, pool] < low * nbytes for pool, nbytes in self._capacities[0].items() if pool)
+        return below and any(used[0, pool] < low * nbytes for pool, nbytes in self._capacities[0].items())
 
     def _state(self, item: Item) -> ItemState:
         expected = item.expected if item.hinted else self._waits.expected(item.edge)

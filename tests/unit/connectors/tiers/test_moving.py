@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,9 @@ from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.disk.path import SWEEP_EVERY
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers import TieredPath
-from vllm_omni_sched.errors import NoRoomError, ReceiverBehindError
+from vllm_omni_sched.connectors.tiers.carry import Stage
+from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.errors import NoRoomError, ReceiverBehindError, RendezvousError
 
 TTL = 600.0
 PAYLOAD = 6 * KIB
@@ -150,7 +154,7 @@ def test_a_receiver_killed_with_a_copy_of_a_move_that_was_left_gives_it_back(
     receiver.health()
     held = [i for i in range(MANY) if dying.get(f"m{i}", True) is not None]
     assert len(held) == MANY
-    assert ticket.with_suffix(".moved").exists()
+    assert ticket.with_suffix(".moved").is_symlink()
     dying.kill()
     assert set(get_all(receiver, MANY, clock).values()) == {1}
     receiver.close()
@@ -250,6 +254,59 @@ def test_a_disk_that_is_full_leaves_messages_where_they_are(all_processes: Proce
     process.remove(f"{root}/fill")
     assert process.put("again", PAYLOAD, 1) > 0
     process.close()
+
+
+def test_nothing_is_written_to_take_a_ticket(root: str) -> None:
+    """As when there are two copies of a message and the disk is full."""
+    sender, receiver = tiers(root, **DOWN), tiers(root)
+    for i in range(MANY):
+        sender.put(make_message(EDGE, f"m{i}", {"x": pixels(i, PAYLOAD)}))
+    assert receiver.get(EDGE, "none") is None
+    item, move = sender.moves()[0]
+    going = sender.carry(item, move)
+    assert [next(going), next(going)] == [Stage.LEASED, Stage.DOUBLED]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        arrival = receiver.get(EDGE, item.key)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert arrival is not None
+    assert (arrival.open()["x"] == int(item.key[1:])).all()
+    assert list(going) == []
+    assert receiver.get(EDGE, item.key) is None
+    for path in (sender, receiver):
+        path.close()
+
+
+def test_a_message_is_kept_until_it_can_be_told_whether_it_was_got_before(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = tiers(root, **DOWN), tiers(root)
+    for i in range(MANY):
+        sender.put(make_message(EDGE, f"m{i}", {"x": pixels(i, PAYLOAD)}))
+    item, move = sender.moves()[0]
+    going = sender.carry(item, move)
+    assert [next(going), next(going)] == [Stage.LEASED, Stage.DOUBLED]
+
+    def fails(*args: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tickets, "take", fails)
+        for _ in range(2):
+            with pytest.raises(RendezvousError, match="got before: No space"):
+                receiver.get(EDGE, item.key)
+    assert receiver.get(EDGE, "none") is None
+    arrival = receiver.get(EDGE, item.key)
+    assert arrival is not None
+    assert (arrival.open()["x"] == int(item.key[1:])).all()
+    assert list(going) == []
+    assert receiver.get(EDGE, item.key) is None
+    assert receiver.health().facts["got"] == 1
+    assert sender.health().facts["consumed"] == 1
+    for path in (sender, receiver):
+        path.close()
 
 
 def test_a_receiver_that_is_behind_slows_its_sender_wherever_messages_lie(root: str) -> None:

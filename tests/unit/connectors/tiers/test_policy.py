@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -11,6 +12,7 @@ from tests.support.paths import ScriptedPath
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
 from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.routing import RoutedPath
 from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
@@ -116,6 +118,25 @@ def test_what_is_overdue_is_expected_later_and_later() -> None:
     assert [next_use_seconds(5.0, waited) for waited in (0.0, 4.0, 5.0, 7.0, 20.0)] == [5.0, 1.0, 0.0, 2.0, 15.0]
 
 
+@pytest.mark.parametrize("pools", [{"": 4000}, {"image": 4000}, {"text": 4000, "image": 4000, "audio": 4000}])
+def test_messages_come_up_into_whatever_pools_the_first_tier_has(pools: dict[str, int]) -> None:
+    clock = [0.0]
+    upper, lower = ScriptedPath("upper", clock), ScriptedPath("lower", clock)
+    path = TieredPath([Tier(upper, pools), Tier(lower, {"": 4000})], RULES, clock=lambda: clock[0], background=False)
+    for key, hint in (("a", 0.0), ("b", 0.0), ("late", 100.0)):
+        message = make_message(Edge("0", "1"), key, {"x": np.zeros((1, 900), np.uint8)})
+        message.next_use_seconds = hint
+        path.put(message)
+    assert set(lower.messages) == {(Edge("0", "1"), "late")}
+    assert path.discard("a") == 1
+    path.expect(Edge("0", "1"), "late", 0.0)
+    assert path._view.is_worth_a_plan()
+    assert path.move() is None
+    assert not lower.messages
+    assert path.health().facts["moved"] == {"lower->upper expected_soon": 1}
+    path.close()
+
+
 @pytest.mark.parametrize(
     "options", [{"high_water": 0.5}, {"disk": None}, {"order": ["disk", "disk"]}, {"order": ["mooncake"]}, {"hihg": 1}]
 )
@@ -136,6 +157,33 @@ def test_tiers_that_cannot_be() -> None:
     store = MooncakeOptions()
     with pytest.raises(ConfigError, match="unset one of both"):
         path_over_tiers(one.path, ArenaOptions(), store, TiersOptions(mooncake=store))
+
+
+def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> None:
+    """Nothing would ever leave the books: after `max_inflight` messages their sender would be stopped for good."""
+    options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a"}, "foreign": {"x": {"name": "X"}}}
+    auto_path(AutoOptions.model_validate(options)).close()
+    with pytest.raises(ConfigError, match=r"`tiers` and `foreign`: .* do not tell when a message was got"):
+        auto_path(AutoOptions.model_validate(options | {"tiers": {"disk": {"directory": str(tmp_path)}}}))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("arena", {"arena": {"ttl_seconds": 60}}),
+        ("mooncake", {"mooncake": {"ttl_seconds": 60}}),
+        ("tiers.disk", {"tiers": {"disk": {"ttl_seconds": 60}}}),
+        ("tiers.mooncake", {"tiers": {"mooncake": {"ttl_seconds": 60}, "ttl_seconds": 61}}),
+    ],
+)
+def test_no_tier_drops_messages_before_all_do(named: str, options: dict[str, Any]) -> None:
+    """They would count as got, and be learnt from."""
+    given = AutoOptions.model_validate({"tiers": {}, **options})
+    assert given.arena is not None
+    assert given.tiers is not None
+    with pytest.raises(ConfigError, match=rf"`{named}.ttl_seconds` \(60\) is below `tiers.ttl_seconds` \(6"):
+        path_over_tiers(ScriptedPath("first", [0.0]), given.arena, given.mooncake, given.tiers)
 
 
 def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:
