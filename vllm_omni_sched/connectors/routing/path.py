@@ -146,9 +146,7 @@ class RoutedPath(Path):
                 self._last_way.popitem(last=False)
         if before != name:
             with contextlib.suppress(ConnectorError):  # a path that does not answer has lost it, or gives it later
-                lease = self._ways[before].path.lease(message.edge, message.key)
-                if lease is not None:
-                    lease.consume()
+                self._ways[before].path.withdraw(message.edge, message.key)
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         if self._closed:
