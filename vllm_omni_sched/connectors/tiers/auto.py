@@ -11,7 +11,8 @@ from vllm_omni_sched.connectors.disk import DiskOptions, DiskPath
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.tiers.options import TiersOptions
-from vllm_omni_sched.connectors.tiers.path import Tier, TieredPath
+from vllm_omni_sched.connectors.tiers.path import TieredPath
+from vllm_omni_sched.connectors.tiers.place import Tier
 from vllm_omni_sched.errors import ConfigError
 
 

@@ -5,50 +5,35 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
+from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Traffic, name_of
 from vllm_omni_sched.connectors.disk import DiskPath
 from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.connectors.modality import Modality, modality_of
+from vllm_omni_sched.connectors.modality import modality_of
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
 from vllm_omni_sched.connectors.tiers.expect import Waits
 from vllm_omni_sched.connectors.tiers.keeper import Keeper
 from vllm_omni_sched.connectors.tiers.options import TierRules
+from vllm_omni_sched.connectors.tiers.place import Placer, Tier
 from vllm_omni_sched.connectors.tiers.policy import Move
+from vllm_omni_sched.connectors.tiers.report import Reporter
 from vllm_omni_sched.connectors.tiers.sieve import Found, Sieve
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.connectors.tiers.view import View
 from vllm_omni_sched.connectors.tiers.worker import Worker
-from vllm_omni_sched.errors import (
-    ConfigError,
-    ConnectorError,
-    MessageTooLargeError,
-    NoRoomError,
-    PathClosedError,
-    ReceiverBehindError,
-)
-
-logger = logging.getLogger(__name__)
+from vllm_omni_sched.errors import ConfigError, MessageTooLargeError, NoRoomError, PathClosedError
 
 LOOKED_PER_PUT, LOOKED_PER_MOVE = 4, 256
 PLANNING_SHARE = 0.02
 """Part of the time that is spent at most on finding out what should move: it takes the interpreter from others."""
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 5e-3  # seconds between two looks for room
-LATELY = 60.0
-"""Seconds that `health` speaks of what happened."""
-LOST = ("refused", "expired", "moves_failed")
-"""Counts that `health` speaks of."""
 
 _paths: weakref.WeakSet[TieredPath] = weakref.WeakSet()
 
@@ -65,20 +50,6 @@ def _close_paths() -> None:
 
 os.register_at_fork(after_in_child=_abandon_paths)
 atexit.register(_close_paths)
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A path, and how many bytes it has, by pool (a `Modality`, or "" for all that has none of its own)."""
-
-    path: Path
-    capacity_bytes: Mapping[str, int]
-
-
-def _pools(tier: Tier) -> dict[str, int]:
-    """Bytes by pool, such that every message has one."""
-    named = dict(tier.capacity_bytes)
-    return named if {kind.value for kind in Modality} <= named.keys() else {"": max(named.values()), **named}
 
 
 class TieredPath(Path):
@@ -116,7 +87,7 @@ class TieredPath(Path):
             raise ConfigError("tiers need at least two paths, with different names")
         if not all(tier.capacity_bytes and min(tier.capacity_bytes.values()) > 0 for tier in tiers):
             raise ConfigError("a tier needs room: give the number of its bytes")
-        capacities = [_pools(tier) for tier in tiers]
+        capacities = [tier.pools() for tier in tiers]
         self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
         self._clock, self._sleep = clock, sleep
         self._ids = itertools.count(secrets.randbits(63) | 1)
@@ -129,11 +100,11 @@ class TieredPath(Path):
         self._carrier = Carrier(self._paths, self.books, self._costs, tickets, clock)
         self._keeper = Keeper(self._paths, self.books, self._waits, rules.ttl_seconds, clock)
         self._view = View(capacities, rules, self.books, self._costs, self._waits, clock)
+        self._placer = Placer(self._paths, self.books, self._view, self._keeper, self._waits, self._costs, clock)
+        self._reporter = Reporter(self._paths, self.books, self._keeper, self._carrier, clock)
         self.counts = self._keeper.counts
         self._worker = Worker(self.move, rules.interval_seconds) if background else None
         self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
-        self._losses: dict[str, int] = {}
-        self._lost_at = 0.0
         self._carried = threading.local()
         self._closed = ""  # by what
         _paths.add(self)
@@ -146,7 +117,7 @@ class TieredPath(Path):
             self._keeper.look(self.books.next(LOOKED_PER_PUT))
             try:
                 self._keeper.check_credit(message, self._max_inflight, self._window)
-                held_bytes = self._put(message, pool)
+                tier, held_bytes = self._placer.put(message, pool)
                 break
             except NoRoomError as error:
                 if isinstance(error, MessageTooLargeError) or deadline is None or self._clock() >= deadline:
@@ -155,7 +126,7 @@ class TieredPath(Path):
                     raise
             self._sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
-        self._refusal = None
+        self._refusal, self._carried.by = None, self._paths[tier].carrier()
         if self._worker is not None and self._view.is_worth_a_plan():
             self._worker.wake()
         return held_bytes
@@ -273,21 +244,7 @@ class TieredPath(Path):
 
     def health(self) -> Health:
         self.reap()
-        found = {path.name: path.health() for path in self._paths}
-        facts = self._facts()
-        facts |= {name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in found.items()}
-        if self._closed:
-            return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
-        if self._refusal is not None and self._refusal[1] == self.books.progress:
-            return Health(Status.SICK, self._refusal[0], facts)
-        if all(one.status is Status.SICK for one in found.values()):
-            return Health(Status.SICK, "; ".join(f"{name}: {one.reason}" for name, one in found.items()), facts)
-        losses, now = {name: facts[name] for name in LOST if facts[name]}, self._clock()
-        if losses != self._losses:
-            self._losses, self._lost_at = losses, now
-        lately = [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
-        lately += [f"{name}: {one.reason}" for name, one in found.items() if one.status is not Status.HEALTHY]
-        return Health(Status.DEGRADED if lately else Status.HEALTHY, "; ".join(lately), facts)
+        return self._reporter.health(self._closed, self._refusal, self._worker.failures if self._worker else 0)
 
     def close(self) -> None:
         if not self._closed:
@@ -305,51 +262,6 @@ class TieredPath(Path):
         self.books.forget_locks()
         self._sieve.forget_locks()
 
-    def _put(self, message: Message, pool: str) -> int:
-        refusals = []
-        with self.books.alone(message.name):
-            before = self.books.get(message.name)
-            for attempt in self._view.placements(message, pool):
-                path, began = self._paths[attempt.tier], self._clock()
-                try:
-                    waits = before is not None and self._waits_in(before, attempt.tier)
-                    held_bytes = path.put(message, None)
-                except (ReceiverBehindError, PathClosedError):
-                    raise
-                except ConnectorError as error:
-                    refusals.append((path.name, error))
-                    continue
-                now, self._carried.by = self._clock(), path.carrier()
-                if before is not None:
-                    self._replace(before, attempt.tier, waits)
-                expected = self._waits.expected(message.edge)
-                self.books.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
-                with self._keeper.lock:
-                    self._costs[attempt.tier].into.observe(message.nbytes, now - began)
-                    self.counts.put += 1
-                    self.counts.put_bytes += message.nbytes
-                    self.counts.placed[f"{path.name} {attempt.reason.value}"] += 1
-                return held_bytes
-        never = all(isinstance(error, MessageTooLargeError) for _, error in refusals)
-        said = "; ".join(f"{name}: {error}" for name, error in refusals)
-        raise (MessageTooLargeError if never else NoRoomError)(
-            f"no room for {message.nbytes} bytes on edge {message.edge} in any tier: {said}"
-        )
-
-    def _waits_in(self, item: Item, tier: int) -> bool:
-        """Whether a message waits in that tier, where another of its name would replace it."""
-        return item.tier == tier and item.hand == Hand.NOBODY and self._paths[tier].holds(item.edge, item.key)
-
-    def _replace(self, before: Item, tier: int, was_replaced: bool) -> None:
-        """Take back a message when another of its name was put, wherever it lies."""
-        replaced = was_replaced or before.hand == Hand.MOVER
-        if before.tier != tier and before.hand == Hand.NOBODY:
-            try:
-                replaced = self._paths[before.tier].withdraw(before.edge, before.key)
-            except ConnectorError as error:
-                logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
-        self._keeper.gone(before, "replaced" if replaced else "consumed")
-
     def _find(self, edge: Edge, key: str) -> Found | None:
         for number, path in enumerate(self._paths):
             began = self._clock()
@@ -359,24 +271,6 @@ class TieredPath(Path):
                     self._costs[number].out.observe(arrival.nbytes, self._clock() - began)
                 return Found(name_of(edge, key), arrival, path.carrier())
         return None
-
-    def _facts(self) -> dict[str, Any]:
-        names = [path.name for path in self._paths]
-        with self._keeper.lock:
-            counts = self.counts.facts()
-        moves = self._carrier.counts.facts()
-        if self._worker is not None:
-            moves["moves_failed"] += self._worker.failures
-        held = Counter[str]()
-        for (number, _), nbytes in list(self.books.used.items()):
-            held[names[number]] += nbytes
-        return {
-            **counts,
-            **moves,
-            "in_flight": len(self.books),
-            "tier_messages": {name: self.books.lying[number] for number, name in enumerate(names)},
-            "tier_bytes": {name: held[name] for name in names},
-        }
 
     def _check_open(self, what: str) -> None:
         if self._closed:

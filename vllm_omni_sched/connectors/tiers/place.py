@@ -1,0 +1,110 @@
+"""Puts one message into the tier that is best for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
+from vllm_omni_sched.connectors.tiers.carry import Costs
+from vllm_omni_sched.connectors.tiers.expect import Waits
+from vllm_omni_sched.connectors.tiers.keeper import Keeper
+from vllm_omni_sched.connectors.tiers.view import View
+from vllm_omni_sched.errors import (
+    ConnectorError,
+    MessageTooLargeError,
+    NoRoomError,
+    PathClosedError,
+    ReceiverBehindError,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A path, and how many bytes it has, by pool (a `Modality`, or "" for all that has none of its own)."""
+
+    path: Path
+    capacity_bytes: Mapping[str, int]
+
+    def pools(self) -> dict[str, int]:
+        """Bytes by pool, such that every message has one."""
+        named = dict(self.capacity_bytes)
+        return named if {kind.value for kind in Modality} <= named.keys() else {"": max(named.values()), **named}
+
+
+class Placer:
+    """Tries tiers in the order that the policy says, and takes back what a message replaces, wherever that lies."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        books: Books,
+        view: View,
+        keeper: Keeper,
+        waits: Waits,
+        costs: Sequence[Costs],
+        clock: Clock,
+    ) -> None:
+        self._paths, self._books, self._view, self._keeper = paths, books, view, keeper
+        self._waits, self._costs, self._clock = waits, costs, clock
+
+    def put(self, message: Message, pool: str) -> tuple[int, int]:
+        """Put a message, in place of another of its name; the tier, and the bytes that it holds for it.
+
+        Raises:
+            ReceiverBehindError: a tier says so.
+            PathClosedError: one is closed.
+            MessageTooLargeError: no tier will ever have room.
+            NoRoomError: none has room now.
+        """
+        refusals = []
+        with self._books.alone(message.name):
+            before = self._books.get(message.name)
+            for attempt in self._view.placements(message, pool):
+                path, began = self._paths[attempt.tier], self._clock()
+                try:
+                    waits = before is not None and self._waits_in(before, attempt.tier)
+                    held_bytes = path.put(message, None)
+                except (ReceiverBehindError, PathClosedError):
+                    raise
+                except ConnectorError as error:
+                    refusals.append((path.name, error))
+                    continue
+                now = self._clock()
+                if before is not None:
+                    self._replace(before, attempt.tier, waits)
+                expected = self._waits.expected(message.edge)
+                self._books.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
+                with self._keeper.lock:
+                    counts = self._keeper.counts
+                    self._costs[attempt.tier].into.observe(message.nbytes, now - began)
+                    counts.put += 1
+                    counts.put_bytes += message.nbytes
+                    counts.placed[f"{path.name} {attempt.reason.value}"] += 1
+                return attempt.tier, held_bytes
+        never = all(isinstance(error, MessageTooLargeError) for _, error in refusals)
+        said = "; ".join(f"{name}: {error}" for name, error in refusals)
+        raise (MessageTooLargeError if never else NoRoomError)(
+            f"no room for {message.nbytes} bytes on edge {message.edge} in any tier: {said}"
+        )
+
+    def _waits_in(self, item: Item, tier: int) -> bool:
+        """Whether a message waits in that tier, where another of its name would replace it."""
+        return item.tier == tier and item.hand == Hand.NOBODY and self._paths[tier].holds(item.edge, item.key)
+
+    def _replace(self, before: Item, tier: int, was_replaced: bool) -> None:
+        """Take back a message when another of its name was put, wherever it lies."""
+        replaced = was_replaced or before.hand == Hand.MOVER
+        if before.tier != tier and before.hand == Hand.NOBODY:
+            try:
+                replaced = self._paths[before.tier].withdraw(before.edge, before.key)
+            except ConnectorError as error:
+                logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
+        self._keeper.gone(before, "replaced" if replaced else "consumed")
