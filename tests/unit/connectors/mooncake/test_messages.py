@@ -282,7 +282,8 @@ def test_what_was_got_outlives_the_path(shared: Deployment, sender: MooncakePath
     assert torch.equal(got, torch.arange(100000))
 
 
-def test_what_waits_and_what_was_got_is_told_by_edge(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_what_waits_and_what_was_got_is_told_by_edge(shared: Deployment, receiver: MooncakePath) -> None:
+    sender = shared.path()  # nothing was got from it before
     for key in "ab":
         put(sender, key, b"x" * 1000)
     (traffic,) = sender.traffic().values()
