@@ -53,7 +53,10 @@ class Times:
             except IndexError:  # another thread has sorted it
                 return
             number = math.ceil(math.log2(seconds) * STEPS) if seconds > 0 else SHORTEST * STEPS
-            self._counts[min(max(number, SHORTEST * STEPS), LONGEST * STEPS)] += 1
+            number = min(max(number, SHORTEST * STEPS), LONGEST * STEPS)
+            if number < LONGEST * STEPS and seconds > 2.0 ** (number / STEPS):  # the logarithm was rounded down
+                number += 1
+            self._counts[number] += 1
             self._count += 1
             self._sum += max(seconds, 0.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vllm_omni_sched.connectors.times import LONGEST, SHORTEST, STEPS, Times
@@ -30,6 +30,7 @@ def test_a_quantile_is_within_its_stated_error(values: list[float], q: float) ->
 
 
 @given(seconds)
+@example([math.nextafter(2.0**exponent, math.inf) for exponent in range(SHORTEST, LONGEST)])
 def test_buckets_are_exact_and_the_sum_is_kept(values: list[float]) -> None:
     times = times_of(values)
     for bound, count in times.buckets():
