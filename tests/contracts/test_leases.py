@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
 import torch
 
 from tests.contracts.test_paths import AB, BC, get, put
-from tests.support.path_kinds import PATHS, Kind, Open
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.framing import Arrival, message_of
-
-
-@pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
-def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
-    kind: Kind = request.param
-    with kind() as open_end:
-        yield open_end
-
-
-@pytest.fixture
-def sender(open_end: Open) -> Path:
-    return open_end()
-
-
-@pytest.fixture
-def receiver(open_end: Open) -> Path:
-    return open_end()
 
 
 def test_holds_says_what_waits(sender: Path, receiver: Path) -> None:

@@ -6,7 +6,6 @@ A path of another kind is one more entry of `tests.support.path_kinds.PATHS`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.arena import MIB
-from tests.support.path_kinds import PATHS, Kind, Open
+from tests.support.path_kinds import Open
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.base import Edge, Path, Status
 from vllm_omni_sched.connectors.framing import make_message
@@ -23,24 +22,6 @@ from vllm_omni_sched.errors import NoRoomError, PathClosedError
 
 AB, BC = Edge("a", "b"), Edge("b", "c")
 KEYS = ["", "a", "a/b/../c", "a\0b", "\0", "ключ-键-🔑", "\udc80", " ", "x" * 4096, "a\nb"]
-
-
-@pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
-def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
-    """Opens as many ends of one path as a test wants."""
-    kind: Kind = request.param
-    with kind() as open_end:
-        yield open_end
-
-
-@pytest.fixture
-def sender(open_end: Open) -> Path:
-    return open_end()
-
-
-@pytest.fixture
-def receiver(open_end: Open) -> Path:
-    return open_end()
 
 
 def put(path: Path, key: str, payload: Any, edge: Edge = AB, deadline: float | None = None) -> int:

@@ -18,13 +18,12 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
+from tests.contracts.conftest import receiver, sender  # noqa: F401
 from tests.contracts.test_paths import (  # noqa: F401 (what a foreign connector can promise, of all promises)
     AB,
     BC,
     get,
     put,
-    receiver,
-    sender,
     test_64_megabytes,
     test_a_key_can_be_put_again_when_it_was_got,
     test_a_message_is_found_by_edge_and_key_alone,

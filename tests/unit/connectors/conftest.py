@@ -1,4 +1,4 @@
-"""A place, and processes, for paths that are neither the arena alone nor Mooncake."""
+"""A place, and processes, for paths of one host."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +16,7 @@ from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.lately import Losses
+from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
     ConfigError,
@@ -39,21 +38,7 @@ LOST = (
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 2e-3  # seconds between two looks for room
 
 
-_paths: weakref.WeakSet[ArenaPath] = weakref.WeakSet()
-
-
-def _abandon_paths() -> None:
-    for path in list(_paths):
-        path.abandon()
-
-
-def _close_paths() -> None:
-    for path in list(_paths):
-        path.close()
-
-
-os.register_at_fork(after_in_child=_abandon_paths)
-atexit.register(_close_paths)
+_lifetimes = Lifetimes()
 
 
 class ArenaPath(Path):
@@ -88,7 +73,7 @@ class ArenaPath(Path):
         self._closed = ""  # by what
         self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
         self._losses = Losses(LOST, clock)
-        _paths.add(self)
+        _lifetimes.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         held_bytes = self.put_unless(message, deadline, lambda: False)

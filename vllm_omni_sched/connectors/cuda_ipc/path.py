@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -22,6 +19,7 @@ from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.sending import Sending
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
+from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.errors import ConnectorError, CorruptMessageError, DeviceLostError
 
 logger = logging.getLogger(__name__)
@@ -29,23 +27,9 @@ logger = logging.getLogger(__name__)
 NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
 MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], DeviceShare]
 
-_paths: weakref.WeakSet[CudaIpcPath] = weakref.WeakSet()
+_lifetimes = Lifetimes()  # made after those of arenas, which these stand on
 _outlived: list[Any] = []
 """Blocks that receivers still have when their path closes, and those of the parent of a fork."""
-
-
-def _abandon_paths() -> None:
-    for path in list(_paths):
-        path.abandon()
-
-
-def _close_paths() -> None:
-    for path in list(_paths):
-        path.close()
-
-
-os.register_at_fork(after_in_child=_abandon_paths)
-atexit.register(_close_paths)  # runs before that of the arena, which is registered before
 
 
 def _has_changed(sending: Sending, released: int) -> bool:
@@ -116,7 +100,7 @@ class CudaIpcPath(Path):
         self._board.tidy()
         self._closed = False
         self._opened = self._opened_bytes = self._lost = 0
-        _paths.add(self)
+        _lifetimes.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         sending = self._sending

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path as FilePath
@@ -23,6 +21,8 @@ from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.disk.options import DiskOptions
 from vllm_omni_sched.connectors.disk.outbox import Outbox
 from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.lately import Losses
+from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.errors import (
     CorruptMessageError,
     MessageTooLargeError,
@@ -35,28 +35,12 @@ logger = logging.getLogger(__name__)
 
 REAPED_PER_PUT = 8
 SWEEP_EVERY = 5.0  # seconds
-LATELY = 60.0
-"""Seconds that `health` speaks of what happened."""
 LOST = ("refused", "expired", "corrupt", "given_back", "orphans_expired")
 """Counts that `health` speaks of."""
 FIRST_WAIT, LONGEST_WAIT = 1e-3, 50e-3  # seconds between two looks for room
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_paths: weakref.WeakSet[DiskPath] = weakref.WeakSet()
-
-
-def _abandon_paths() -> None:
-    for path in list(_paths):
-        path.abandon()
-
-
-def _close_paths() -> None:
-    for path in list(_paths):
-        path.close()
-
-
-os.register_at_fork(after_in_child=_abandon_paths)
-atexit.register(_close_paths)
+_lifetimes = Lifetimes()
 
 
 class DiskPath(Path):
@@ -99,9 +83,8 @@ class DiskPath(Path):
         self._swept_at = clock()
         self._closed = ""  # by what
         self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Outbox.progress` then
-        self._losses: dict[str, int] = {}
-        self._lost_at = 0.0
-        _paths.add(self)
+        self._losses = Losses(LOST, clock)
+        _lifetimes.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         wait, outbox = FIRST_WAIT, self._outbox
@@ -177,10 +160,7 @@ class DiskPath(Path):
             return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
         if self._refusal is not None and self._refusal[1] == self._outbox.progress:
             return Health(Status.SICK, self._refusal[0], facts)
-        losses, now = {name: facts[name] for name in LOST if facts.get(name)}, self._clock()
-        if losses != self._losses:
-            self._losses, self._lost_at = losses, now
-        lately = [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
+        lately = self._losses.lately(facts)
         return Health(Status.DEGRADED if lately else Status.HEALTHY, ", ".join(lately), facts)
 
     def close(self) -> None:

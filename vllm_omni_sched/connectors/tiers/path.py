@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
-import os
 import secrets
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Traffic, name_of
 from vllm_omni_sched.connectors.disk import DiskPath
 from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.connectors.modality import modality_of
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
@@ -35,21 +33,7 @@ PLANNING_SHARE = 0.02
 """Part of the time that is spent at most on finding out what should move: it takes the interpreter from others."""
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 5e-3  # seconds between two looks for room
 
-_paths: weakref.WeakSet[TieredPath] = weakref.WeakSet()
-
-
-def _abandon_paths() -> None:
-    for path in list(_paths):
-        path.abandon()
-
-
-def _close_paths() -> None:
-    for path in list(_paths):
-        path.close()
-
-
-os.register_at_fork(after_in_child=_abandon_paths)
-atexit.register(_close_paths)
+_lifetimes = Lifetimes()
 
 
 class TieredPath(Path):
@@ -107,7 +91,7 @@ class TieredPath(Path):
         self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
         self._carried = threading.local()
         self._closed = ""  # by what
-        _paths.add(self)
+        _lifetimes.add(self)
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         message.id = next(self._ids) & 0xFFFFFFFFFFFFFFFF

@@ -8,12 +8,11 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.base import Health, Path, Status
+from vllm_omni_sched.connectors.lately import Losses
 from vllm_omni_sched.connectors.tiers.books import Books
 from vllm_omni_sched.connectors.tiers.carry import Carrier
 from vllm_omni_sched.connectors.tiers.keeper import Keeper
 
-LATELY = 60.0
-"""Seconds that `health` speaks of what happened."""
 LOST = ("refused", "expired", "moves_failed")
 """Counts that `health` speaks of."""
 
@@ -22,9 +21,8 @@ class Reporter:
     """Makes one `Health` of all tiers, and knows what was lost lately."""
 
     def __init__(self, paths: Sequence[Path], books: Books, keeper: Keeper, carrier: Carrier, clock: Clock) -> None:
-        self._paths, self._books, self._keeper, self._carrier, self._clock = paths, books, keeper, carrier, clock
-        self._losses: dict[str, int] = {}
-        self._lost_at = 0.0
+        self._paths, self._books, self._keeper, self._carrier = paths, books, keeper, carrier
+        self._losses = Losses(LOST, clock)
 
     def health(self, closed: str, refusal: tuple[str, int] | None, failures: int) -> Health:
         """State of all of it.
@@ -43,10 +41,7 @@ class Reporter:
             return Health(Status.SICK, refusal[0], facts)
         if all(one.status is Status.SICK for one in found.values()):
             return Health(Status.SICK, "; ".join(f"{name}: {one.reason}" for name, one in found.items()), facts)
-        losses, now = {name: facts[name] for name in LOST if facts[name]}, self._clock()
-        if losses != self._losses:
-            self._losses, self._lost_at = losses, now
-        lately = [f"{count} {name}" for name, count in losses.items()] if now - self._lost_at <= LATELY else []
+        lately = self._losses.lately(facts)
         lately += [f"{name}: {one.reason}" for name, one in found.items() if one.status is not Status.HEALTHY]
         return Health(Status.DEGRADED if lately else Status.HEALTHY, "; ".join(lately), facts)
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.arena import Process, Processes, place, small
+from tests.support.arena import Process, Processes, small
 from vllm_omni_sched.connectors.arena import ArenaOptions
-
-
-@pytest.fixture(scope="module")
-def all_processes() -> Iterator[Processes]:
-    processes = Processes()
-    yield processes
-    processes.close()
-
-
-@pytest.fixture
-def root(all_processes: Processes) -> Iterator[str]:
-    with place() as root:
-        yield root
-        all_processes.end()
 
 
 @pytest.fixture

@@ -1,0 +1,28 @@
+"""Ends of every kind of path, for the suites over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.path_kinds import PATHS, Kind, Open
+from vllm_omni_sched.connectors.base import Path
+
+
+@pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
+def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Opens as many ends of one path as a test wants."""
+    kind: Kind = request.param
+    with kind() as open_end:
+        yield open_end
+
+
+@pytest.fixture
+def sender(open_end: Open) -> Path:
+    return open_end()
+
+
+@pytest.fixture
+def receiver(open_end: Open) -> Path:
+    return open_end()
