@@ -13,6 +13,11 @@
     │   ├── LaneClosedError      the lane was closed before
     │   ├── LaneDiedError        its process ended in the middle of it
     │   └── LaneWorkError        the work itself raised
+    ├── VideoError               a video did not become frames
+    │   ├── VideoInputError      because of what is in it
+    │   │   └── VideoLimitError  it is larger or longer than the options allow
+    │   ├── VideoDeadlineError   not in time
+    │   └── DecoderError         no decoder is left, or the service was closed before
     └── ConnectorError           a message between stages did not get through
         ├── PayloadError         something in it cannot be sent
         ├── NoRoomError          the path has no room for it now
@@ -70,6 +75,26 @@ class LaneDiedError(LaneError):
 
 class LaneWorkError(LaneError):
     """The work itself raised; the message is that of its exception."""
+
+
+class VideoError(OmniSchedError):
+    """A video did not become frames."""
+
+
+class VideoInputError(VideoError, ValueError):
+    """It cannot be read: no video, no frames, or damaged beyond use; the message says which."""
+
+
+class VideoLimitError(VideoInputError):
+    """It is larger or longer than the options allow; the message names the option."""
+
+
+class VideoDeadlineError(VideoError, TimeoutError):
+    """It was not decoded in time."""
+
+
+class DecoderError(VideoError, RuntimeError):
+    """No decoder is left that could do it, or the service was closed before."""
 
 
 class ConnectorError(OmniSchedError, RuntimeError):
