@@ -64,6 +64,16 @@ def test_without_pts_the_header_is_believed():
     assert source_of(index_of(90, hidden=20, order=Order.SEQUENCE)).total_frames == 90
 
 
+def test_the_rate_is_the_mean():
+    variable = source_of(index_of(90, step=15_360 // 18, mean_fps=18.0, header_frames=0, duration_seconds=5.0))
+    assert (variable.total_frames, variable.fps, variable.duration_seconds) == (90, 18.0, 5.0)
+
+
+def test_a_file_that_is_cut_off_is_as_long_as_its_header_says():
+    whole = index_of(90)
+    assert source_of(replace(whole, packets=whole.packets[:40])).total_frames == 90
+
+
 def test_without_a_rate_there_is_one_frame_per_unit_of_time():
     unknown = source_of(index_of(90, fps=0.0, time_base=(1, 25)))
     assert (unknown.total_frames, unknown.fps) == (90, 25.0)

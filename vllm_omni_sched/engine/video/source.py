@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_omni_sched.video.facts import Order, PacketFlag, Source
+from vllm_omni_sched.video.index import shown_frames, shown_pts
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from vllm_omni_sched.video.facts import VideoIndex
 
 NOTHING = 0.000025  # OpenCV's `eps_zero`: below it, a rate or a duration is none
@@ -30,10 +29,10 @@ def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:
         cross_check: whether this vLLM looks for an edit list that hides frames which the header counts (0.30 on).
     """
     fps = frame_rate(index)
-    total = index.header_frames or math.floor(index.duration_seconds * fps + 0.5)
+    total = index.header_frames or math.floor(_duration(index) * fps + 0.5)
     if total <= 0:
         # Streamed and raw video: vLLM counts packets from 0.33 on, and made one frame of it before.
-        total = len(shown_pts(index)) if index.order is Order.PTS else len(index.packets)
+        total = shown_frames(index)
     elif cross_check:
         visible = visible_frames(index, total, fps)
         if visible is not None and 0 < visible < total - 1:
@@ -48,17 +47,14 @@ def frame_size(index: VideoIndex) -> tuple[int, int]:
 
 
 def frame_rate(index: VideoIndex) -> float:
-    """Frames per second; without any guess, one frame per unit of time, as OpenCV has it."""
-    if index.fps >= NOTHING:
-        return index.fps
+    """Frames per second; without any, one frame per unit of time, as OpenCV has it."""
     numerator, denominator = index.time_base
-    return denominator / numerator if numerator else 0.0
+    rates = (index.mean_fps, index.fps, denominator / numerator if numerator else 0.0)
+    return next((rate for rate in rates if rate >= NOTHING), 0.0)
 
 
-def shown_pts(index: VideoIndex) -> npt.NDArray[np.int64]:
-    """The pts of the frames that are shown, in display order."""
-    shown = (index.packets["flags"] & PacketFlag.HIDDEN) == 0
-    return np.sort(index.packets["pts"][shown])
+def _duration(index: VideoIndex) -> float:
+    return index.duration_seconds if index.duration_seconds >= NOTHING else index.stream_duration_seconds
 
 
 def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
@@ -67,9 +63,10 @@ def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
     It goes to a start before the target, takes that frame's number from its pts, and counts frames from there. The
     number is right where the rate is constant; vLLM believes what comes out, so we compute the same.
     """
-    pts = shown_pts(index)
-    if index.order is not Order.PTS or not len(pts):
+    cut_off = len(index.packets) < index.header_frames  # the seek leads to where nothing is
+    if index.order is not Order.PTS or cut_off:
         return None
+    pts = shown_pts(index)
     seconds = index.time_base[0] / index.time_base[1]
     starts = np.sort(index.packets["pts"][(index.packets["flags"] & PacketFlag.START) != 0])
 
