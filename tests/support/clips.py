@@ -12,7 +12,7 @@ from typing import Any
 import av
 import numpy as np
 
-SIZE = (160, 120)
+SIZE = (112, 80)
 
 
 def scene(n: int, width: int, height: int) -> np.ndarray:
@@ -28,7 +28,7 @@ def encode(
     encoder: str = "libx264",
     container: str = "mp4",
     *,
-    frames: int = 60,
+    frames: int = 48,
     size: tuple[int, int] = SIZE,
     pixel_format: str = "yuv420p",
     times: Iterable[int] | None = None,
@@ -156,7 +156,7 @@ _SPECS: dict[str, dict[str, Any]] = {
     "h264_10_bit": _x264(pixel_format="yuv420p10le"),
     "h264_422": _x264(pixel_format="yuv422p"),
     "h264_full_range": _x264(pixel_format="yuvj420p"),
-    "h264_vfr": _x264(times=np.cumsum([0, *([20, 35, 90, 33] * 15)])[:60].tolist()),
+    "h264_vfr": _x264(times=np.cumsum([0, *([20, 35, 90, 33] * 12)])[:48].tolist()),
     "h264_rotated": _x264(rotation=90),
     "h264_upside_down": _x264(rotation=180),
     "h264_rotated_left": _x264(rotation=270),
@@ -190,8 +190,8 @@ _SPECS: dict[str, dict[str, Any]] = {
 _DERIVED = {
     "h264_trimmed": lambda: remux(clip("h264"), "mp4", skip=17),
     "h264_open_gop_trimmed": lambda: remux(clip("h264_open_gop"), "mp4", skip=17),
-    "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 60)),
-    "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 60)),
+    "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 48)),
+    "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 48)),
     "mpeg4_mkv": lambda: remux(clip("mpeg4"), "matroska"),
     "vp9_mp4": lambda: remux(clip("vp9"), "mp4"),
 }
