@@ -173,7 +173,10 @@ _SPECS: dict[str, dict[str, Any]] = {
     "hevc_ts": _x265(container="mpegts"),
     "av1": {"encoder": "libsvtav1", "frames": 40, "options": {"preset": "12", "g": "10", "svtav1-params": "lp=1"}},
     "av1_mkv": {"encoder": "libsvtav1", "container": "matroska", "frames": 40, "options": {"preset": "12", "g": "16"}},
-    "vp9": {"encoder": "libvpx-vp9", "container": "webm", "options": {"deadline": "realtime", "cpu-used": "8", "g": "12"}},
+    "vp9": {
+        "encoder": "libvpx-vp9", "container": "webm",
+        "options": {"deadline": "realtime", "cpu-used": "8", "g": "12"},
+    },
     "vp9_hidden": {
         "encoder": "libvpx-vp9", "container": "webm",
         "options": {"deadline": "good", "cpu-used": "5", "g": "20", "auto-alt-ref": "1", "lag-in-frames": "16"},
@@ -221,6 +224,6 @@ def clip(name: str) -> bytes:
 PLAYLISTS = {
     "hls": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n/etc/hostname\n#EXT-X-ENDLIST\n",
     "concat": b"ffconcat version 1.0\nfile '/etc/hostname'\n",
-    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 96\n",
 }
 """Files that name others, for whoever reads them as videos to open."""

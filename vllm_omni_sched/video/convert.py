@@ -90,7 +90,7 @@ class Converter:
 
 def _by_pyav(frame: av.VideoFrame, width: int, height: int) -> npt.NDArray[np.uint8]:
     bgr = frame.reformat(width, height, "bgr24", interpolation="BICUBIC", threads=1).to_ndarray()
-    return bgr[:, :, ::-1]
+    return bgr[:, :, ::-1].view(np.uint8)
 
 
 class _Kind(NamedTuple):
@@ -154,9 +154,10 @@ def _new_context(kind: _Kind) -> ctypes.c_void_p:
     assert libraries is not None
     number = libraries.util.av_get_pix_fmt(kind.pixel_format.encode())
     size = kind.width, kind.height
-    context = ctypes.c_void_p(libraries.scale.sws_getContext(*size, number, *size, _RGB24, _BICUBIC, None, None, None))
-    if not context:
+    address = libraries.scale.sws_getContext(*size, number, *size, _RGB24, _BICUBIC, None, None, None)
+    if not address:
         raise MemoryError("libswscale gives no context")
+    context = ctypes.c_void_p(address)
     source, target = libraries.scale.sws_getCoefficients(kind.space), libraries.scale.sws_getCoefficients(5)
     libraries.scale.sws_setColorspaceDetails(context, source, kind.full_range, target, 1, 0, _ONE, _ONE)
     return context
@@ -184,10 +185,10 @@ def _libraries() -> _Libraries | None:
         number, pointer = ctypes.c_int, ctypes.c_void_p
         pointers, numbers = ctypes.POINTER(pointer), ctypes.POINTER(number)
         scale.sws_getContext.restype = pointer
-        scale.sws_getContext.argtypes = [number] * 7 + [pointer] * 3
+        scale.sws_getContext.argtypes = (number,) * 7 + (pointer,) * 3
         scale.sws_scale.argtypes = [pointer, pointers, numbers, number, number, pointers, numbers]
         scale.sws_getCoefficients.restype = pointer
-        scale.sws_setColorspaceDetails.argtypes = [pointer, pointer, number, pointer] + [number] * 4
+        scale.sws_setColorspaceDetails.argtypes = (pointer, pointer, number, pointer, *(number,) * 4)
         scale.sws_freeContext.argtypes = [pointer]
         scale.sws_freeContext.restype = None
         util.av_get_pix_fmt.argtypes = [ctypes.c_char_p]

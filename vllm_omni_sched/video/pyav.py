@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import Piece, VideoIndex
 
 _SILENT_WITH_THREADS = {"vp8"}
-"""Codecs whose decoders, with several threads, give other frames of damaged packets than with one, and do not say so."""
+"""Codecs of which several threads make other frames of damaged packets than one does, without a complaint."""
 
 _NEW_EXTRADATA = 1  # AV_PKT_DATA_NEW_EXTRADATA
 
