@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("av")
-
 from tests.support.clips import BROKEN, SOUND
 from tests.support.decoding import Video, ours, plain, video
 from vllm_omni_sched.errors import DecoderError
