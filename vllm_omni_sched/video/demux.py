@@ -121,6 +121,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         time_base=(time_base.numerator, time_base.denominator),
         header_frames=stream.frames,
         fps=_rate(stream.guessed_rate),
+        mean_fps=_rate(stream.average_rate),
         duration_seconds=(container.duration or 0) / av.time_base,
         packets=packets,
         in_file=found.copy_fd is None,
