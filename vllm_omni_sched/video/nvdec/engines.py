@@ -1,0 +1,47 @@
+"""How many decoders of this machine's cards can run at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from vllm_omni_sched.video.nvdec.library import Library, NvdecError
+from vllm_omni_sched.video.nvdec.limits import EXACT, FORMATS, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Engine(NamedTuple):
+    """One NVDEC engine; the driver gives sessions of a GPU to its engines in turn."""
+
+    gpu: int
+    number: int
+
+
+def table(library: Library, gpus: Iterable[int]) -> dict[int, dict[str, Limits]]:
+    """By GPU, and by codec those that it decodes 8-bit 4:2:0 of; a GPU that does not answer has none."""
+    found: dict[int, dict[str, Limits]] = {}
+    for gpu in gpus:
+        found[gpu] = {}
+        for codec in EXACT:
+            try:
+                limits = library.limits(gpu, codec, next(iter(FORMATS)))
+            except NvdecError:
+                continue
+            if limits.supported:
+                found[gpu][codec] = limits
+    return found
+
+
+def engines(found: dict[int, dict[str, Limits]], at_most: int | None = None) -> list[Engine]:
+    """Of all GPUs, those of one number together, so that the first few are spread over GPUs.
+
+    Args:
+        found: by `table`.
+        at_most: engines to use of one GPU; None for all.
+    """
+    counts = {gpu: max((limits.engines for limits in by_codec.values()), default=0) for gpu, by_codec in found.items()}
+    if at_most is not None:
+        counts = {gpu: min(count, at_most) for gpu, count in counts.items()}
+    ordered = ((number, gpu) for gpu, count in counts.items() for number in range(count))
+    return [Engine(gpu, number) for number, gpu in sorted(ordered)]
