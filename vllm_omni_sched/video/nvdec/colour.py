@@ -1,9 +1,9 @@
 """From NV12 to RGB on the device, with the integers of swscale.
 
-swscale's vector code for x86 converts 8-bit 4:2:0 to RGB of the same size in 16 bits: samples times eight, less their offset,
-times a coefficient of 13 bits, of which the upper half is kept; each chroma sample serves four pixels. Done over with
-integers here, the result is the same to the bit (tests compare them over random samples). Like OpenCV, and unlike a
-player, it takes BT.601 for every video, whatever its header says.
+swscale's vector code for x86 converts 8-bit 4:2:0 to RGB of the same size in 16 bits: samples times eight, less their
+offset, times a coefficient of 13 bits, of which the upper half is kept; each chroma sample serves four pixels. Done
+over with integers here, the result is the same to the bit (tests compare them over random samples). Like OpenCV, and
+unlike a player, it takes BT.601 for every video, whatever its header says.
 """
 
 from __future__ import annotations
