@@ -34,7 +34,8 @@ def coefficients(full_range: bool) -> Coefficients:
     if full_range:
         chroma = [abs(c) * 224 // 255 * (1 if c > 0 else -1) for c in chroma]
     luma, *rest = ((c * (1 << 13) + (1 << 15)) >> 16 for c in [1 << 16 if full_range else _LUMA, *chroma])
-    return Coefficients(luma, *rest, 0 if full_range else 16)
+    v_red, u_blue, u_green, v_green = rest
+    return Coefficients(luma, v_red, u_blue, u_green, v_green, 0 if full_range else 16)
 
 
 def nv12_to_rgb(frame: torch.Tensor, full_range: bool) -> torch.Tensor:
