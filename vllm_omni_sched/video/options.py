@@ -1,0 +1,76 @@
+"""Options of collaborative decoding, with their defaults, bounds and meaning."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from vllm_omni_sched.options import Toggle
+from vllm_omni_sched.video.limits import Limits
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class VideoOptions(BaseModel):
+    """All options of video decoding. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    decoders: Literal["auto"] | int = Field(
+        "auto", description="Decoder processes on CPUs; 'auto': as many as this process has processors."
+    )
+    nice: int = Field(0, ge=0, le=19, description="Niceness of decoder processes, added to that of the server.")
+    worker_memory_bytes: int = Field(
+        4 * GIB, ge=64 * MIB, description="Private memory of one decoder process; a video that needs more is refused."
+    )
+    deadline_seconds: float = Field(
+        60.0, gt=0.0, le=86_400.0, description="A video that is not decoded within it is given up, with an error."
+    )
+    max_input_bytes: int = Field(2 * GIB, ge=1, description="Size of a video, compressed.")
+    max_pixels: int = Field(36_000_000, ge=1, description="Width × height of a frame; the default lets 8K pass.")
+    max_frames: int = Field(500_000, ge=1, description="Frames in a video, wanted or not.")
+    max_duration_seconds: float = Field(4 * 3600.0, gt=0.0, description="Duration of a video.")
+    max_output_bytes: int = Field(
+        16 * GIB, ge=MIB, description="Decoded frames, of all videos in flight together; further videos wait for room."
+    )
+    keep_bytes: int = Field(
+        256 * MIB, ge=0, description="Memory of frames that are no longer used, kept for the next video."
+    )
+    nvdec: Toggle = Field(
+        Toggle.AUTO, description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never."
+    )
+    nvdec_engines: Literal["auto"] | int = Field(
+        "auto", description="Decoding engines that are used of each GPU; 'auto': all it has."
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """What one video may be."""
+        return Limits(
+            self.max_input_bytes,
+            self.max_pixels,
+            self.max_frames,
+            self.max_duration_seconds,
+            self.max_output_bytes,
+        )
+
+    @field_validator("decoders", "nvdec_engines")
+    @classmethod
+    def _count(cls, value: str | int) -> str | int:
+        if isinstance(value, int) and not 1 <= value <= 1024:
+            raise ValueError("must be 'auto' or a number from 1 to 1024")
+        return value
+
+    @field_validator("nvdec", mode="before")
+    @classmethod
+    def _toggle(cls, value: Any) -> Any:
+        # YAML 1.1 reads bare on/off as booleans.
+        if isinstance(value, bool):
+            return Toggle.ON if value else Toggle.OFF
+        return Toggle(value) if isinstance(value, str) and value in {t.value for t in Toggle} else value
+
+    @field_validator("deadline_seconds", "max_duration_seconds", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
