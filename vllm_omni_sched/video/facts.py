@@ -24,6 +24,10 @@ PACKET = np.dtype([("pts", "<i8"), ("dts", "<i8"), ("offset", "<i8"), ("nbytes",
 """One packet, in file order, which is decode order. ``offset`` counts from the start of the packets' bytes."""
 
 
+NO_TIME = -(1 << 63)
+"""A pts or dts that the container does not give."""
+
+
 class Order(str, Enum):
     """How a frame's number is known."""
 
@@ -71,6 +75,13 @@ class VideoIndex:
         in_file: packets' bytes are the file's, at their offsets; else they were copied out of it.
         reorder: frames that the decoder may hold back to put them into display order, at least.
         order: how frames are numbered, and why so.
+        decoder: FFmpeg's name of the decoder, where it is not the codec's.
+        codec_tag: the container's name of the codec, which some decoders go by.
+        bits_per_sample: by the container, for the few decoders that need it.
+        extradata_changes: packets with which the codec's parameters change, by their index, and to what.
+        container: FFmpeg's names of the container.
+        stream_duration_seconds: of the video stream alone, 0.0 when it does not say.
+        start_seconds: when the video stream begins on the container's clock.
     """
 
     codec: str
@@ -89,6 +100,13 @@ class VideoIndex:
     order: Order = Order.PTS
     why_sequence: SequenceReason | None = None
     notes: tuple[str, ...] = field(default=())
+    decoder: str = ""
+    codec_tag: str = ""
+    bits_per_sample: int = 0
+    extradata_changes: tuple[tuple[int, bytes], ...] = ()
+    container: str = ""
+    stream_duration_seconds: float = 0.0
+    start_seconds: float = 0.0
 
 
 class Wanted(NamedTuple):

@@ -1,0 +1,84 @@
+"""Reading headers: bits, Exp-Golomb numbers, NAL units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+HEADER_BYTES = 96
+"""Of a NAL unit: enough for what we read of a slice's header, and for most parameter sets."""
+
+
+class EndOfBits(Exception):
+    """A header is shorter than it says; the packet is damaged, or not what we took it for."""
+
+
+class Bits:
+    """Bits of ``data``, most significant first.
+
+    Raises:
+        EndOfBits: on reading past the end.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._value = int.from_bytes(data, "big")
+        self._left = len(data) * 8
+
+    def read(self, count: int) -> int:
+        """The next ``count`` bits as an unsigned number."""
+        self._left -= count
+        if self._left < 0:
+            raise EndOfBits
+        return (self._value >> self._left) & ((1 << count) - 1)
+
+    def flag(self) -> bool:
+        """The next bit."""
+        return self.read(1) == 1
+
+    def ue(self) -> int:
+        """An unsigned Exp-Golomb number."""
+        zeros = 0
+        while not self.read(1):
+            zeros += 1
+            if zeros > 32:
+                raise EndOfBits
+        return (1 << zeros) - 1 + self.read(zeros)
+
+    def se(self) -> int:
+        """A signed Exp-Golomb number."""
+        value = self.ue()
+        return (value + 1) // 2 if value & 1 else -(value // 2)
+
+
+def unescaped(nal: bytes, limit: int = HEADER_BYTES) -> bytes:
+    """The first bytes of a NAL unit without its emulation prevention bytes."""
+    return nal[:limit].replace(b"\0\0\3", b"\0\0")
+
+
+def nals(data: bytes, length_bytes: int) -> Iterator[bytes]:
+    """NAL units of a packet.
+
+    Args:
+        data: the packet.
+        length_bytes: of the length before each unit, as in MP4; 0 for start codes, as in MPEG-TS.
+    """
+    return _by_length(data, length_bytes) if length_bytes else _by_start_code(data)
+
+
+def _by_length(data: bytes, length_bytes: int) -> Iterator[bytes]:
+    at = 0
+    while at + length_bytes < len(data):
+        begin = at + length_bytes
+        at = begin + int.from_bytes(data[at:begin], "big")
+        if at > begin:
+            yield data[begin:at]
+
+
+def _by_start_code(data: bytes) -> Iterator[bytes]:
+    begin = data.find(b"\0\0\1")
+    while begin >= 0:
+        begin += 3
+        end = data.find(b"\0\0\1", begin)
+        nal = data[begin : end if end >= 0 else len(data)]
+        if nal:
+            yield nal
+        begin = end

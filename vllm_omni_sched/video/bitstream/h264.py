@@ -1,0 +1,166 @@
+"""H.264 (ITU-T H.264): where decoding may begin, and which pictures nobody refers to."""
+
+from __future__ import annotations
+
+from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
+from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, unescaped
+
+_SLICE, _PARTITION_A, _IDR, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8
+_RECOVERY_POINT = 6
+_I_SLICE, _ALL_I = 2, 7
+_WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles, 7.3.2.1.1
+
+
+class H264Reader:
+    """Reads packets of H.264, of MP4 and Matroska (``avcC``) or with start codes.
+
+    A start is an IDR picture, or an I picture at a recovery point of zero frames (an open GOP). A recovery point
+    some frames ahead, as with periodic intra refresh, is none: the frames until there would not be exact.
+    """
+
+    def __init__(self, extradata: bytes) -> None:
+        self._length_bytes = 0
+        self._sets = ParameterSets()
+        self._fields: dict[int, int] = {}  # sps: bits of frame_num where pictures may be fields
+        self._sps_of: dict[int, int] = {}  # pps: sps
+        self._separate_planes: set[int] = set()
+        self._any_frame = False
+        if extradata[:1] == b"\1":
+            self._length_bytes = (extradata[4] & 3) + 1 if len(extradata) > 4 else 4
+            for nal in _of_avcc(extradata):
+                self._parameters(nal)
+        else:
+            for nal in nals(extradata, 0):
+                self._parameters(nal)
+
+    def read(self, data: bytes, key: bool) -> PacketFacts:
+        """See `PacketReader.read`."""
+        exact_recovery = changed = False
+        for nal in nals(data, self._length_bytes):
+            kind = nal[0] & 31
+            if kind in (_SLICE, _PARTITION_A, _IDR):
+                self._any_frame = True
+                start = kind == _IDR or (exact_recovery and self._all_intra(data))
+                alone = self._is_lone_field(data)
+                return PacketFacts(start and not alone, not nal[0] & 0x60 and not alone, 0, changed or alone)
+            if kind == _SEI:
+                exact_recovery |= _is_exact_recovery_point(unescaped(nal, 512)[1:])
+            elif kind in (_SPS, _PPS):
+                changed |= self._parameters(nal)
+        return PacketFacts(irregular=True)  # no picture in it
+
+    def _all_intra(self, data: bytes) -> bool:
+        for nal in nals(data, self._length_bytes):
+            if nal[0] & 31 == _SLICE:
+                bits = Bits(unescaped(nal)[1:])
+                bits.ue()  # first_mb_in_slice
+                kind = bits.ue()
+                if kind == _ALL_I:
+                    return True
+                if kind != _I_SLICE:
+                    return False
+        return True
+
+    def _is_lone_field(self, data: bytes) -> bool:
+        if not self._fields:
+            return False
+        parities = set()
+        for nal in nals(data, self._length_bytes):
+            if nal[0] & 31 in (_SLICE, _IDR):
+                bits = Bits(unescaped(nal)[1:])
+                bits.ue(), bits.ue()  # first_mb_in_slice, slice_type
+                sps = self._sps_of.get(bits.ue(), 0)
+                if sps not in self._fields:
+                    return False
+                bits.read(2 * (sps in self._separate_planes) + self._fields[sps])  # colour_plane_id, frame_num
+                if not bits.flag():  # field_pic_flag
+                    return False
+                parities.add(bits.flag())
+        return len(parities) == 1
+
+    def _parameters(self, nal: bytes) -> bool:
+        """Learn a parameter set; whether it changes one."""
+        kind = nal[0] & 31
+        if kind == _SPS:
+            number = self._read_sps(unescaped(nal, 1 << 12)[1:])
+        elif kind == _PPS:
+            bits = Bits(unescaped(nal)[1:])
+            number = bits.ue()
+            self._sps_of[number] = bits.ue()
+        else:
+            return False
+        return self._sets.changed_by(kind, number, nal, first=not self._any_frame)
+
+    def _read_sps(self, data: bytes) -> int:
+        bits = Bits(data)
+        profile = bits.read(8)
+        bits.read(16)  # constraints, level
+        number = bits.ue()
+        if profile in _WITH_CHROMA_FORMAT:
+            chroma = bits.ue()
+            if chroma == 3 and bits.flag():
+                self._separate_planes.add(number)
+            bits.ue(), bits.ue(), bits.read(1)  # bit depths, lossless bypass
+            if bits.flag():
+                for i in range(8 if chroma != 3 else 12):
+                    if bits.flag():
+                        _skip_scaling_list(bits, 16 if i < 6 else 64)
+        frame_num_bits = bits.ue() + 4
+        order = bits.ue()
+        if order == 0:
+            bits.ue()
+        elif order == 1:
+            bits.read(1), bits.se(), bits.se()
+            for _ in range(min(bits.ue(), 255)):
+                bits.se()
+        bits.ue(), bits.read(1), bits.ue(), bits.ue()  # reference frames, gaps, width, height
+        if not bits.flag():  # frame_mbs_only_flag
+            self._fields[number] = frame_num_bits
+        return number
+
+
+def _skip_scaling_list(bits: Bits, size: int) -> None:
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.se()) % 256
+        last = following or last
+
+
+def _is_exact_recovery_point(data: bytes) -> bool:
+    at = 0
+    while at + 2 <= len(data) and data[at:] != b"\x80":
+        kind = size = 0
+        try:
+            while data[at] == 255:
+                kind, at = kind + 255, at + 1
+            kind, at = kind + data[at], at + 1
+            while data[at] == 255:
+                size, at = size + 255, at + 1
+            size, at = size + data[at], at + 1
+        except IndexError:
+            return False
+        if kind == _RECOVERY_POINT:
+            try:
+                bits = Bits(data[at : at + size])
+                return bits.ue() == 0 and bits.flag() and not bits.flag()  # frames, exact match, broken link
+            except EndOfBits:
+                return False
+        at += size
+    return False
+
+
+def _of_avcc(extradata: bytes) -> list[bytes]:
+    """Parameter sets of an ``AVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
+    found = []
+    at = 5
+    for mask in (31, 255):
+        if at >= len(extradata):
+            break
+        count = extradata[at] & mask
+        at += 1
+        for _ in range(count):
+            size = int.from_bytes(extradata[at : at + 2], "big")
+            found.append(extradata[at + 2 : at + 2 + size])
+            at += 2 + size
+    return [nal for nal in found if nal]

@@ -1,0 +1,72 @@
+"""HEVC (ITU-T H.265): where decoding may begin, and which pictures nobody refers to."""
+
+from __future__ import annotations
+
+from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
+from vllm_omni_sched.video.bitstream.bits import Bits, nals, unescaped
+
+_FIRST_IRAP, _LAST_IRAP, _FIRST_NON_VCL = 16, 21, 32
+_VPS, _SPS, _PPS = 32, 33, 34
+_LAST_SUB_LAYER_NON_REFERENCE = 14
+
+
+class HevcReader:
+    """Reads packets of HEVC, of MP4 and Matroska (``hvcC``) or with start codes.
+
+    A start is any random access picture. The leading pictures that cannot be decoded when decoding begins at it
+    are shown before it, and so belong to the start before. Sub-layer non-reference pictures are droppable.
+    """
+
+    def __init__(self, extradata: bytes) -> None:
+        self._length_bytes = 0
+        self._sets = ParameterSets()
+        self._any_frame = False
+        if len(extradata) > 22 and extradata[:3] not in (b"\0\0\0", b"\0\0\1"):
+            self._length_bytes = (extradata[21] & 3) + 1
+            for nal in _of_hvcc(extradata):
+                self._parameters(nal)
+        else:
+            for nal in nals(extradata, 0):
+                self._parameters(nal)
+
+    def read(self, data: bytes, key: bool) -> PacketFacts:
+        """See `PacketReader.read`."""
+        changed = False
+        for nal in nals(data, self._length_bytes):
+            if len(nal) < 3 or nal[0] & 1 or nal[1] & 0xF8:  # another layer's, as in multi-view video
+                continue
+            kind = nal[0] >> 1
+            if kind < _FIRST_NON_VCL:
+                self._any_frame = True
+                droppable = kind <= _LAST_SUB_LAYER_NON_REFERENCE and kind % 2 == 0
+                return PacketFacts(_FIRST_IRAP <= kind <= _LAST_IRAP, droppable, (nal[1] & 7) - 1, changed)
+            changed |= self._parameters(nal)
+        return PacketFacts(irregular=True)
+
+    def _parameters(self, nal: bytes) -> bool:
+        kind = nal[0] >> 1
+        if kind == _VPS:
+            number = nal[2] >> 4
+        elif kind == _SPS:
+            number = 0  # behind a long profile; two that alternate are not worth telling apart
+        elif kind == _PPS:
+            number = Bits(unescaped(nal)[2:]).ue()
+        else:
+            return False
+        return self._sets.changed_by(kind, number, nal, first=not self._any_frame)
+
+
+def _of_hvcc(extradata: bytes) -> list[bytes]:
+    """Parameter sets of an ``HEVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
+    found = []
+    at = 23
+    for _ in range(extradata[22]):
+        count = int.from_bytes(extradata[at + 1 : at + 3], "big")
+        at += 3
+        for _ in range(count):
+            size = int.from_bytes(extradata[at : at + 2], "big")
+            found.append(extradata[at + 2 : at + 2 + size])
+            at += 2 + size
+            if at > len(extradata):
+                return found[:-1]
+    return [nal for nal in found if len(nal) > 2]

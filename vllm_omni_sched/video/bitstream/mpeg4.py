@@ -1,0 +1,37 @@
+"""MPEG-4 part 2 (ISO/IEC 14496-2): I-VOPs, and B-VOPs, which nobody refers to."""
+
+from __future__ import annotations
+
+from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
+
+_VOP = b"\0\0\1\xb6"
+_I, _B = 0, 2
+_SHORT_BYTES = 12
+"""A VOP of at most so many bytes may be one that is not coded, for which decoders show no frame."""
+
+
+class Mpeg4Reader:
+    """Reads packets of MPEG-4. Two VOPs in one packet, as AVI had them for B-VOPs, are irregular."""
+
+    def __init__(self, extradata: bytes) -> None:
+        self._sets = ParameterSets()
+        self._any_frame = False
+        self._parameters(extradata)
+
+    def read(self, data: bytes, key: bool) -> PacketFacts:
+        """See `PacketReader.read`."""
+        at = data.find(_VOP)
+        if at < 0 or at + 4 >= len(data):
+            return PacketFacts(irregular=True)
+        changed = self._parameters(data[:at])
+        self._any_frame = True
+        kind = data[at + 4] >> 6
+        irregular = changed or len(data) - at <= _SHORT_BYTES or data.find(_VOP, at + 4) >= 0
+        return PacketFacts(kind == _I, kind == _B, 0, irregular)
+
+    def _parameters(self, headers: bytes) -> bool:
+        """Learn the video object layer's header; whether it changes."""
+        for part in headers.split(b"\0\0\1")[1:]:
+            if part and 0x20 <= part[0] <= 0x2F:
+                return self._sets.changed_by(0, part[0], part, first=not self._any_frame)
+        return False

@@ -1,0 +1,252 @@
+"""Reads a video's index: its packets, without decoding one. Runs where PyAV is, on bytes that nobody vouches for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import av
+import numpy as np
+
+from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
+from vllm_omni_sched.video.bitstream.bits import EndOfBits
+from vllm_omni_sched.video.facts import NO_TIME, PACKET, VideoIndex
+from vllm_omni_sched.video.index import flags, order_of, reorder_depth
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+FORMATS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,live_flv,ogg,asf,rm,nut,mxf,gif,apng,ivf,obu,"
+    "h264,hevc,m4v,h263,mjpeg,av1,vc1,dv,wtv,swf,yuv4mpegpipe"
+)
+"""Containers that are read. Not among them: playlists and whatever else names other files, devices, pictures."""
+
+_OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
+_ROTATION = re.compile(r"displaymatrix: rotation of (-?[\d.]+|nan) degrees")
+
+
+class Limits(NamedTuple):
+    """What is refused; None for no limit. Each named as the option that sets it."""
+
+    max_pixels: int | None = None  # of one frame
+    max_frames: int | None = None
+    max_duration_seconds: float | None = None
+
+
+class Indexed(NamedTuple):
+    """An index, and where the packets' bytes are.
+
+    Attributes:
+        packets_fd: a new memfd that holds the packets, for the caller to close; None where they are in the file,
+            as `VideoIndex.in_file` says.
+    """
+
+    index: VideoIndex
+    packets_fd: int | None
+
+
+def read_index(fd: int, limits: Limits = Limits()) -> Indexed:  # noqa: B008 - a constant
+    """Read the packets of the first video stream of a file.
+
+    Args:
+        fd: of the file, or memfd; it must be seekable. Its offset is moved.
+        limits: checked as early as the file gives the figures away.
+
+    Raises:
+        VideoInputError: no container we read, no video stream in it, or no packets.
+        VideoLimitError: larger or longer than ``limits``.
+    """
+    size = os.fstat(fd).st_size
+    if not size:
+        raise VideoInputError("video: the file is empty; send the bytes of a video file")
+    os.lseek(fd, 0, os.SEEK_SET)
+    try:
+        container = av.open("fd:", options={"fd": str(fd), **_OPTIONS}, metadata_errors="replace")
+    except (av.FFmpegError, ValueError) as error:
+        raise VideoInputError(f"video: this is no video file that can be read ({_reason(error)})") from None
+    with container, mmap.mmap(fd, size, prot=mmap.PROT_READ) as file:
+        if not container.streams.video:
+            raise VideoInputError("video: there is no video stream in the file; send audio as audio")
+        stream = container.streams.video[0]
+        _check_header(stream, container, limits)
+        return _read(container, stream, file, limits)
+
+
+def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limits: Limits) -> Indexed:
+    context = stream.codec_context
+    extradata = context.extradata or b""
+    codec = context.codec.canonical_name
+    notes = []
+    try:
+        reader = reader_for(codec, extradata)
+    except EndOfBits:
+        reader = None
+        notes.append("the codec's parameters are damaged")
+    found = _Packets(file, reader, limits)
+    try:
+        for other in container.streams:
+            if other.index != stream.index:
+                other.discard = "all"
+        for packet in container.demux(stream):
+            if packet.size:
+                found.add(packet)
+    except av.FFmpegError as error:  # what was read up to here is there
+        notes.append(f"the file ends early ({_reason(error)})")
+    except BaseException:
+        found.abandon()
+        raise
+    if not found.rows:
+        found.abandon()
+        raise VideoInputError("video: there is not one frame in the video stream")
+    packets = np.array(found.rows, PACKET)
+    packets["flags"] = flags(found.facts, found.hidden)
+    irregular = bool(found.extradata_changes) or any(fact.irregular for fact in found.facts)
+    order, why = order_of(packets, known=reader is not None, irregular=irregular)
+    time_base = stream.time_base
+    index = VideoIndex(
+        codec=codec,
+        extradata=extradata,
+        width=context.width,
+        height=context.height,
+        rotation=_rotation(container, stream),
+        pixel_format=context.pix_fmt or "",
+        time_base=(time_base.numerator, time_base.denominator),
+        header_frames=stream.frames,
+        fps=_rate(stream.guessed_rate),
+        duration_seconds=(container.duration or 0) / av.time_base,
+        packets=packets,
+        in_file=found.copy_fd is None,
+        reorder=max(context.reorder_depth, reorder_depth(packets)),
+        order=order,
+        why_sequence=why,
+        notes=tuple(notes),
+        decoder=context.name if context.name != codec else "",
+        codec_tag=context.codec_tag,
+        bits_per_sample=context.bits_per_coded_sample,
+        extradata_changes=tuple(found.extradata_changes),
+        container=container.format.name,
+        stream_duration_seconds=float((stream.duration or 0) * time_base),
+        start_seconds=float((stream.start_time or 0) * time_base),
+    )
+    return Indexed(index, found.copy_fd)
+
+
+class _Packets:
+    """Packets as they come. Their bytes are looked for in the file; from the first that are not there, all are copied."""
+
+    def __init__(self, file: mmap.mmap, reader: PacketReader | None, limits: Limits) -> None:
+        self._file = file
+        self._reader = reader
+        self._max_frames = limits.max_frames
+        self.rows: list[tuple[int, int, int, int, int]] = []
+        self.facts: list[PacketFacts] = []
+        self.hidden: list[bool] = []
+        self.extradata_changes: list[tuple[int, bytes]] = []
+        self.copy_fd: int | None = None
+        self._copied = 0
+
+    def add(self, packet: av.Packet) -> None:
+        if self._max_frames is not None and len(self.rows) >= self._max_frames:
+            raise VideoLimitError(f"video: it has more than {self._max_frames} frames (max_frames)")
+        data = bytes(packet)
+        if packet.has_sidedata("new_extradata"):
+            self.extradata_changes.append((len(self.rows), bytes(packet.get_sidedata("new_extradata"))))
+        pts, dts = packet.pts, packet.dts
+        offset = self._place(data, packet.pos)
+        self.rows.append(
+            (NO_TIME if pts is None else pts, NO_TIME if dts is None else dts, offset, len(data), 0),
+        )
+        self.hidden.append(packet.is_discard)
+        self.facts.append(self._facts(data, packet.is_keyframe))
+
+    def abandon(self) -> None:
+        """Close what nobody will get."""
+        if self.copy_fd is not None:
+            os.close(self.copy_fd)
+            self.copy_fd = None
+
+    def _facts(self, data: bytes, key: bool) -> PacketFacts:
+        if self._reader is None:
+            return PacketFacts()
+        try:
+            return self._reader.read(data, key)
+        except (EndOfBits, IndexError):  # damaged: whatever it is, decoding does not begin here
+            return PacketFacts()
+
+    def _place(self, data: bytes, at: int | None) -> int:
+        """Where the packet's bytes are."""
+        if self.copy_fd is None:
+            if at is not None and self._file[at : at + len(data)] == data:
+                return at
+            self._copy_what_came_before()
+        assert self.copy_fd is not None
+        offset = self._copied
+        _write(self.copy_fd, data)
+        self._copied += len(data)
+        return offset
+
+    def _copy_what_came_before(self) -> None:
+        self.copy_fd = os.memfd_create("omni-sched-packets", os.MFD_CLOEXEC)
+        for i, (pts, dts, offset, nbytes, mark) in enumerate(self.rows):
+            _write(self.copy_fd, self._file[offset : offset + nbytes])
+            self.rows[i] = (pts, dts, self._copied, nbytes, mark)
+            self._copied += nbytes
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _check_header(stream: VideoStream, container: InputContainer, limits: Limits) -> None:
+    context = stream.codec_context
+    if context is None or not context.is_decoder:
+        raise VideoInputError("video: its codec is none that can be decoded here; convert it to H.264")
+    pixels = context.width * context.height
+    if not pixels:
+        raise VideoInputError("video: the size of its frames is unknown; the file is damaged")
+    if limits.max_pixels is not None and pixels > limits.max_pixels:
+        raise VideoLimitError(
+            f"video: its frames of {context.width}x{context.height} have more than {limits.max_pixels} pixels (max_pixels)"
+        )
+    if limits.max_frames is not None and stream.frames > limits.max_frames:
+        raise VideoLimitError(f"video: it has {stream.frames} frames, more than {limits.max_frames} (max_frames)")
+    seconds = max((container.duration or 0) / av.time_base, float((stream.duration or 0) * (stream.time_base or 0)))
+    if limits.max_duration_seconds is not None and seconds > limits.max_duration_seconds:
+        raise VideoLimitError(
+            f"video: it is {seconds:.0f} s long, more than {limits.max_duration_seconds:.0f} s (max_duration_seconds)"
+        )
+
+
+def _rotation(container: InputContainer, stream: VideoStream) -> int:
+    """Degrees clockwise by the stream's display matrix, which PyAV gives away only in FFmpeg's description."""
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.INFO)  # the description is a message
+    try:
+        text = container.dumps_format()
+    except UnicodeDecodeError:  # in the metadata
+        text = ""
+    finally:
+        av.logging.set_level(level)
+    for part in text.split("Stream #")[1:]:
+        if part.startswith(f"0:{stream.index}"):
+            match = _ROTATION.search(part)
+            if match and match[1] != "nan":
+                return round(-float(match[1])) % 360
+    return 0
+
+
+def _rate(rate: Fraction | None) -> float:
+    return float(rate) if rate else 0.0
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

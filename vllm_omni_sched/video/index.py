@@ -1,0 +1,76 @@
+"""From packets to what is known of a video: which order its frames have, and why. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, SequenceReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from vllm_omni_sched.video.bitstream import PacketFacts
+    from vllm_omni_sched.video.facts import VideoIndex
+
+_MOST_HELD_BACK = 16
+
+
+def shown_pts(index: VideoIndex) -> npt.NDArray[np.int64]:
+    """The pts of all frames that are shown, in display order: frame n of the video is the n-th."""
+    return np.sort(index.packets["pts"][index.packets["flags"] & PacketFlag.HIDDEN == 0])
+
+
+def shown_frames(index: VideoIndex) -> int:
+    """How many frames the video has, if all its packets can be decoded."""
+    return int(np.count_nonzero(index.packets["flags"] & PacketFlag.HIDDEN == 0))
+
+
+def flags(facts: Sequence[PacketFacts], hidden: Sequence[bool]) -> npt.NDArray[np.int32]:
+    """`PacketFlag` of each packet."""
+    top = max((fact.layer for fact in facts), default=0)
+    return np.array(
+        [
+            fact.start * PacketFlag.START
+            + is_hidden * PacketFlag.HIDDEN
+            + (fact.droppable and fact.layer == top) * PacketFlag.DROPPABLE
+            for fact, is_hidden in zip(facts, hidden, strict=True)
+        ],
+        np.int32,
+    )
+
+
+def order_of(packets: npt.NDArray[np.void], *, known: bool, irregular: bool) -> tuple[Order, SequenceReason | None]:
+    """How frames are numbered.
+
+    Args:
+        packets: array of `PACKET`, in decode order.
+        known: the codec is one whose packets we can read.
+        irregular: some packet holds not exactly one frame, or changes parameters.
+
+    Returns:
+        (order, why frames can only be had in sequence, or only from the first packet on)
+    """
+    if not known:
+        return Order.SEQUENCE, SequenceReason.CODEC
+    pts = packets["pts"]
+    if (pts == NO_TIME).any() or len(np.unique(pts)) < len(pts):
+        return Order.SEQUENCE, SequenceReason.NO_PTS
+    if irregular:
+        return Order.SEQUENCE, SequenceReason.PACKETS_DIFFER
+    starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
+    shown = packets["flags"] & PacketFlag.HIDDEN == 0
+    if not len(starts) or (shown & (pts < pts[starts[0]])).any():
+        return Order.SEQUENCE, SequenceReason.NO_START  # some frames may not come out: it is unknown how many
+    return Order.PTS, SequenceReason.NO_START if len(starts) == 1 < len(pts) else None
+
+
+def reorder_depth(packets: npt.NDArray[np.void]) -> int:
+    """How many frames are decoded, at most, before one that is shown before them; no more than decoders hold back."""
+    place = np.argsort(np.argsort(packets["pts"], kind="stable"), kind="stable")
+    before = np.arange(len(place))  # packets decoded before this one; of them, `place` at most are shown before it
+    later = before - place  # so at least so many of them are shown after it
+    return int(min(max(later.max(initial=0), 0), _MOST_HELD_BACK))

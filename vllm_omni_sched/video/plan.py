@@ -1,0 +1,114 @@
+"""Cuts a video into pieces that decoders work on beside each other. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.video.facts import Order, Piece, Wanted
+from vllm_omni_sched.video.spans import Span, feed, spans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from vllm_omni_sched.video.facts import VideoIndex
+
+_PIECES_PER_DECODER = 6
+"""So that the last one to finish does not keep the others waiting long."""
+
+
+class Rates(NamedTuple):
+    """What decoding costs one decoder, in seconds. The defaults are of H.264 on one core of 2.5 GHz.
+
+    Attributes:
+        per_pixel: of a frame that is decoded.
+        per_byte: of a packet.
+        per_piece: to begin and end one, and to hand it over.
+    """
+
+    per_pixel: float = 0.8e-9
+    per_byte: float = 4e-8
+    per_piece: float = 1e-3
+
+    def seconds(self, index: VideoIndex, packets: npt.NDArray[np.int32]) -> float:
+        """Predicted seconds of one decoder for a piece of these packets."""
+        pixels = index.width * index.height * len(packets)
+        nbytes = int(index.packets["nbytes"][packets].sum(dtype=np.int64))
+        return self.per_piece + self.per_pixel * pixels + self.per_byte * nbytes
+
+
+class Plan(NamedTuple):
+    """How a video is decoded.
+
+    Attributes:
+        pieces: longest first, which is the order to begin them in.
+        slots: of the output, one for each wanted frame.
+        absent: slots of frames that the video does not have.
+    """
+
+    pieces: tuple[Piece, ...]
+    slots: int
+    absent: tuple[int, ...] = ()
+
+
+def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Rates = Rates()) -> Plan:  # noqa: B008
+    """Plan the decoding of some frames.
+
+    1. A video whose frames are known by pts is cut at its starts (`spans`); what nobody wants and nobody needs is
+       left out.
+    2. Neighbours are joined where one begins where the other ends, until a piece is as long as its share.
+    3. Any other video is one piece, from its first packet to the last frame that is wanted.
+
+    Args:
+        index: of the video.
+        numbers: of wanted frames, in display order from 0: ascending, each once; the n-th goes to slot n.
+        decoders: that may work on it.
+        rates: to predict what pieces cost.
+
+    Raises:
+        RequestError: numbers are negative, or not ascending.
+    """
+    wanted = list(map(int, numbers))
+    if any(b <= a for a, b in zip([-1, *wanted], wanted, strict=False)):
+        raise RequestError("frames: give the numbers of wanted frames in ascending order, from 0, each once")
+    if not wanted:
+        return Plan((), 0)
+    if index.order is Order.SEQUENCE:
+        return Plan((in_sequence(index, wanted, rates),), len(wanted))
+    found, absent = spans(index, wanted)
+    costs = [rates.seconds(index, feed(index, span.first, span.last, span.wanted)) for span in found]
+    share = sum(costs) / (decoders * _PIECES_PER_DECODER)
+    pieces = [_piece(index, span, rates) for span in _joined(found, costs, share)]
+    pieces.sort(key=lambda piece: -piece.cost)
+    return Plan(tuple(replace(piece, number=n) for n, piece in enumerate(pieces)), len(wanted), absent)
+
+
+def in_sequence(index: VideoIndex, numbers: Sequence[int], rates: Rates) -> Piece:
+    """All packets, in file order; frames are counted as they come out."""
+    packets = np.arange(len(index.packets), dtype=np.int32)
+    wanted = tuple(Wanted(number, None, slot) for slot, number in enumerate(numbers))
+    return Piece(0, packets, wanted, Order.SEQUENCE, rates.seconds(index, packets))
+
+
+def _joined(found: Sequence[Span], costs: Sequence[float], share: float) -> list[Span]:
+    joined: list[Span] = []
+    spent = 0.0
+    for span, cost in zip(found, costs, strict=True):
+        if joined and span.first <= joined[-1].last + 1 and spent + cost <= share:
+            before = joined[-1]
+            joined[-1] = Span(before.first, max(before.last, span.last), before.wanted + span.wanted)
+            spent += cost
+        else:
+            joined.append(span)
+            spent = cost
+    return joined
+
+
+def _piece(index: VideoIndex, span: Span, rates: Rates) -> Piece:
+    packets = feed(index, span.first, span.last, span.wanted)
+    return Piece(0, packets, span.wanted, Order.PTS, rates.seconds(index, packets))

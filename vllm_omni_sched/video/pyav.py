@@ -1,0 +1,198 @@
+"""Decodes pieces with FFmpeg's software decoders, through PyAV."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+from av.packet import PacketSideData
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video.convert import Converter
+from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, PieceResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+    from av.video.codeccontext import VideoCodecContext
+
+    from vllm_omni_sched.video.facts import Piece, VideoIndex
+
+_NEW_EXTRADATA = 1  # AV_PKT_DATA_NEW_EXTRADATA
+
+
+class PyAvDecoder(Decoder):
+    """Decodes on the CPU. Sets FFmpeg's log level while it decodes: what it logs is how it complains.
+
+    Args:
+        clock: to measure by.
+    """
+
+    def __init__(self, clock: Clock = monotonic_seconds) -> None:
+        self._clock = clock
+        self._index: VideoIndex | None = None
+        self._packets = memoryview(b"")
+        self._slots: npt.NDArray[np.uint8] = np.empty((0, 0, 0, 3), np.uint8)
+        self._converter: Converter | None = None
+
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+        """See `Decoder.open`."""
+        self.close()
+        self._index = index
+        self._context(1)  # does it exist?
+        self._packets = packets
+        height, width = output_size(index)
+        slots = frames.nbytes // (height * width * 3)
+        self._slots = np.frombuffer(frames, np.uint8, slots * height * width * 3).reshape(slots, height, width, 3)
+        self._converter = Converter(index.rotation)
+
+    def decode(self, piece: Piece) -> PieceResult:
+        """See `Decoder.decode`."""
+        if self._index is None or self._converter is None:
+            raise DecoderError("decode: no video is open; call open first")
+        run = _Run(self._index, piece, self._slots, self._converter, self._clock)
+        context = self._context(run.threads)
+        began = self._clock()
+        with _complaints(run.threads) as complaints:
+            try:
+                for number in piece.feed.tolist():
+                    run.take(context, self._packet(number), complaints)
+                    if run.done:
+                        break
+                else:
+                    run.take(context, None, complaints)
+            finally:
+                context.flush_buffers()  # from here on its threads stand still, and say nothing any more
+        seconds = self._clock() - began - run.convert_seconds
+        return PieceResult(tuple(run.found), run.damaged, run.decoded, seconds, run.convert_seconds, run.bytes_written)
+
+    def close(self) -> None:
+        """See `Decoder.close`."""
+        self._index = None
+        self._packets = memoryview(b"")
+        self._slots = np.empty((0, 0, 0, 3), np.uint8)
+        if self._converter is not None:
+            self._converter.close()
+            self._converter = None
+
+    def _packet(self, number: int) -> av.Packet:
+        assert self._index is not None
+        pts, dts, offset, nbytes, _ = self._index.packets[number].item()
+        packet = av.Packet(nbytes)  # with the room behind it that decoders read into
+        packet.update(self._packets[offset : offset + nbytes])
+        packet.pts = None if pts == NO_TIME else pts
+        packet.dts = None if dts == NO_TIME else dts
+        for changed_at, extradata in self._index.extradata_changes:
+            if changed_at == number:
+                data = PacketSideData(_NEW_EXTRADATA, len(extradata))
+                memoryview(data)[:] = extradata
+                packet.set_sidedata(data)
+        return packet
+
+    def _context(self, threads: int) -> VideoCodecContext:
+        """A decoder in the state in which a container's would be before its first packet."""
+        index = self._index
+        assert index is not None
+        try:
+            context = av.CodecContext.create(index.decoder or index.codec, "r")
+        except ValueError as error:  # FFmpeg was built without it
+            raise DecoderError(f"codec {index.codec}: FFmpeg has no decoder for it here ({error})") from None
+        assert isinstance(context, av.VideoCodecContext)
+        if index.extradata:
+            context.extradata = index.extradata
+        if index.codec_tag.isascii():
+            context.codec_tag = index.codec_tag
+        context.width, context.height = index.width, index.height
+        if index.pixel_format:
+            context.pix_fmt = index.pixel_format
+        if index.bits_per_sample:
+            context.bits_per_coded_sample = index.bits_per_sample
+        context.reorder_depth = index.reorder
+        context.thread_count = threads
+        context.thread_type = "AUTO"
+        return context
+
+
+class _Run:
+    """One piece being decoded."""
+
+    def __init__(
+        self, index: VideoIndex, piece: Piece, slots: npt.NDArray[np.uint8], converter: Converter, clock: Clock
+    ) -> None:
+        pts = index.packets["pts"]
+        hidden = index.packets["flags"] & PacketFlag.HIDDEN != 0
+        self._hidden = set(pts[hidden].tolist())
+        # with an open GOP, frames shown before its start come after it, and cannot be decoded without those before
+        self._from_pts = NO_TIME if piece.feed[0] == 0 else int(pts[piece.feed[0]])
+        self.threads = 1 if (pts[piece.feed] < self._from_pts).any() else piece.threads
+        self._order = piece.order
+        self._wanted = {one.frame if one.pts is None else one.pts: one.slot for one in piece.wanted}
+        self._slots = slots
+        self._converter = converter
+        self._clock = clock
+        self._shown = 0
+        self.found: list[int] = []
+        self.damaged = False
+        self.decoded = 0
+        self.convert_seconds = 0.0
+        self.bytes_written = 0
+
+    @property
+    def done(self) -> bool:
+        """All wanted frames are there."""
+        return not self._wanted
+
+    def take(self, context: VideoCodecContext, packet: av.Packet | None, complaints: list[Any]) -> None:
+        """Decode a packet, or None for what the decoder still holds back; keep the frames that are wanted."""
+        matters = packet is None or packet.pts is None or packet.pts >= self._from_pts
+        frames: list[av.VideoFrame] = []
+        try:
+            frames = context.decode(packet)
+        except av.FFmpegError:
+            self.damaged |= matters
+        self.damaged |= matters and bool(complaints)
+        complaints.clear()
+        for frame in frames:
+            self._keep(context, frame)
+
+    def _keep(self, context: VideoCodecContext, frame: av.VideoFrame) -> None:
+        self.decoded += 1
+        pts = frame.pts
+        if pts is not None and pts in self._hidden:
+            return
+        if self._order is Order.PTS:
+            slot = self._wanted.pop(pts, None) if pts is not None else None
+        else:
+            slot = self._wanted.pop(self._shown, None)
+            self._shown += 1
+        if slot is None:
+            return
+        began = self._clock()
+        size = context.coded_width, context.coded_height
+        self.bytes_written += self._converter.convert(frame, size, self._slots[slot])
+        self.damaged |= frame.is_corrupt
+        self.found.append(slot)
+        self.convert_seconds += self._clock() - began
+
+
+def output_size(index: VideoIndex) -> tuple[int, int]:
+    """Height and width of frames as they are put out, in pixels."""
+    return (index.width, index.height) if index.rotation in (90, 270) else (index.height, index.width)
+
+
+@contextlib.contextmanager
+def _complaints(threads: int) -> Iterator[list[Any]]:
+    """What FFmpeg logs as errors, of this thread or, when it decodes with several, of all."""
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    try:
+        with av.logging.Capture(threads == 1) as complaints:
+            yield complaints
+    finally:
+        av.logging.set_level(level)
