@@ -1,0 +1,224 @@
+"""The thread between loads and decoders: takes tasks, gives them out, and brings answers back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.video.job import Job, Lost, Task
+from vllm_omni_sched.video.kinds import Kind
+from vllm_omni_sched.video.messages import Failure
+from vllm_omni_sched.video.observe import Observer
+from vllm_omni_sched.video.process import Settings
+from vllm_omni_sched.video.share import PieceLeft, Share, VideoWork
+from vllm_omni_sched.video.team import Place, Team
+
+CLOSED = "video decoding was closed"
+_LOOK_SECONDS = 1.0  # between looks at processes that do not become ready
+
+
+class Bell:
+    """Wakes the thread; it may be rung from anywhere, and is there as long as somebody could."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has been rung a great many times
+            os.eventfd_write(self._fd, 1)
+
+    def quiet(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+class Dispatcher:
+    """Runs a `Team` by a `Share`, on a thread of its own; the thread is started with the first task.
+
+    Args:
+        bell: wakes the thread.
+        reclaim: called whenever it is awake.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        settings: Settings,
+        share: Share,
+        clock: Clock,
+        observer: Observer,
+        bell: Bell,
+        reclaim: Callable[[], None],
+    ) -> None:
+        self._share, self._clock, self._observer, self._reclaim = share, clock, observer, reclaim
+        self._selector = selectors.DefaultSelector()
+        self._bell = bell
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._load = (0, 0)
+        self.team = Team(kinds, settings, self._watch, self._unwatch, observer.restarted)
+        self._jobs: dict[int, Job] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()  # of the two below
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, kind: str) -> None:
+        """Start decoders of a kind, ahead of the first video.
+
+        Raises:
+            DecoderError: closed.
+        """
+        self._post(lambda: self._start(kind))
+
+    def add(self, job: Job, tasks: Sequence[Task]) -> None:
+        """Have these done; answers come as the job's events, one for each task.
+
+        Raises:
+            DecoderError: closed.
+        """
+        now = self._clock()
+        for task in tasks:
+            task.posted = now
+
+        def add() -> None:
+            self._jobs[job.key] = job
+            job.left.update((task.number, task) for task in tasks)
+
+        self._post(add)
+
+    def finish(self, job: Job) -> None:
+        """Have nothing more done of a job; processes that are still at it are ended, as they may hang."""
+        try:
+            self._post(lambda: self._finish(job))
+        except DecoderError:
+            job.release()
+
+    def close(self) -> None:
+        """End all processes and the thread; jobs that are under way are told. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            thread = self._thread
+            self._bell.ring()
+        if thread is not None:
+            thread.join()
+        self._selector.close()
+
+    def abandon(self) -> None:
+        """Let go of descriptors in a forked child; the thread and the processes are the parent's."""
+        if not self._closed:
+            self._closed = True
+            self._lock = threading.Lock()
+            self._selector.close()
+            for place in self.team.places:
+                if place.process is not None:
+                    place.process.channel.close()
+            for job in self._jobs.values():
+                while job.fds:
+                    os.close(job.fds.pop())
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            if self._closed:
+                raise DecoderError(CLOSED)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="omni-sched-video", daemon=True)
+                self._thread.start()
+            self._commands.append(command)
+            self._bell.ring()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                for key, _ in self._selector.select(_LOOK_SECONDS if self._jobs else None):
+                    if isinstance(key.data, Place):
+                        self._hear(key.data)
+                    else:
+                        self._bell.quiet()
+                while self._commands:
+                    self._commands.popleft()()
+                self._reclaim()
+                self._give_out()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed = True
+        while self._commands:
+            self._commands.popleft()()
+        for job in self._jobs.values():
+            running = [place.task for place in self.team.places if place.job is job and place.task]
+            for task in (*running, *job.left.values()):
+                job.events.put(Lost(task, Failure.START, CLOSED))
+            job.left.clear()
+        self.team.close()
+
+    def _start(self, kind: str) -> None:
+        if problem := self.team.start(kind, self._clock()):
+            self._fail(kind, problem)
+
+    def _watch(self, place: Place) -> None:
+        assert place.process is not None
+        self._selector.register(place.process.fileno(), selectors.EVENT_READ, place)
+
+    def _unwatch(self, place: Place) -> None:
+        assert place.process is not None
+        self._selector.unregister(place.process.fileno())
+
+    def _hear(self, place: Place) -> None:
+        said = self.team.read(place) if place.process is not None else None
+        if said is not None:
+            said[0].events.put(said[1])
+
+    def _finish(self, job: Job) -> None:
+        self._jobs.pop(job.key, None)
+        self.team.forget(job)
+        job.release()
+
+    def _give_out(self) -> None:
+        """Until nobody is idle, or nothing is left."""
+        while left := self._left():
+            for kind in {work.kind: len(work.left) for work in left}:
+                if problem := self.team.start(kind, self._clock()):
+                    self._fail(kind, problem)
+            takes = self._share.plan(left, self.team.idle, self.team.sizes, self.team.lent, self._clock())
+            if not takes:
+                break
+            for take in takes:
+                job = self._jobs[take.video]
+                task = job.left.pop(take.piece)
+                task.given = take.threads
+                lost = self.team.give(self.team.places[take.decoder], job, task, self._clock())
+                if lost is not None:
+                    job.events.put(lost)
+        if (load := (self.team.busy, self.team.running)) != self._load:
+            self._load = load
+            self._observer.busy(*load)
+
+    def _left(self) -> list[VideoWork]:
+        work = []
+        for job in self._jobs.values():
+            for kind in dict.fromkeys(task.kind for task in job.left.values()):
+                pieces = (PieceLeft(t.number, t.cost, t.threads) for t in job.left.values() if t.kind == kind)
+                work.append(VideoWork(job.key, job.arrival, job.sla, kind, tuple(pieces)))
+        return work
+
+    def _fail(self, kind: str, problem: str) -> None:
+        for job in self._jobs.values():
+            for task in [task for task in job.left.values() if task.kind == kind]:
+                del job.left[task.number]
+                job.events.put(Lost(task, Failure.START, f"no decoder of kind {kind!r} can be started: {problem}"))

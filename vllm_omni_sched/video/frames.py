@@ -1,0 +1,192 @@
+"""Memory for decoded frames: one memory file that decoders write to, and arrays look into.
+
+Addresses are set aside for more than may be used, so that room need not be moved together; memory comes with the first
+write, on the processor of the decoder that writes, and goes back to the system when arrays go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_omni_sched.connectors.arena.memory import Memory
+from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.errors import DecoderError, VideoDeadlineError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_BLOCK = 2 << 20  # a huge page
+_SLACK = 2  # addresses for each byte that may be used
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Room:
+    """Room for the frames of one video; it is given back when this object has gone, and all arrays of it.
+
+    Attributes:
+        start: where it begins, in the memory of all frames.
+        nbytes: of it.
+    """
+
+    def __init__(self, memory: Memory, start: int, nbytes: int) -> None:
+        self.start, self.nbytes = start, nbytes
+        self._view = memory.view[start : start + nbytes]  # keeps it mapped, whoever closes it
+        self._address = memory.address + start
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {"data": (self._address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
+
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All of it, as bytes; whoever has the array, or a part of it, has the room."""
+        return np.asarray(self)
+
+
+class FrameMemory:
+    """Gives out room for frames.
+
+    Room comes back without a lock (an array may go at any moment, in the middle of anything), and is taken up by
+    `reclaim`, or by whoever needs room next.
+
+    Args:
+        max_bytes: given out at once.
+        keep_bytes: of what is free, how much keeps its memory.
+        returned: called when room has come back; must not block.
+
+    Raises:
+        OSError: there is no memory file.
+    """
+
+    def __init__(self, max_bytes: int, keep_bytes: int, returned: Callable[[], None]) -> None:
+        self.max_bytes, self._keep, self._wake = max_bytes, keep_bytes, returned
+        nbytes = -(-max_bytes // _BLOCK) * _BLOCK * _SLACK
+        fd = os.memfd_create("omni-sched-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, nbytes)  # only addresses
+            # a decoder that was taken over must not cut off what its owner looks at
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._memory = Memory(fd, nbytes, 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        with contextlib.suppress(OSError, AttributeError):
+            self._memory.map.madvise(mmap.MADV_HUGEPAGE)
+        self._extents = Extents(_BLOCK, nbytes)
+        self._back: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._kept: dict[int, int] = {}  # free extents that have memory: start -> bytes
+        self._closed = False
+
+    @property
+    def fd(self) -> int:
+        """Of the memory file, for decoders."""
+        return self._memory.fd
+
+    @property
+    def used_bytes(self) -> int:
+        """Given out."""
+        return self._extents.used_bytes
+
+    def allocate(self, nbytes: int, wait: Callable[[], float]) -> Room:
+        """Room for ``nbytes``, as soon as there is.
+
+        Args:
+            wait: seconds that are left to wait.
+
+        Raises:
+            VideoDeadlineError: other videos need it all the time.
+            DecoderError: closed.
+        """
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise DecoderError("video decoding was closed")
+                self._take_back()
+                start = self._fits(nbytes)
+                if start is not None:
+                    break
+                left = wait()
+                if left <= 0:
+                    raise VideoDeadlineError(
+                        f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} are "
+                        "held by other videos; raise option 'max_output_bytes', or let go of their frames"
+                    )
+                self._changed.wait(left)
+            self._kept_goes(start, self._extents.rounded(nbytes))
+            room = Room(self._memory, start, nbytes)
+            weakref.finalize(room, _give_back, self._back, start, self._wake).atexit = False
+            return room
+
+    def reclaim(self) -> None:
+        """Take up room that has come back, and tell those who wait for it."""
+        if self._back:
+            with self._changed:
+                self._take_back()
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody gets room any more; arrays that are there stay. May be called twice."""
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._memory.close()
+                self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Close the file in a forked child, where locks may be held by threads that are not there."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._memory.fd)
+
+    def _fits(self, nbytes: int) -> int | None:
+        used = self._extents.used_bytes
+        over = used + self._extents.rounded(nbytes) > self.max_bytes
+        if over and (used or nbytes > self.max_bytes):  # one that fits exactly may be rounded up beyond the bound
+            return None
+        return self._extents.allocate(nbytes)
+
+    def _take_back(self) -> None:
+        while self._back:
+            start = self._back.popleft()
+            nbytes = self._extents.free(start)
+            self._kept[start] = nbytes
+        over = sum(self._kept.values()) - self._keep
+        while over > 0 and not self._closed:  # the highest first: room is given out from below
+            start = max(self._kept)
+            nbytes = self._kept.pop(start)
+            keeps = max(0, nbytes - over) // _BLOCK * _BLOCK
+            self._punch(start + keeps, nbytes - keeps)
+            if keeps:
+                self._kept[start] = keeps
+            over -= nbytes - keeps
+
+    def _punch(self, start: int, nbytes: int) -> None:
+        _libc.fallocate(self.fd, _PUNCH, ctypes.c_long(start), ctypes.c_long(nbytes))
+
+    def _kept_goes(self, start: int, nbytes: int) -> None:
+        """What is given out is not kept; parts of free extents may be."""
+        for other, length in list(self._kept.items()):
+            if other < start + nbytes and start < other + length:
+                del self._kept[other]
+                if other < start:
+                    self._kept[other] = start - other
+                if other + length > start + nbytes:
+                    self._kept[start + nbytes] = other + length - start - nbytes
+
+
+def _give_back(back: deque[int], start: int, wake: Callable[[], None]) -> None:
+    back.append(start)
+    wake()

@@ -1,0 +1,291 @@
+"""One load, from bytes to frames; runs in the thread of whoever wants them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from queue import Empty
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
+from vllm_omni_sched.video import messages, wire
+from vllm_omni_sched.video.base import Decoded, Report
+from vllm_omni_sched.video.dispatch import Dispatcher
+from vllm_omni_sched.video.facts import Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.frames import FrameMemory
+from vllm_omni_sched.video.job import Answer, Job, Lost, Task
+from vllm_omni_sched.video.kinds import CPU
+from vllm_omni_sched.video.limits import Limits
+from vllm_omni_sched.video.messages import Failure
+
+_INDEX_SECONDS, _INDEX_BYTES_PER_SECOND = 0.02, 1e9  # what an index costs, roughly
+_RECOVERIES = 64  # frames in a row that are tried in place of one
+
+
+class Fallback(str, Enum):
+    """What was unusual about a load, besides the reasons of plans and repairs."""
+
+    DECODER_ABSENT = "decoder_absent"  # decoders of the kind that was to do it cannot be started
+    DECODER_REFUSED = "decoder_refused"  # they cannot decode this video
+    DECODER_DIED = "decoder_died"  # processes ended at a piece, twice; its frames are missing
+    DECODER_FAILED = "decoder_failed"  # a decoder raised what it should not; the frames of a piece are missing
+    MISSING = "missing"  # a frame that was wanted is not there
+    RECOVERED = "recovered"  # a frame after it stands in for one that is missing
+
+
+class Planning(Protocol):
+    """Which packets to feed for which frames; see `vllm_omni_sched.video.planning`."""
+
+    def plan(self, index: VideoIndex, wanted: Sequence[int], decoders: int) -> tuple[Sequence[Piece], Sequence[str]]:
+        """Pieces for these frames, whose slots are their places in ``wanted``; and reasons for what is unusual."""
+
+    def repair(self, index: VideoIndex, piece: Piece, result: PieceResult) -> tuple[Piece, str] | None:
+        """What to decode in place of a piece that came out damaged, and why; None: nothing more can be done."""
+
+    def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
+        """When frames are shown, from the first one on."""
+
+
+@dataclass
+class Load:
+    """A load that is under way.
+
+    Attributes:
+        job: as the dispatcher knows it; to be finished by whoever made this.
+        deadline: by ``clock``.
+        kind: of decoders for its pieces, and how many there are.
+    """
+
+    job: Job
+    dispatcher: Dispatcher
+    frames: FrameMemory
+    planning: Planning
+    limits: Limits
+    clock: Clock
+    deadline: float
+    kind: str
+    decoders: int
+    progress: Callable[[int, int], None] | None = None
+    fallbacks: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    pieces: int = 0
+    decoded: int = 0
+    copied: int = 0
+
+    def run(
+        self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool
+    ) -> Decoded:
+        """All of it; see `FlashCodec.load`."""
+        index, packets = self._index(data)
+        wanted = sorted(set(choose(index)))
+        height, width = (index.width, index.height) if index.rotation in (90, 270) else (index.height, index.width)
+        shape = (len(wanted), height, width, 3)
+        found = list(range(len(wanted)))
+        if wanted:
+            nbytes = shape[0] * height * width * 3
+            self.limits.check_output(nbytes)
+            self._open(index, packets, nbytes)
+            there = self._decode(index, wanted)
+            if recovery:
+                self._recover(index, wanted, there)
+            found = [slot for slot in found if slot in there]
+            self.fallbacks += [Fallback.MISSING.value] * (len(wanted) - len(found))
+            if not found:
+                raise VideoInputError(
+                    f"none of the {len(wanted)} frames that were wanted could be decoded: the video is damaged"
+                )
+        began = self.clock()
+        frames = np.empty(shape, np.uint8) if self.job.room is None else self.job.room.array().reshape(shape)
+        for place, slot in enumerate(found):
+            if place != slot:
+                frames[place] = frames[slot]
+                self.copied += frames[slot].nbytes
+        frames = frames[: len(found)]
+        indices = [wanted[slot] for slot in found]
+        pts_seconds = self.planning.pts_seconds(index, indices)
+        self.seconds["assemble"] += self.clock() - began
+        report = Report(self.seconds, self.pieces, self.decoded, len(found), self.copied, tuple(self.fallbacks))
+        return Decoded(frames, indices, pts_seconds, index, report)
+
+    def _index(self, data: bytes | memoryview) -> tuple[VideoIndex, int]:
+        """The index, and the descriptor of the packets' bytes."""
+        nbytes = memoryview(data).nbytes
+        self.limits.check_input(nbytes)
+        began = self.clock()
+        file = wire.memory_file("omni-sched-video", data)
+        self.job.fds.append(file)
+        self.copied += nbytes
+        self.seconds["assemble"] += self.clock() - began
+        task = Task(
+            lambda number, _: (messages.Index(number, self.limits), (file,)),
+            CPU,
+            _INDEX_SECONDS + nbytes / _INDEX_BYTES_PER_SECOND,
+            needs_open=False,
+        )
+        self.dispatcher.add(self.job, [task])
+        event = self._next()
+        self.seconds["wait"] += max(0.0, task.started - task.posted)
+        if isinstance(event, Lost):
+            if event.failure is None:
+                raise VideoInputError(f"the video cannot be read: {event.message} over it, twice")
+            raise DecoderError(event.message)
+        answer, fds = event.message, event.fds
+        self.job.fds += fds
+        if isinstance(answer, messages.Failed):
+            raise _error(answer)
+        try:
+            index = messages.index_in(answer.index)
+            packets = file if index.in_file else fds[0]
+            _check_sound(index, os.fstat(packets).st_size)
+        except (AttributeError, IndexError, ValueError):
+            raise VideoInputError("the video cannot be read: its index makes no sense") from None
+        self.seconds["index"] += answer.seconds
+        self.limits.check_index(index)
+        if packets != file:  # nobody needs the file any more, and it may be large
+            self.job.fds.remove(file)
+            os.close(file)
+        return index, packets
+
+    def _open(self, index: VideoIndex, packets: int, nbytes: int) -> None:
+        began = self.clock()
+        room = self.frames.allocate(nbytes, self._left)
+        self.seconds["wait"] += self.clock() - began
+        described = wire.memory_file("omni-sched-index", messages.index_out(index))
+        self.job.fds.append(described)
+        self.job.room = room
+        self.job.opening = messages.Open(self.job.key, room.start, nbytes), (packets, described)
+
+    def _decode(self, index: VideoIndex, wanted: Sequence[int]) -> set[int]:
+        """Slots that are written, of those wanted."""
+        pieces, reasons = self.planning.plan(index, wanted, self.decoders)
+        self.fallbacks += reasons
+        return self._work(index, pieces, len(wanted))
+
+    def _work(self, index: VideoIndex, pieces: Sequence[Piece], slots: int) -> set[int]:
+        self.pieces += len(pieces)
+        pending = self._add(pieces, self.kind)
+        posted, begun = self.clock(), False
+        there: set[int] = set()
+        while pending:
+            event = self._next()
+            task, piece = event.task, pending.pop(event.task.number)
+            if not begun:
+                self.seconds["wait"] += max(0.0, task.started - posted)
+                begun = True
+            message = event.message
+            if isinstance(message, messages.Done):
+                result = message.result
+                there.difference_update(one.slot for one in piece.wanted)
+                there.update({one.slot for one in piece.wanted} & set(result.found))
+                self.decoded += result.decoded
+                self.seconds["decode"] += result.decode_seconds
+                self.seconds["convert"] += result.convert_seconds
+                again = self.planning.repair(index, piece, result)
+                if again is not None:
+                    self.fallbacks.append(again[1])
+                    pending |= self._add([again[0]], task.kind)
+                elif self.progress is not None:
+                    self.progress(len(there), slots)
+            else:
+                pending |= self._failed(event, piece)
+        return there
+
+    def _failed(self, event: Answer | Lost, piece: Piece) -> dict[int, Piece]:
+        """See to a piece that came to nothing; what is to be waited for in its place."""
+        failure = event.failure if isinstance(event, Lost) else event.message.failure
+        task = event.task
+        if failure is None:
+            self.fallbacks.append(Fallback.DECODER_DIED.value)
+            return {}
+        if task.kind != CPU:
+            absent = failure is Failure.START
+            self.fallbacks.append((Fallback.DECODER_ABSENT if absent else Fallback.DECODER_REFUSED).value)
+            self.kind = CPU
+            return self._add([piece], CPU)
+        if failure is Failure.MEMORY and task.given > 1:
+            return self._add([replace(piece, threads=1)], CPU)
+        if failure is Failure.INTERNAL:
+            self.fallbacks.append(Fallback.DECODER_FAILED.value)
+            return {}
+        raise DecoderError(event.message) if isinstance(event, Lost) else _error(event.message)
+
+    def _add(self, pieces: Sequence[Piece], kind: str) -> dict[int, Piece]:
+        tasks = [Task(_sending(piece), kind, piece.cost, piece.threads) for piece in pieces]
+        self.dispatcher.add(self.job, tasks)
+        return {task.number: piece for task, piece in zip(tasks, pieces, strict=True)}
+
+    def _recover(self, index: VideoIndex, wanted: list[int], there: set[int]) -> None:
+        """Have the next frame that can be decoded stand in for one that is missing, if it comes before the next one
+        that is wanted; as vLLM's ``frame_recovery``. ``wanted`` and ``there`` are brought up to date."""
+        until = {slot: wanted[slot + 1] for slot in range(len(wanted) - 1) if slot not in there}
+        tried = {slot: wanted[slot] for slot in until}
+        for _ in range(_RECOVERIES):
+            tried = {slot: frame + 1 for slot, frame in tried.items() if frame + 1 < until[slot] and slot not in there}
+            if not tried:
+                return
+            slots = list(tried)
+            pieces, _ = self.planning.plan(index, [tried[slot] for slot in slots], self.decoders)
+            pieces = [
+                replace(piece, wanted=tuple(one._replace(slot=slots[one.slot]) for one in piece.wanted))
+                for piece in pieces
+            ]
+            for slot in self._work(index, pieces, len(wanted)):
+                wanted[slot] = tried[slot]
+                there.add(slot)
+                self.fallbacks.append(Fallback.RECOVERED.value)
+
+    def _next(self) -> Answer | Lost:
+        try:
+            return self.job.events.get(timeout=max(0.0, self._left()))
+        except Empty:
+            raise VideoDeadlineError(
+                "the video was not decoded in time; send a smaller one or raise option 'deadline_seconds'"
+            ) from None
+
+    def _left(self) -> float:
+        return self.deadline - self.clock()
+
+
+STAGES = ("index", "wait", "decode", "convert", "assemble")
+
+
+def _sending(piece: Piece) -> Callable[[int, int], tuple[Any, tuple[int, ...]]]:
+    def message(number: int, threads: int) -> tuple[Any, tuple[int, ...]]:
+        return messages.Decode(number, msgspec.Raw(messages.piece_out(replace(piece, threads=threads)))), ()
+
+    return message
+
+
+def _error(failed: messages.Failed) -> Exception:
+    if failed.failure is Failure.LIMIT:
+        return VideoLimitError(failed.message)
+    if failed.failure is Failure.INPUT:
+        return VideoInputError(failed.message)
+    if failed.failure is Failure.MEMORY:
+        return VideoLimitError(
+            "the video needs more memory than a decoder may have; send a smaller one, or raise option "
+            "'worker_memory_bytes'"
+        )
+    if failed.failure is Failure.DECODER:
+        return DecoderError(failed.message)
+    return VideoInputError(f"the video cannot be read: {failed.message}")
+
+
+def _check_sound(index: VideoIndex, nbytes: int) -> None:
+    """
+    Raises:
+        ValueError: an index that no video has.
+    """
+    packets = index.packets
+    ends = packets["offset"] + packets["nbytes"]
+    inside = len(packets) == 0 or (
+        packets["offset"].min() >= 0 and packets["nbytes"].min() >= 0 and 0 <= ends.min() and ends.max() <= nbytes
+    )
+    if not inside or index.width <= 0 or index.height <= 0 or min(index.time_base) <= 0 or index.rotation % 90:
+        raise ValueError("index")

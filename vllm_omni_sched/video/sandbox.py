@@ -1,0 +1,92 @@
+"""What a decoder process gives up before it sees the first byte of a video: the network, new programs, writing files,
+reading others' files, and memory beyond its bound.
+
+Codecs are large, old, and fed by strangers. What a video could make of them ends at the border of a process that can
+decode, and do nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from enum import Enum
+
+from vllm_omni_sched.video import landlock, seccomp
+from vllm_omni_sched.video.seccomp import Profile
+
+__all__ = ["Part", "Profile", "die_with_parent", "enter", "missing"]
+
+_PR_SET_PDEATHSIG = 1
+_FILES = 64
+_READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu", "/proc/self", "/proc/cpuinfo")
+
+
+class Part(str, Enum):
+    """Parts that a system may not have."""
+
+    SECCOMP = "seccomp"  # no network, no new programs
+    LANDLOCK = "landlock"  # no reading of others' files
+
+
+def missing() -> tuple[Part, ...]:
+    """What this system does not have; asks, and changes nothing."""
+    found = []
+    if not (seccomp.supported() and os.path.exists("/proc/sys/kernel/seccomp")):
+        found.append(Part.SECCOMP)
+    if not landlock.version():
+        found.append(Part.LANDLOCK)
+    return tuple(found)
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when the thread that started it ends; at once when its process ``parent`` has gone already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def enter(profile: Profile, *, memory_bytes: int, file_bytes: int) -> tuple[Part, ...]:
+    """Give it all up, for ever. To be called before there are other threads.
+
+    Args:
+        memory_bytes: private memory; shared memory of videos and frames is its owner's to bound.
+        file_bytes: largest memory file it may write.
+
+    Returns:
+        What this system does not have, and the process goes on without.
+
+    Raises:
+        OSError: something that every system has was refused.
+    """
+    without = []
+    for what, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        *(((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_NOFILE, _FILES)) if profile is Profile.CPU else ()),
+    ):
+        hard = resource.getrlimit(what)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (value, value))
+    _prctl(seccomp.PR_SET_NO_NEW_PRIVS, 1)
+    if profile is Profile.CPU:
+        try:
+            landlock.read_only((*_READABLE, sys.prefix, sys.base_prefix, *filter(None, sys.path)))
+        except OSError:
+            without.append(Part.LANDLOCK)
+    try:
+        if not seccomp.supported():
+            raise OSError("no filter for this machine")
+        seccomp.install(profile)
+    except OSError:
+        without.append(Part.SECCOMP)
+    return tuple(without)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,155 @@
+"""`FlashCodec`: loads videos, many at once, by all decoders there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.connectors.lifetime import Lifetimes
+from vllm_omni_sched.errors import VideoError
+from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.video.base import Decoded
+from vllm_omni_sched.video.dispatch import Bell, Dispatcher
+from vllm_omni_sched.video.facts import VideoIndex
+from vllm_omni_sched.video.frames import FrameMemory
+from vllm_omni_sched.video.job import Job
+from vllm_omni_sched.video.kinds import Kind, kinds_of
+from vllm_omni_sched.video.load import Load, Planning
+from vllm_omni_sched.video.observe import Observer, Unobserved
+from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.planning import GroupPlanning
+from vllm_omni_sched.video.process import Settings
+from vllm_omni_sched.video.share import Share
+
+_ALIVE = Lifetimes()
+READ_INDEX = "vllm_omni_sched.video.demux:read_index"
+
+
+class FlashCodec:
+    """Decoding of videos. One is enough for a process; it may be used by many threads at once.
+
+    Its processes start with the first video, or with `start`, and end with `close`, or with this process. A forked
+    child cannot use it.
+
+    Args:
+        options: see there.
+        clock: in seconds.
+        observer: is told what happens.
+        kinds: of decoders; the first is preferred. Default: by the options and by what there is.
+        planning, read_index: in place of those of `vllm_omni_sched.video`.
+
+    Raises:
+        OSError: there is no shared memory.
+        ConfigError: a kind of decoder was asked for that cannot work here.
+    """
+
+    def __init__(
+        self,
+        options: VideoOptions | None = None,
+        *,
+        clock: Clock = monotonic_seconds,
+        observer: Observer | None = None,
+        kinds: Sequence[Kind] | None = None,
+        planning: Planning | None = None,
+        read_index: str = READ_INDEX,
+    ) -> None:
+        self.options = options or VideoOptions()
+        self._clock, self._observer = clock, observer or Unobserved()
+        self._planning = planning or GroupPlanning()
+        self._kinds = tuple(kinds) if kinds is not None else kinds_of(self.options)
+        bell = Bell()
+        self._frames = FrameMemory(self.options.max_output_bytes, self.options.keep_bytes, bell.ring)
+        settings = Settings(
+            self._frames.fd,
+            self.options.worker_memory_bytes,
+            self.options.max_input_bytes,
+            self.options.nice,
+            read_index,
+        )
+        self._dispatcher = Dispatcher(
+            self._kinds, settings, Share(), clock, self._observer, bell, self._frames.reclaim
+        )
+        _ALIVE.add(self)
+
+    def start(self) -> None:
+        """Start the decoders now; returns at once.
+
+        Raises:
+            DecoderError: closed.
+        """
+        for kind in self._kinds:
+            self._dispatcher.start(kind.name)
+
+    def load(
+        self,
+        data: bytes | memoryview,
+        choose: Callable[[VideoIndex], Iterable[int]],
+        *,
+        deadline_seconds: float | None = None,
+        sla: SlaClass = INTERACTIVE,
+        recovery: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Decoded:
+        """The frames of a video that are wanted.
+
+        Args:
+            data: a file.
+            choose: which frames, by their numbers in display order; called in this thread, once the video is known.
+                Whatever it raises, this raises.
+            deadline_seconds: from now; default is the option's.
+            sla: what was promised to the request; by it videos are ordered.
+            recovery: a frame that cannot be decoded is replaced by the next one that can, if that comes before the
+                next one that is wanted.
+            progress: called with the number of frames that are there, and that are wanted; in this thread.
+
+        Raises:
+            VideoInputError: it cannot be read, or none of these frames can be decoded.
+            VideoLimitError: it is more than the options allow.
+            VideoDeadlineError: it was not decoded in time, or there was no room for its frames.
+            DecoderError: no decoder can decode it, none can be started, or this was closed.
+        """
+        began = self._clock()
+        kind = self._kinds[0]
+        job = Job(began, sla)
+        load = Load(
+            job,
+            self._dispatcher,
+            self._frames,
+            self._planning,
+            self.options.limits,
+            self._clock,
+            began + (self.options.deadline_seconds if deadline_seconds is None else deadline_seconds),
+            kind.name,
+            len(kind.devices),
+            progress,
+        )
+        try:
+            decoded = load.run(data, choose, recovery)
+        except VideoError as error:
+            self._observer.failed(error)
+            raise
+        finally:
+            self._dispatcher.finish(job)
+        self._observer.loaded(decoded.report)
+        return decoded
+
+    @property
+    def used_bytes(self) -> int:
+        """Of memory that decoded frames take now."""
+        return self._frames.used_bytes
+
+    def close(self) -> None:
+        """End all; loads that are under way raise. Frames that are there stay. May be called twice."""
+        self._dispatcher.close()
+        self._frames.close()
+
+    def abandon(self) -> None:
+        """What a forked child does in place of `close`: all this is its parent's."""
+        self._dispatcher.abandon()
+        self._frames.abandon()
+
+    def __enter__(self) -> FlashCodec:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

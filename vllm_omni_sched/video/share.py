@@ -1,0 +1,155 @@
+"""Which decoder takes which piece next. Pure: what is in flight and the time in, takes out.
+
+List scheduling, longest first (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969), within a video; among
+videos the order of `vllm_omni_sched.graph.order`: least slack first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_omni_sched.graph.order import SlaClass, WaitingOrder, WaitingRequest
+
+THREADS_WORTH_SECONDS = 0.02
+"""A piece shorter than this is done before threads have gained anything."""
+
+
+class TakeReason(str, Enum):
+    """Why a piece is taken now."""
+
+    FIRST = "first"  # of the video that is first in order
+    NEXT = "next"  # the videos before have nothing left to give out
+    LENT = "lent"  # of either, and threads of decoders that have nothing to do work on it, too
+
+
+@dataclass(frozen=True)
+class PieceLeft:
+    """A piece that nobody works on.
+
+    Attributes:
+        number: unique within its video.
+        cost: predicted seconds of one decoder.
+        threads: most that may work on it.
+    """
+
+    number: int
+    cost: float
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class VideoWork:
+    """A video with pieces left.
+
+    Attributes:
+        key: which one.
+        arrival: seconds, of the clock that ``now`` comes from.
+        kind: of the decoders that may take of it.
+    """
+
+    key: int
+    arrival: float
+    sla: SlaClass
+    kind: str
+    left: tuple[PieceLeft, ...]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A decoder that has nothing to do."""
+
+    decoder: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Take:
+    """A decoder is to take a piece, with so many threads."""
+
+    decoder: int
+    video: int
+    piece: int
+    threads: int
+    reason: TakeReason
+
+
+class Share:
+    """Who takes what.
+
+    1. No decoder is idle while a piece waits that it may take, whosever it is.
+    2. Videos go by class, then least slack first: arrival + the class's TTFT target - now - what is left of the
+       video, done by all decoders of its kind together. One that is late goes behind those of its class that are not;
+       one that has waited ``max_wait_seconds`` goes first. See `WaitingOrder`. Equals go one after the other, not turn
+       by turn: that would finish all of them as late as the last.
+    3. Within a video the longest piece first, so that the last ones to end are short.
+    4. When all pieces are taken, the processors of decoders that are idle still are lent to the pieces taken, as
+       threads, the longest first; less what was lent before.
+
+    Raises:
+        ConfigError: ``max_wait_seconds`` is not above 0.
+    """
+
+    def __init__(self, max_wait_seconds: float = 30.0, max_threads: int = 16) -> None:
+        self._order = WaitingOrder(max_wait_seconds)
+        self._max_threads = max_threads
+
+    def plan(
+        self, videos: Sequence[VideoWork], idle: Sequence[Seat], decoders: dict[str, int], lent: int, now: float
+    ) -> tuple[Take, ...]:
+        """Who takes what now; of each decoder at most one take.
+
+        Args:
+            videos: those with pieces left.
+            idle: decoders with nothing to do.
+            decoders: how many there are of a kind, idle or not.
+            lent: threads beyond one that pieces being decoded have.
+        """
+        takes: list[tuple[Take, PieceLeft]] = []
+        for kind in dict.fromkeys(seat.kind for seat in idle):
+            seats = [seat.decoder for seat in idle if seat.kind == kind]
+            queue = self._queue([video for video in videos if video.kind == kind], decoders.get(kind, 1), now)
+            taken = [
+                (Take(decoder, video.key, piece.number, 1, reason), piece)
+                for decoder, (video, piece, reason) in zip(seats, queue, strict=False)
+            ]
+            if len(taken) == len(queue):
+                taken = self._with_threads(taken, len(seats) - len(taken) - lent)
+            takes += taken
+        return tuple(take for take, _ in takes)
+
+    def _queue(
+        self, videos: Sequence[VideoWork], decoders: int, now: float
+    ) -> list[tuple[VideoWork, PieceLeft, TakeReason]]:
+        by_key = {f"{video.key:020}": video for video in videos}
+        waiting = [
+            WaitingRequest(key, video.arrival, video.sla, sum(piece.cost for piece in video.left) / decoders)
+            for key, video in by_key.items()
+        ]
+        queue = []
+        for place, placed in enumerate(self._order.plan(waiting, now)):
+            video = by_key[placed.request.request_id]
+            reason = TakeReason.NEXT if place else TakeReason.FIRST
+            pieces = sorted(video.left, key=lambda piece: (-piece.cost, piece.number))
+            queue += [(video, piece, reason) for piece in pieces]
+        return queue
+
+    def _with_threads(self, taken: list[tuple[Take, PieceLeft]], spare: int) -> list[tuple[Take, PieceLeft]]:
+        threads = [1] * len(taken)
+        able = [
+            place
+            for place, (_, piece) in sorted(enumerate(taken), key=lambda one: -one[1][1].cost)
+            if piece.threads > 1 and piece.cost > THREADS_WORTH_SECONDS
+        ]
+        while spare > 0 and able:
+            for place in list(able):
+                if threads[place] >= min(taken[place][1].threads, self._max_threads):
+                    able.remove(place)
+                elif spare > 0:
+                    threads[place] += 1
+                    spare -= 1
+        return [
+            (Take(take.decoder, take.video, take.piece, count, TakeReason.LENT if count > 1 else take.reason), piece)
+            for (take, piece), count in zip(taken, threads, strict=True)
+        ]

@@ -1,0 +1,161 @@
+"""A decoder process: ``python -m vllm_omni_sched.video.worker``, started by `vllm_omni_sched.video.team`.
+
+It loads its codecs, enters the sandbox, and then serves one task at a time until its owner is gone. Neither vLLM nor
+torch is loaded here, so it is small and starts quickly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import mmap
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.errors import DecoderError, VideoInputError, VideoLimitError
+from vllm_omni_sched.video import messages, sandbox, wire
+from vllm_omni_sched.video.messages import Failure
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.video.base import Decoder
+
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+class Worker:
+    """Serves tasks; what it maps is what its owner has sent last.
+
+    Args:
+        channel: to the owner.
+        decoder: that it has.
+        read_index: makes an index of a file's descriptor under limits: the index, and the packets' bytes where they
+            are not the file's.
+        frames: memory of all frames, mapped.
+    """
+
+    def __init__(
+        self, channel: wire.Channel, decoder: Decoder, read_index: Callable[..., Any], frames: memoryview
+    ) -> None:
+        self._channel, self._decoder, self._read_index, self._frames = channel, decoder, read_index, frames
+        self._packets: mmap.mmap | None = None
+        self._unopened = ""  # why the video that was to be opened is not
+
+    def serve(self) -> None:
+        """Until the owner is gone."""
+        while True:
+            try:
+                received = self._channel.receive(wait=True)
+            except EOFError:
+                return
+            assert received is not None
+            message, fds = received
+            try:
+                self._serve(message, fds)
+            except OSError:  # the owner is gone
+                return
+            finally:
+                wire.close_all(fds)
+
+    def _serve(self, message: Any, fds: Sequence[int]) -> None:
+        if isinstance(message, messages.Open):
+            self._unopened = self._open(message, fds)
+            return
+        if isinstance(message, messages.Close):
+            self._close()
+            return
+        out: list[int] = []
+        try:
+            answer: Any = self._index(message, fds[0], out) if fds else self._decode(message)
+        except VideoLimitError as error:
+            answer = messages.Failed(message.task, Failure.LIMIT, str(error))
+        except VideoInputError as error:
+            answer = messages.Failed(message.task, Failure.INPUT, str(error))
+        except DecoderError as error:
+            answer = messages.Failed(message.task, Failure.DECODER, str(error))
+        except MemoryError:
+            answer = messages.Failed(message.task, Failure.MEMORY, "")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner is to hear of it
+            answer = messages.Failed(message.task, Failure.INTERNAL, f"{type(error).__name__}: {error}")
+        try:
+            self._channel.send(answer, out, wait=True)
+        finally:
+            wire.close_all(out)
+
+    def _index(self, message: messages.Index, fd: int, out: list[int]) -> messages.Indexed:
+        began = monotonic_seconds()
+        index, packets = self._read_index(fd, message.limits)
+        if not index.in_file:
+            out.append(wire.memory_file("omni-sched-packets", packets))
+        return messages.Indexed(message.task, msgspec.Raw(messages.index_out(index)), monotonic_seconds() - began)
+
+    def _open(self, message: messages.Open, fds: Sequence[int]) -> str:
+        self._close()
+        packets, index = fds
+        try:
+            nbytes = os.fstat(packets).st_size
+            self._packets = mmap.mmap(packets, nbytes, prot=mmap.PROT_READ)
+            self._decoder.open(
+                messages.index_in(wire.read_all(index, wire.MAX_BYTES)),
+                memoryview(self._packets),
+                self._frames[message.start : message.start + message.nbytes],
+            )
+        except (DecoderError, MemoryError, OSError, ValueError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def _decode(self, message: messages.Decode) -> messages.Done:
+        if self._unopened:
+            raise DecoderError(self._unopened)
+        return messages.Done(message.task, self._decoder.decode(messages.piece_in(message.piece)))
+
+    def _close(self) -> None:
+        self._decoder.close()
+        if self._packets is not None:
+            with contextlib.suppress(BufferError):  # goes with the last look at it
+                self._packets.close()
+            self._packets = None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Load, lock in, serve."""
+    parser = argparse.ArgumentParser(description="A decoder process; its owner starts it.")
+    for name in ("socket", "frames", "parent", "device", "memory-bytes", "file-bytes", "nice"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--profile", type=sandbox.Profile, required=True)
+    parser.add_argument("--decoder", required=True, help="module:name of what makes the decoder")
+    parser.add_argument("--index", required=True, help="module:name of what reads an index")
+    given = parser.parse_args(arguments)
+    sandbox.die_with_parent(given.parent)
+    sys.path[:] = [path for path in sys.path if path not in ("", "/")]  # where it was started means nothing
+    channel = wire.Channel(socket.socket(fileno=given.socket), messages.to_worker)
+    try:
+        os.nice(given.nice)
+        frames = mmap.mmap(given.frames, 0)
+        os.close(given.frames)
+        if _HUGE_PAGES is not None:
+            with contextlib.suppress(OSError):
+                frames.madvise(_HUGE_PAGES)
+        decoder = _found(given.decoder)(*([given.device] if given.device >= 0 else []))
+        read_index = _found(given.index)
+        missing = sandbox.enter(given.profile, memory_bytes=given.memory_bytes, file_bytes=given.file_bytes)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the owner is to hear of it
+        channel.send(messages.Failed(0, Failure.START, f"{type(error).__name__}: {error}"), wait=True)
+        return
+    channel.send(messages.Ready(tuple(part.value for part in missing)), wait=True)
+    Worker(channel, decoder, read_index, memoryview(frames)).serve()
+
+
+def _found(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+if __name__ == "__main__":
+    main()
