@@ -257,8 +257,8 @@ class LiveVideo:
     def _wait(self, seconds: float, to_send: bool = False) -> None:
         """For the process to say something, for another thread to have heard it, or for room to send."""
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile; `_check` tells
-            channel = [] if self._error is not None else [self._process.channel]
-            sending = [self._process.data] if to_send else []
+            channel: list[Any] = [] if self._error is not None else [self._process.channel]
+            sending: list[Any] = [self._process.data] if to_send else []
             readable, _, _ = select.select([self._news, *channel], sending, [], max(0.0, seconds))
             if self._news in readable:
                 os.eventfd_read(self._news)
