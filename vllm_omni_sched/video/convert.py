@@ -59,7 +59,7 @@ class Converter:
         return slot.nbytes + image.nbytes
 
     def _scratch_of(self, width: int, height: int) -> npt.NDArray[np.uint8]:
-        """An image whose rows have room behind them: at its end a row without is converted in another, less exact way."""
+        """An image whose rows have room behind them; the end of one that has none is converted in another way."""
         if self._scratch.shape[:2] != (height, width):
             padded = -(-width // _ALIGNED_PIXELS) * _ALIGNED_PIXELS
             self._scratch = np.empty((height, padded, 3), np.uint8)[:, :width]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import av
 import numpy as np
+from av.stream import Discard
 
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
@@ -17,8 +19,6 @@ from vllm_omni_sched.video.facts import NO_TIME, PACKET, VideoIndex
 from vllm_omni_sched.video.index import flags, order_of, reorder_depth
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
@@ -28,8 +28,9 @@ FORMATS = (
 )
 """Containers that are read. Not among them: playlists and whatever else names other files, devices, pictures."""
 
+_HEAD_BYTES = 32  # more than what containers write before a packet
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
-_ROTATION = re.compile(r"displaymatrix: rotation of (-?[\d.]+|nan) degrees")
+_ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees")
 
 
 class Limits(NamedTuple):
@@ -48,7 +49,7 @@ class Indexed(NamedTuple):
             as `VideoIndex.in_file` says.
     """
 
-    index: VideoIndex
+    video: VideoIndex
     packets_fd: int | None
 
 
@@ -93,7 +94,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
     try:
         for other in container.streams:
             if other.index != stream.index:
-                other.discard = "all"
+                other.discard = Discard.all
         for packet in container.demux(stream):
             if packet.size:
                 found.add(packet)
@@ -109,7 +110,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
     packets["flags"] = flags(found.facts, found.hidden)
     irregular = bool(found.extradata_changes) or any(fact.irregular for fact in found.facts)
     order, why = order_of(packets, known=reader is not None, irregular=irregular)
-    time_base = stream.time_base
+    time_base = stream.time_base or Fraction(1, av.time_base)
     index = VideoIndex(
         codec=codec,
         extradata=extradata,
@@ -139,7 +140,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
 
 
 class _Packets:
-    """Packets as they come. Their bytes are looked for in the file; from the first that are not there, all are copied."""
+    """Packets as they come. Their bytes are looked for in the file; once some are not there, all are copied."""
 
     def __init__(self, file: mmap.mmap, reader: PacketReader | None, limits: Limits) -> None:
         self._file = file
@@ -152,7 +153,7 @@ class _Packets:
         self.copy_fd: int | None = None
         self._copied = 0
 
-    def add(self, packet: av.Packet) -> None:
+    def add(self, packet: av.Packet[Any]) -> None:
         if self._max_frames is not None and len(self.rows) >= self._max_frames:
             raise VideoLimitError(f"video: it has more than {self._max_frames} frames (max_frames)")
         data = bytes(packet)
@@ -183,7 +184,8 @@ class _Packets:
     def _place(self, data: bytes, at: int | None) -> int:
         """Where the packet's bytes are."""
         if self.copy_fd is None:
-            if at is not None and self._file[at : at + len(data)] == data:
+            at = self._find(data, at)
+            if at is not None:
                 return at
             self._copy_what_came_before()
         assert self.copy_fd is not None
@@ -191,6 +193,13 @@ class _Packets:
         _write(self.copy_fd, data)
         self._copied += len(data)
         return offset
+
+    def _find(self, data: bytes, at: int | None) -> int | None:
+        """Where the packet lies in the file: where the container says, or right behind its head, as in Matroska."""
+        if at is None:
+            return None
+        at = self._file.find(data[:_HEAD_BYTES], at, at + 2 * _HEAD_BYTES)
+        return at if at >= 0 and self._file[at : at + len(data)] == data else None
 
     def _copy_what_came_before(self) -> None:
         self.copy_fd = os.memfd_create("omni-sched-packets", os.MFD_CLOEXEC)
@@ -215,7 +224,7 @@ def _check_header(stream: VideoStream, container: InputContainer, limits: Limits
         raise VideoInputError("video: the size of its frames is unknown; the file is damaged")
     if limits.max_pixels is not None and pixels > limits.max_pixels:
         raise VideoLimitError(
-            f"video: its frames of {context.width}x{context.height} have more than {limits.max_pixels} pixels (max_pixels)"
+            f"video: frames of {context.width}x{context.height} have more than {limits.max_pixels} pixels (max_pixels)"
         )
     if limits.max_frames is not None and stream.frames > limits.max_frames:
         raise VideoLimitError(f"video: it has {stream.frames} frames, more than {limits.max_frames} (max_frames)")
@@ -231,7 +240,7 @@ def _rotation(container: InputContainer, stream: VideoStream) -> int:
     level = av.logging.get_level()
     av.logging.set_level(av.logging.INFO)  # the description is a message
     try:
-        text = container.dumps_format()
+        text: str = container.dumps_format()  # type: ignore[attr-defined] # missing in PyAV's hints
     except UnicodeDecodeError:  # in the metadata
         text = ""
     finally:

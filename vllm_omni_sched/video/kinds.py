@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.options import Toggle
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.seccomp import Profile
 
 CPU = "pyav"
+NVDEC = "nvdec"
 NO_DEVICE = -1
+_DRIVER = "/proc/driver/nvidia/version"
+_ASK_SECONDS = 60.0
+# in a process of its own: whoever loads the driver has memory on each card from then on
+_ASK = (
+    "import json; from vllm_omni_sched.video.nvdec.engines import here;"
+    "print(json.dumps([engine.gpu for engine in here({at_most})]))"
+)
 
 
 @dataclass(frozen=True)
@@ -32,3 +46,55 @@ def cpu_kind(options: VideoOptions) -> Kind:
     """Decoders on CPUs."""
     number = len(os.sched_getaffinity(0)) if options.decoders == "auto" else options.decoders
     return Kind(CPU, "vllm_omni_sched.video.pyav:PyAvDecoder", Profile.CPU, (NO_DEVICE,) * number)
+
+
+def nvdec_kind(options: VideoOptions, engines: Callable[[int | None], tuple[int, ...]]) -> Kind | None:
+    """Decoders on GPUs, if any.
+
+    Args:
+        engines: the GPU of each engine, with at most so many of one GPU.
+
+    Raises:
+        ConfigError: they were asked for, and there is none.
+    """
+    if options.nvdec is Toggle.OFF:
+        return None
+    devices = engines(None if options.nvdec_engines == "auto" else options.nvdec_engines)
+    if devices:
+        return Kind(NVDEC, "vllm_omni_sched.video.nvdec.decoder:NvdecDecoder", Profile.DEVICE, devices)
+    if options.nvdec is Toggle.ON:
+        raise ConfigError(
+            "option 'nvdec' is 'on', and no decoder of a GPU can be used here: install PyNvVideoCodec and a driver "
+            "with video support, or set it to 'auto'"
+        )
+    return None
+
+
+def engines_here(at_most: int | None) -> tuple[int, ...]:
+    """The GPU of each decoding engine of this machine; asked in a process that ends."""
+    if not os.path.exists(_DRIVER):
+        return ()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _ASK.format(at_most=at_most)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_SECONDS,
+            env=environment,
+            cwd="/",
+            check=True,
+        )
+        return tuple(map(int, json.loads(answer.stdout)))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+
+
+def kinds_of(options: VideoOptions) -> tuple[Kind, ...]:
+    """What there is, the preferred one first; the last one can decode whatever can be decoded.
+
+    Raises:
+        ConfigError: GPUs were asked for, and none can be used.
+    """
+    nvdec = nvdec_kind(options, engines_here)
+    return (cpu_kind(options),) if nvdec is None else (nvdec, cpu_kind(options))

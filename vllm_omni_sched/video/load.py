@@ -25,6 +25,7 @@ from vllm_omni_sched.video.limits import Limits
 from vllm_omni_sched.video.messages import Failure
 
 _INDEX_SECONDS, _INDEX_BYTES_PER_SECOND = 0.02, 1e9  # what an index costs, roughly
+STAGES = ("index", "wait", "decode", "convert", "assemble")
 _RECOVERIES = 64  # frames in a row that are tried in place of one
 
 
@@ -45,8 +46,8 @@ class Planning(Protocol):
     def plan(self, index: VideoIndex, wanted: Sequence[int], decoders: int) -> tuple[Sequence[Piece], Sequence[str]]:
         """Pieces for these frames, whose slots are their places in ``wanted``; and reasons for what is unusual."""
 
-    def repair(self, index: VideoIndex, piece: Piece, result: PieceResult) -> tuple[Piece, str] | None:
-        """What to decode in place of a piece that came out damaged, and why; None: nothing more can be done."""
+    def repair(self, index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]]) -> tuple[Piece, str] | None:
+        """What to decode in place of pieces that came out damaged, and why; None: nothing more can be done."""
 
     def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
         """When frames are shown, from the first one on."""
@@ -78,9 +79,7 @@ class Load:
     decoded: int = 0
     copied: int = 0
 
-    def run(
-        self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool
-    ) -> Decoded:
+    def run(self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool) -> Decoded:
         """All of it; see `FlashCodec.load`."""
         index, packets = self._index(data)
         wanted = sorted(set(choose(index)))
@@ -168,37 +167,47 @@ class Load:
         return self._work(index, pieces, len(wanted))
 
     def _work(self, index: VideoIndex, pieces: Sequence[Piece], slots: int) -> set[int]:
+        """Have pieces decoded, and repaired where need be; slots that are written."""
         self.pieces += len(pieces)
-        pending = self._add(pieces, self.kind)
-        posted, begun = self.clock(), False
         there: set[int] = set()
+        outcomes = self._outcomes(pieces, self.kind, there, slots)
+        again = self.planning.repair(index, outcomes)
+        if again is not None:
+            piece, reason = again
+            self.fallbacks.append(reason)
+            self.pieces += 1
+            there -= {one.slot for one in piece.wanted}
+            self._outcomes([piece], CPU, there, slots)
+        return there
+
+    def _outcomes(
+        self, pieces: Sequence[Piece], kind: str, there: set[int], slots: int
+    ) -> list[tuple[Piece, PieceResult]]:
+        pending = self._add(pieces, kind)
+        outcomes = []
+        posted, waited = self.clock(), 0.0
         while pending:
             event = self._next()
             task, piece = event.task, pending.pop(event.task.number)
-            if not begun:
-                self.seconds["wait"] += max(0.0, task.started - posted)
-                begun = True
-            message = event.message
-            if isinstance(message, messages.Done):
-                result = message.result
-                there.difference_update(one.slot for one in piece.wanted)
-                there.update({one.slot for one in piece.wanted} & set(result.found))
+            if not waited:  # until a decoder began with the first of them; the others wait for the first, if at all
+                waited = max(task.started - posted, 1e-9)
+                self.seconds["wait"] += waited
+            if isinstance(event, Answer) and isinstance(event.message, messages.Done):
+                result = event.message.result
+                outcomes.append((replace(piece, threads=task.given), result))
+                there |= {one.slot for one in piece.wanted} & set(result.found)
                 self.decoded += result.decoded
                 self.seconds["decode"] += result.decode_seconds
                 self.seconds["convert"] += result.convert_seconds
-                again = self.planning.repair(index, piece, result)
-                if again is not None:
-                    self.fallbacks.append(again[1])
-                    pending |= self._add([again[0]], task.kind)
-                elif self.progress is not None:
+                if self.progress is not None:
                     self.progress(len(there), slots)
             else:
                 pending |= self._failed(event, piece)
-        return there
+        return outcomes
 
     def _failed(self, event: Answer | Lost, piece: Piece) -> dict[int, Piece]:
         """See to a piece that came to nothing; what is to be waited for in its place."""
-        failure = event.failure if isinstance(event, Lost) else event.message.failure
+        failure = event.failure if isinstance(event, Lost) else getattr(event.message, "failure", Failure.INTERNAL)
         task = event.task
         if failure is None:
             self.fallbacks.append(Fallback.DECODER_DIED.value)
@@ -252,9 +261,6 @@ class Load:
         return self.deadline - self.clock()
 
 
-STAGES = ("index", "wait", "decode", "convert", "assemble")
-
-
 def _sending(piece: Piece) -> Callable[[int, int], tuple[Any, tuple[int, ...]]]:
     def message(number: int, threads: int) -> tuple[Any, tuple[int, ...]]:
         return messages.Decode(number, msgspec.Raw(messages.piece_out(replace(piece, threads=threads)))), ()
@@ -285,7 +291,7 @@ def _check_sound(index: VideoIndex, nbytes: int) -> None:
     packets = index.packets
     ends = packets["offset"] + packets["nbytes"]
     inside = len(packets) == 0 or (
-        packets["offset"].min() >= 0 and packets["nbytes"].min() >= 0 and 0 <= ends.min() and ends.max() <= nbytes
+        packets["offset"].min() >= 0 and packets["nbytes"].min() >= 0 and ends.min() >= 0 and ends.max() <= nbytes
     )
     if not inside or index.width <= 0 or index.height <= 0 or min(index.time_base) <= 0 or index.rotation % 90:
         raise ValueError("index")

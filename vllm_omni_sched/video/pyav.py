@@ -80,16 +80,16 @@ class PyAvDecoder(Decoder):
             self._converter.close()
             self._converter = None
 
-    def _packet(self, number: int) -> av.Packet:
+    def _packet(self, number: int) -> av.Packet[Any]:
         assert self._index is not None
         pts, dts, offset, nbytes, _ = self._index.packets[number].item()
         packet = av.Packet(nbytes)  # with the room behind it that decoders read into
-        packet.update(self._packets[offset : offset + nbytes])
+        packet.update(self._packets[offset : offset + nbytes])  # type: ignore[arg-type] # any buffer will do
         packet.pts = None if pts == NO_TIME else pts
         packet.dts = None if dts == NO_TIME else dts
         for changed_at, extradata in self._index.extradata_changes:
             if changed_at == number:
-                data = PacketSideData(_NEW_EXTRADATA, len(extradata))
+                data = PacketSideData(_NEW_EXTRADATA, len(extradata))  # type: ignore[call-arg] # missing in PyAV's hints
                 memoryview(data)[:] = extradata
                 packet.set_sidedata(data)
         return packet
@@ -147,7 +147,7 @@ class _Run:
         """All wanted frames are there."""
         return not self._wanted
 
-    def take(self, context: VideoCodecContext, packet: av.Packet | None, complaints: list[Any]) -> None:
+    def take(self, context: VideoCodecContext, packet: av.Packet[Any] | None, complaints: list[Any]) -> None:
         """Decode a packet, or None for what the decoder still holds back; keep the frames that are wanted."""
         matters = packet is None or packet.pts is None or packet.pts >= self._from_pts
         frames: list[av.VideoFrame] = []

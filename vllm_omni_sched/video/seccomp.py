@@ -117,9 +117,7 @@ class Profile(str, Enum):
     """How much a process needs."""
 
     CPU = "cpu"  # memory, and reading files
-    DEVICE = (
-        "device"  # a GPU's driver: it writes to device files, and talks to its daemons
-    )
+    DEVICE = "device"  # a GPU's driver: it writes to device files, and talks to its daemons
 
 
 _DEVICE_NEEDS = {"socketpair", "connect", "bind", "process_vm_readv", "mknod", "mknodat", "mkdir", "mkdirat", "chmod"}

@@ -66,9 +66,7 @@ class FlashCodec:
             self.options.nice,
             read_index,
         )
-        self._dispatcher = Dispatcher(
-            self._kinds, settings, Share(), clock, self._observer, bell, self._frames.reclaim
-        )
+        self._dispatcher = Dispatcher(self._kinds, settings, Share(), clock, self._observer, bell, self._frames.reclaim)
         _ALIVE.add(self)
 
     def start(self) -> None:

@@ -35,8 +35,8 @@ class Worker:
     Args:
         channel: to the owner.
         decoder: that it has.
-        read_index: makes an index of a file's descriptor under limits: the index, and the packets' bytes where they
-            are not the file's.
+        read_index: of a file's descriptor, under limits: makes an index, and the descriptor of a new memory file with
+            the packets where they are not in the file.
         frames: memory of all frames, mapped.
     """
 
@@ -91,8 +91,8 @@ class Worker:
     def _index(self, message: messages.Index, fd: int, out: list[int]) -> messages.Indexed:
         began = monotonic_seconds()
         index, packets = self._read_index(fd, message.limits)
-        if not index.in_file:
-            out.append(wire.memory_file("omni-sched-packets", packets))
+        if packets is not None:
+            out.append(packets)
         return messages.Indexed(message.task, msgspec.Raw(messages.index_out(index)), monotonic_seconds() - began)
 
     def _open(self, message: messages.Open, fds: Sequence[int]) -> str:

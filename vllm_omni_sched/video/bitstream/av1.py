@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from vllm_omni_sched.video.bitstream.base import PacketFacts
+from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
 from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
@@ -19,30 +19,30 @@ class Av1Reader:
     """
 
     def __init__(self, extradata: bytes) -> None:
-        self._sequence = b""
+        self._sets = ParameterSets()
         self._still = False
         for kind, content in obus(extradata[4:]):  # behind the head of av1C
             if kind == _SEQUENCE_HEADER:
-                self._learn(content)
+                self._sequence_header(content, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
-        start = changed = False
+        self._sets.begin_packet()
+        start = False
         frames = shown = 0
         for kind, content in obus(data):
             if kind == _SEQUENCE_HEADER:
-                changed |= bool(self._sequence) and content != self._sequence
-                self._learn(content)
+                self._sequence_header(content, self._sets.in_packet)
             elif kind in (_FRAME, _FRAME_HEADER):
                 is_key, is_shown = self._header(content)
-                start |= frames == 0 and is_key and is_shown
+                start |= frames == 0 and is_key and is_shown and self._sets.complete
                 frames += 1
                 shown += is_shown
-        return PacketFacts(start=start, irregular=changed or shown != 1)
+        return PacketFacts(start=start, irregular=shown != 1)
 
-    def _learn(self, content: bytes) -> None:
-        self._sequence = content
+    def _sequence_header(self, content: bytes, note: Callable[[int, int, bytes], None]) -> None:
         self._still = bool(Bits(content[:1]).read(5) & 1)  # profile, still picture, reduced header
+        note(_SEQUENCE_HEADER, 0, content)
 
     def _header(self, content: bytes) -> tuple[bool, bool]:
         """Whether it is a key frame, whether it is shown."""

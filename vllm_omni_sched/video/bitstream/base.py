@@ -12,7 +12,7 @@ class PacketFacts(NamedTuple):
         start: decoding may begin here, see `PacketFlag.START`.
         droppable: no frame of the same or a lower layer needs its frame.
         layer: temporal layer; only what is droppable in the highest one is needed by nobody.
-        irregular: it does not hold exactly one frame, or changes the stream's parameters.
+        irregular: it does not hold exactly one frame.
     """
 
     start: bool = False
@@ -33,23 +33,37 @@ class PacketReader(Protocol):
 
 
 class ParameterSets:
-    """Tells when a stream's parameters change: a decoder that begins in the middle would not know of it."""
+    """Whether a decoder that begins at a packet knows the stream's parameters as they are there.
+
+    It knows those of the container. Those that came in packets, and are not the container's, it knows only when the
+    packet at which it begins carries them again.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], bytes] = {}
+        self._of_container: dict[tuple[int, int], bytes] = {}
+        self._in_packets: set[tuple[int, int]] = set()
+        self._here: set[tuple[int, int]] = set()
 
-    def changed_by(self, kind: int, number: int, content: bytes, *, first: bool) -> bool:
-        """Whether this parameter set is another than the one with its number before.
+    def of_container(self, kind: int, number: int, content: bytes) -> None:
+        """Note a parameter set of the container: of what kind, its number within that, all its bytes."""
+        self._of_container[kind, number] = content.rstrip(b"\0")  # zeros behind a NAL unit are not of it
 
-        Args:
-            kind: of parameter set.
-            number: its own within its kind.
-            content: all its bytes.
-            first: it comes before all frames, so that no frame can have used another.
-        """
-        content = content.rstrip(b"\0")  # zeros after a NAL unit belong to the byte stream
-        known = self._known.get((kind, number))
-        if known is None or first:
-            self._known[kind, number] = content
-            return not first
-        return known != content
+    def begin_packet(self) -> None:
+        """What is noted from here on is in the next packet."""
+        self._here = set()
+
+    def in_packet(self, kind: int, number: int, content: bytes) -> None:
+        """Note a parameter set of a packet."""
+        self._here.add((kind, number))
+        if self._of_container.get((kind, number)) != content.rstrip(b"\0"):
+            self._in_packets.add((kind, number))
+
+    @property
+    def complete(self) -> bool:
+        """Decoding may begin at this packet, as far as parameters go."""
+        return self._in_packets <= self._here
+
+    @property
+    def needed_later(self) -> bool:
+        """The packet carries parameters that those after it may need."""
+        return bool(self._in_packets & self._here)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
 from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, unescaped
 
@@ -24,29 +26,29 @@ class H264Reader:
         self._fields: dict[int, int] = {}  # sps: bits of frame_num where pictures may be fields
         self._sps_of: dict[int, int] = {}  # pps: sps
         self._separate_planes: set[int] = set()
-        self._any_frame = False
         if extradata[:1] == b"\1":
             self._length_bytes = (extradata[4] & 3) + 1 if len(extradata) > 4 else 4
             for nal in _of_avcc(extradata):
-                self._parameters(nal)
+                self._parameters(nal, self._sets.of_container)
         else:
             for nal in nals(extradata, 0):
-                self._parameters(nal)
+                self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
-        exact_recovery = changed = False
+        exact_recovery = False
+        self._sets.begin_packet()
         for nal in nals(data, self._length_bytes):
             kind = nal[0] & 31
             if kind in (_SLICE, _PARTITION_A, _IDR):
-                self._any_frame = True
-                start = kind == _IDR or (exact_recovery and self._all_intra(data))
                 alone = self._is_lone_field(data)
-                return PacketFacts(start and not alone, not nal[0] & 0x60 and not alone, 0, changed or alone)
+                start = kind == _IDR or (exact_recovery and self._all_intra(data))
+                droppable = not nal[0] & 0x60 and not self._sets.needed_later
+                return PacketFacts(start and self._sets.complete and not alone, droppable, irregular=alone)
             if kind == _SEI:
                 exact_recovery |= _is_exact_recovery_point(unescaped(nal, 512)[1:])
             elif kind in (_SPS, _PPS):
-                changed |= self._parameters(nal)
+                self._parameters(nal, self._sets.in_packet)
         return PacketFacts(irregular=True)  # no picture in it
 
     def _all_intra(self, data: bytes) -> bool:
@@ -78,18 +80,15 @@ class H264Reader:
                 parities.add(bits.flag())
         return len(parities) == 1
 
-    def _parameters(self, nal: bytes) -> bool:
-        """Learn a parameter set; whether it changes one."""
+    def _parameters(self, nal: bytes, note: Callable[[int, int, bytes], None]) -> None:
         kind = nal[0] & 31
         if kind == _SPS:
-            number = self._read_sps(unescaped(nal, 1 << 12)[1:])
+            note(kind, self._read_sps(unescaped(nal, 1 << 12)[1:]), nal)
         elif kind == _PPS:
             bits = Bits(unescaped(nal)[1:])
             number = bits.ue()
             self._sps_of[number] = bits.ue()
-        else:
-            return False
-        return self._sets.changed_by(kind, number, nal, first=not self._any_frame)
+            note(kind, number, nal)
 
     def _read_sps(self, data: bytes) -> int:
         bits = Bits(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
 from vllm_omni_sched.video.bitstream.bits import Bits, nals, unescaped
 
@@ -20,40 +22,36 @@ class HevcReader:
     def __init__(self, extradata: bytes) -> None:
         self._length_bytes = 0
         self._sets = ParameterSets()
-        self._any_frame = False
         if len(extradata) > 22 and extradata[:3] not in (b"\0\0\0", b"\0\0\1"):
             self._length_bytes = (extradata[21] & 3) + 1
             for nal in _of_hvcc(extradata):
-                self._parameters(nal)
+                self._parameters(nal, self._sets.of_container)
         else:
             for nal in nals(extradata, 0):
-                self._parameters(nal)
+                self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
-        changed = False
+        self._sets.begin_packet()
         for nal in nals(data, self._length_bytes):
             if len(nal) < 3 or nal[0] & 1 or nal[1] & 0xF8:  # another layer's, as in multi-view video
                 continue
             kind = nal[0] >> 1
             if kind < _FIRST_NON_VCL:
-                self._any_frame = True
-                droppable = kind <= _LAST_SUB_LAYER_NON_REFERENCE and kind % 2 == 0
-                return PacketFacts(_FIRST_IRAP <= kind <= _LAST_IRAP, droppable, (nal[1] & 7) - 1, changed)
-            changed |= self._parameters(nal)
+                start = _FIRST_IRAP <= kind <= _LAST_IRAP and self._sets.complete
+                droppable = kind <= _LAST_SUB_LAYER_NON_REFERENCE and kind % 2 == 0 and not self._sets.needed_later
+                return PacketFacts(start, droppable, (nal[1] & 7) - 1)
+            self._parameters(nal, self._sets.in_packet)
         return PacketFacts(irregular=True)
 
-    def _parameters(self, nal: bytes) -> bool:
+    def _parameters(self, nal: bytes, note: Callable[[int, int, bytes], None]) -> None:
         kind = nal[0] >> 1
         if kind == _VPS:
-            number = nal[2] >> 4
+            note(kind, nal[2] >> 4, nal)
         elif kind == _SPS:
-            number = 0  # behind a long profile; two that alternate are not worth telling apart
+            note(kind, 0, nal)  # its number is behind a long profile; two in turn only cost starts
         elif kind == _PPS:
-            number = Bits(unescaped(nal)[2:]).ue()
-        else:
-            return False
-        return self._sets.changed_by(kind, number, nal, first=not self._any_frame)
+            note(kind, Bits(unescaped(nal)[2:]).ue(), nal)
 
 
 def _of_hvcc(extradata: bytes) -> list[bytes]:

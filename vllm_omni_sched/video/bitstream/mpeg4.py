@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
 
 _VOP = b"\0\0\1\xb6"
@@ -15,23 +17,21 @@ class Mpeg4Reader:
 
     def __init__(self, extradata: bytes) -> None:
         self._sets = ParameterSets()
-        self._any_frame = False
-        self._parameters(extradata)
+        self._parameters(extradata, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
         at = data.find(_VOP)
         if at < 0 or at + 4 >= len(data):
             return PacketFacts(irregular=True)
-        changed = self._parameters(data[:at])
-        self._any_frame = True
+        self._sets.begin_packet()
+        self._parameters(data[:at], self._sets.in_packet)
         kind = data[at + 4] >> 6
-        irregular = changed or len(data) - at <= _SHORT_BYTES or data.find(_VOP, at + 4) >= 0
-        return PacketFacts(kind == _I, kind == _B, 0, irregular)
+        irregular = len(data) - at <= _SHORT_BYTES or data.find(_VOP, at + 4) >= 0
+        return PacketFacts(kind == _I and self._sets.complete, kind == _B, 0, irregular)
 
-    def _parameters(self, headers: bytes) -> bool:
-        """Learn the video object layer's header; whether it changes."""
+    def _parameters(self, headers: bytes, note: Callable[[int, int, bytes], None]) -> None:
+        """Note the video object layer's header."""
         for part in headers.split(b"\0\0\1")[1:]:
             if part and 0x20 <= part[0] <= 0x2F:
-                return self._sets.changed_by(0, part[0], part, first=not self._any_frame)
-        return False
+                note(0, part[0], part)

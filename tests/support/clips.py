@@ -1,0 +1,226 @@
+"""Small videos of all kinds, made by PyAV's encoders, each once per session of tests."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import av
+import numpy as np
+
+SIZE = (160, 120)
+
+
+def scene(n: int, width: int, height: int) -> np.ndarray:
+    """Frame ``n`` of a moving scene: uint8 (height, width, 3). No two frames are equal."""
+    y, x = np.mgrid[0:height, 0:width]
+    image = np.stack([x * 3 + n * 5, y * 4 - n * 3, (x + y) * 2 + n], axis=-1) % 256
+    at = 10 + (n * 7) % max(width - 40, 1), 8 + (n * 5) % max(height - 30, 1)
+    image[at[1] : at[1] + 20, at[0] : at[0] + 24] = (255 - n * 3 % 256, 40 + n % 200, 90)
+    return image.astype(np.uint8)
+
+
+def encode(
+    encoder: str = "libx264",
+    container: str = "mp4",
+    *,
+    frames: int = 60,
+    size: tuple[int, int] = SIZE,
+    pixel_format: str = "yuv420p",
+    times: Iterable[int] | None = None,
+    rate: int = 30,
+    rotation: int = 0,
+    audio: bool = False,
+    options: dict[str, str] | None = None,
+    **stream_attributes: Any,
+) -> bytes:
+    """A video file.
+
+    Args:
+        times: when frames are shown, in units of 1/1000 s; evenly by default.
+        rotation: degrees clockwise by which players turn it.
+        audio: with a track of silence beside it.
+        options: of the encoder.
+        stream_attributes: set on the stream's codec context.
+    """
+    out = io.BytesIO()
+    with av.open(out, "w", format=container) as file:
+        stream = file.add_stream(encoder, rate=rate)
+        stream.width, stream.height = size
+        stream.pix_fmt = pixel_format
+        stream.options = {"threads": "1", **(options or {})}
+        stream.codec_context.thread_count = 1
+        if times is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for name, value in stream_attributes.items():
+            setattr(stream.codec_context, name, value)
+        if rotation:
+            stream.set_display_rotation(-rotation)
+        sound = file.add_stream("aac", rate=48000) if audio else None
+        when = iter(times) if times is not None else itertools.count()
+        for n in range(frames):
+            frame = av.VideoFrame.from_ndarray(scene(n, *size), format="rgb24").reformat(format=pixel_format)
+            frame.pts = next(when)
+            frame.time_base = stream.codec_context.time_base if times is not None else Fraction(1, rate)
+            file.mux(stream.encode(frame))
+            if sound is not None:
+                file.mux(sound.encode(_silence(n, rate)))
+        for each in (stream, sound):
+            if each is not None:
+                file.mux(each.encode(None))
+    return out.getvalue()
+
+
+def _silence(n: int, rate: int) -> av.AudioFrame:
+    samples = 48000 // rate
+    frame = av.AudioFrame.from_ndarray(np.zeros((2, samples), np.float32), format="fltp", layout="stereo")
+    frame.sample_rate, frame.pts, frame.time_base = 48000, n * samples, Fraction(1, 48000)
+    return frame
+
+
+def audio_only() -> bytes:
+    """An MP4 with a second of silence."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as file:
+        sound = file.add_stream("aac", rate=48000)
+        for n in range(30):
+            file.mux(sound.encode(_silence(n, 30)))
+        file.mux(sound.encode(None))
+    return out.getvalue()
+
+
+def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = None) -> bytes:
+    """The same packets in another container.
+
+    Args:
+        skip: frames at the beginning that an edit list hides, as after ``ffmpeg -ss ... -c copy``.
+        keep: of the packets, only these, by file order.
+    """
+    out = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(out, "w", format=container) as file:
+        stream = source.streams.video[0]
+        copy = file.add_stream_from_template(stream)
+        step = int(1 / (stream.average_rate * stream.time_base))
+        for n, packet in enumerate(source.demux(stream)):
+            if packet.size and (keep is None or n in keep):
+                packet.stream = copy
+                packet.pts -= skip * step
+                packet.dts -= skip * step
+                file.mux(packet)
+    return out.getvalue()
+
+
+def damaged(data: bytes, *, at: float = 0.5, nbytes: int = 40, seed: int = 0) -> bytes:
+    """With some bytes overwritten, ``at`` a part of its length."""
+    begin = int(len(data) * at)
+    noise = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
+    return data[:begin] + noise + data[begin + nbytes :]
+
+
+def zero_frames() -> bytes:
+    """An MP4 whose video track has not one sample."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4", options={"movflags": "empty_moov"}) as file:
+        stream = file.add_stream("libx264", rate=30)
+        stream.width, stream.height = SIZE
+        stream.pix_fmt = "yuv420p"
+        file.start_encoding()
+    return out.getvalue()
+
+
+def _x264(text: str = "", gop: int = 12, **more: Any) -> dict[str, Any]:
+    parameters = f"keyint={gop}:min-keyint={gop}:scenecut=0:threads=1{text}"
+    return {"options": {"preset": "medium", "x264-params": parameters}, **more}
+
+
+def _x265(text: str = "", gop: int = 12, **more: Any) -> dict[str, Any]:
+    parameters = f"keyint={gop}:min-keyint={gop}:scenecut=0:pools=1:frame-threads=1:log-level=none{text}"
+    return {"encoder": "libx265", "options": {"preset": "veryfast", "x265-params": parameters}, **more}
+
+
+_SPECS: dict[str, dict[str, Any]] = {
+    "h264": _x264(":open-gop=0"),
+    "h264_open_gop": _x264(":open-gop=1:bframes=3:b-pyramid=normal"),
+    "h264_pyramid": _x264(":bframes=7:b-pyramid=strict:b-adapt=0"),
+    "h264_no_b": _x264(":bframes=0"),
+    "h264_one_gop": _x264(gop=999),
+    "h264_intra_refresh": _x264(":intra-refresh=1"),
+    "h264_slices": _x264(":slices=4"),
+    "h264_interlaced": _x264(":interlaced=1"),
+    "h264_odd": _x264(size=(147, 83), pixel_format="yuv444p"),
+    "h264_crop": _x264(size=(150, 90)),
+    "h264_10_bit": _x264(pixel_format="yuv420p10le"),
+    "h264_422": _x264(pixel_format="yuv422p"),
+    "h264_full_range": _x264(pixel_format="yuvj420p"),
+    "h264_vfr": _x264(times=np.cumsum([0, *([20, 35, 90, 33] * 15)])[:60].tolist()),
+    "h264_rotated": _x264(rotation=90),
+    "h264_upside_down": _x264(rotation=180),
+    "h264_rotated_left": _x264(rotation=270),
+    "h264_audio": _x264(audio=True),
+    "h264_mkv": _x264(container="matroska"),
+    "h264_ts": _x264(container="mpegts", gop=20),
+    "h264_flv": _x264(container="flv"),
+    "h264_avi": _x264(container="avi"),
+    "h264_raw": _x264(container="h264"),
+    "hevc": _x265(":open-gop=0"),
+    "hevc_open_gop": _x265(":open-gop=1:bframes=4"),
+    "hevc_10_bit": _x265(pixel_format="yuv420p10le"),
+    "hevc_layers": _x265(":temporal-layers=1:bframes=3"),
+    "hevc_ts": _x265(container="mpegts"),
+    "av1": {"encoder": "libsvtav1", "frames": 40, "options": {"preset": "12", "g": "10", "svtav1-params": "lp=1"}},
+    "av1_mkv": {"encoder": "libsvtav1", "container": "matroska", "frames": 40, "options": {"preset": "12", "g": "16"}},
+    "vp9": {"encoder": "libvpx-vp9", "container": "webm", "options": {"deadline": "realtime", "cpu-used": "8", "g": "12"}},
+    "vp9_hidden": {
+        "encoder": "libvpx-vp9", "container": "webm",
+        "options": {"deadline": "good", "cpu-used": "5", "g": "20", "auto-alt-ref": "1", "lag-in-frames": "16"},
+    },
+    "vp8": {"encoder": "libvpx", "container": "webm", "options": {"deadline": "realtime", "cpu-used": "8", "g": "12"}},
+    "mpeg4": {"encoder": "mpeg4", "options": {"g": "12", "bf": "2"}},
+    "mpeg4_avi": {"encoder": "mpeg4", "container": "avi", "options": {"g": "12"}},
+    "mpeg4_b_avi": {"encoder": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2"}},
+    "mpeg2": {"encoder": "mpeg2video", "container": "mpeg", "options": {"g": "12", "bf": "2"}},
+    "mjpeg": {"encoder": "mjpeg", "container": "avi", "pixel_format": "yuvj420p"},
+    "one_frame": _x264(frames=1),
+}  # fmt: skip
+
+_DERIVED = {
+    "h264_trimmed": lambda: remux(clip("h264"), "mp4", skip=17),
+    "h264_open_gop_trimmed": lambda: remux(clip("h264_open_gop"), "mp4", skip=17),
+    "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 60)),
+    "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 60)),
+    "mpeg4_mkv": lambda: remux(clip("mpeg4"), "matroska"),
+    "vp9_mp4": lambda: remux(clip("vp9"), "mp4"),
+}
+
+BROKEN = {
+    "h264_truncated": lambda: clip("h264_ts")[: len(clip("h264_ts")) * 2 // 3],
+    "h264_mkv_truncated": lambda: clip("h264_mkv")[: len(clip("h264_mkv")) * 2 // 3],
+    **{
+        f"{name}_damaged_{n}": (lambda name=name, n=n: damaged(clip(name), at=0.2 + 0.17 * n, seed=n))
+        for name in ("h264", "h264_open_gop", "hevc_open_gop", "h264_ts", "mpeg4", "vp9", "av1", "hevc_ts")
+        for n in range(4)
+    },
+}
+"""Damaged ones, from which some frames can be had."""
+
+SOUND = (*_SPECS, *_DERIVED)
+
+
+@functools.cache
+def clip(name: str) -> bytes:
+    """A video by its name, one of `SOUND` or `BROKEN`."""
+    if name in _SPECS:
+        return encode(**_SPECS[name])
+    return (_DERIVED.get(name) or BROKEN[name])()
+
+
+PLAYLISTS = {
+    "hls": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n/etc/hostname\n#EXT-X-ENDLIST\n",
+    "concat": b"ffconcat version 1.0\nfile '/etc/hostname'\n",
+    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+}
+"""Files that name others, for whoever reads them as videos to open."""

@@ -1,0 +1,38 @@
+"""What a load asks of plan and repair. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_omni_sched.video import plan as plans
+from vllm_omni_sched.video import repair as repairs
+from vllm_omni_sched.video.facts import Order, Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.index import shown_pts
+
+MOST_THREADS = 16
+
+
+class GroupPlanning:
+    """Plans by groups of pictures, as `vllm_omni_sched.video.plan` says."""
+
+    def plan(self, index: VideoIndex, wanted: Sequence[int], decoders: int) -> tuple[Sequence[Piece], Sequence[str]]:
+        """See `vllm_omni_sched.video.load.Planning`."""
+        pieces = plans.plan(index, wanted, decoders).pieces
+        reasons = [index.why_sequence.value] if index.why_sequence is not None else []
+        # any of them may be all that is left to do
+        return [replace(piece, threads=MOST_THREADS) for piece in pieces], reasons
+
+    def repair(self, index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]]) -> tuple[Piece, str] | None:
+        """See `vllm_omni_sched.video.load.Planning`."""
+        repair = repairs.repair(index, outcomes)
+        return (repair.piece, repair.reason.value) if repair is not None else None
+
+    def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
+        """See `vllm_omni_sched.video.load.Planning`."""
+        if index.order is Order.SEQUENCE:
+            rate = index.fps or 1.0
+            return [frame / rate for frame in frames]
+        pts = shown_pts(index)
+        numerator, denominator = index.time_base
+        return [(int(pts[frame]) - int(pts[0])) * numerator / denominator for frame in frames]
