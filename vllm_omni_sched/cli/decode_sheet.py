@@ -81,7 +81,7 @@ def _header(draw: ImageDraw.ImageDraw, width: int, name: str, decoded: Decoded, 
     count = len(decoded.indices)
     parts = [
         index.codec,
-        f"{index.width}×{index.height}",
+        f"{index.width}x{index.height}",  # the font has no ×
         clock_time(index.duration_seconds) if index.duration_seconds else "",
         f"{count:,} of {shown_frames(index):,} frames",
         f"{shown} shown" if shown < count else "",
