@@ -24,7 +24,7 @@ _PROBLEM, _USAGE = 1, 2
 
 
 def decode(
-    file: Annotated[Path, typer.Argument(help="A video.", metavar="FILE", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A video.", show_default=False)],
     frames: Annotated[
         int | None,
         typer.Option(min=1, help=f"So many frames, evenly spaced; {_FRAMES} if nothing is said.", show_default=False),
