@@ -34,7 +34,7 @@ def run(*arguments: Any) -> tuple[int, str, str]:
 
 
 def index_of(**changes: Any) -> VideoIndex:
-    return indexed(video(options="bf=2"), **changes)[0]
+    return indexed(video(options="bf=2 sc_threshold=0"), **changes)[0]
 
 
 def result(index: VideoIndex, numbers: Sequence[int], **report: Any) -> Decoded:

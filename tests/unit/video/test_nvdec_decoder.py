@@ -117,6 +117,7 @@ def test_what_a_cpu_would_decode_otherwise_is_refused() -> None:
     assert refused(module, data, codec="mpeg4") is Refusal.CODEC
     assert refused(module, data, pixel_format="yuv420p10le") is Refusal.FORMAT
     assert refused(module, data, width=63) is Refusal.FORMAT
+    assert refused(module, data, extradata_changes=((16, b""),)) is Refusal.CHANGES
     assert refused(module, video(options=f"{BFRAMES} x264-params=tff=1:log-level=none")) is Refusal.INTERLACED
     assert refused(module, data, extradata=b"\x01\x64\x00\x1f\xff\xe1\x00\x40") is Refusal.FAILED
     assert module.created == 0

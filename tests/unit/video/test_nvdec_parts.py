@@ -15,7 +15,7 @@ from tests.support.nvcodec import NvCodec, indexed, plain, video
 from vllm_omni_sched.video.nvdec.bits import Bits, unescaped
 from vllm_omni_sched.video.nvdec.bitstream import framing
 from vllm_omni_sched.video.nvdec.colour import nv12_to_rgb
-from vllm_omni_sched.video.nvdec.engines import Engine, engines, table
+from vllm_omni_sched.video.nvdec.engines import Engine, engines, here, table
 from vllm_omni_sched.video.nvdec.library import Library, NvdecError
 from vllm_omni_sched.video.nvdec.limits import Refusal
 
@@ -100,6 +100,12 @@ def test_the_table_holds_what_each_gpu_says() -> None:
     assert engines(found, at_most=2) == [Engine(0, 0), Engine(1, 0), Engine(0, 1), Engine(1, 1)]
     assert len(engines(found)) == 6
     assert table(Library(NvCodec(supported=0)), [0]) == {0: {}}
+
+
+def test_engines_are_found_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert here(1, lambda: Library(NvCodec()), range(3)) == [Engine(0, 0), Engine(1, 0)]
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
+    assert here() == []
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from vllm_omni_sched.video.nvdec.library import Library, NvdecError
 from vllm_omni_sched.video.nvdec.limits import EXACT, FORMATS, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 class Engine(NamedTuple):
@@ -45,3 +45,25 @@ def engines(found: dict[int, dict[str, Limits]], at_most: int | None = None) -> 
         counts = {gpu: min(count, at_most) for gpu, count in counts.items()}
     ordered = ((number, gpu) for gpu, count in counts.items() for number in range(count))
     return [Engine(gpu, number) for number, gpu in sorted(ordered)]
+
+
+def here(
+    at_most: int | None = None, library: Callable[[], Library] = Library, gpus: Iterable[int] | None = None
+) -> list[Engine]:
+    """The engines of this machine, as `engines` orders them; none where NVDEC cannot be used.
+
+    Asking loads the driver: where this process is not to have memory on each GPU, ask in another one.
+
+    Args:
+        at_most: engines to use of one GPU; None for all.
+        library, gpus: in place of PyNvVideoCodec and of all GPUs that CUDA shows.
+    """
+    try:
+        found = library()
+        if gpus is None:
+            import torch
+
+            gpus = range(torch.cuda.device_count())
+    except (NvdecError, ImportError):
+        return []
+    return engines(table(found, gpus), at_most)

@@ -20,6 +20,7 @@ class Refusal(str, Enum):
     NO_DEVICE = "no_device"  # no such GPU
     CODEC = "codec"  # not one that this GPU decodes to the bit
     FORMAT = "format"  # of pixels: its conversion would not be the CPU's
+    CHANGES = "changes"  # its parameters change within the stream
     INTERLACED = "interlaced"  # the card would deinterlace
     SIZE = "size"  # too small or too large for this GPU
     BUSY = "busy"  # no memory left for another session
@@ -80,7 +81,7 @@ def out_of_reach(index: VideoIndex) -> Refusal | None:
         return Refusal.CODEC
     if index.pixel_format not in FORMATS or index.width % 2 or index.height % 2:
         return Refusal.FORMAT  # with an odd size swscale takes another way to RGB
-    return None
+    return Refusal.CHANGES if index.extradata_changes else None
 
 
 def beyond(index: VideoIndex, limits: Limits) -> Refusal | None:
