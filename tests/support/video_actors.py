@@ -1,0 +1,119 @@
+"""A decoder that does as its video says, to see what becomes of the others: no codec, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from vllm_omni_sched.errors import DecoderError, VideoInputError
+from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video.facts import PACKET, PacketFlag, Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.kinds import CPU, NO_DEVICE, Kind
+from vllm_omni_sched.video.limits import Limits
+from vllm_omni_sched.video.seccomp import Profile
+
+READ_INDEX = "tests.support.video_actors:read_index"
+GOP = 4
+WIDTH, HEIGHT = 8, 6
+
+
+def kind(number: int = 2, name: str = CPU, decoder: str = "ActingDecoder") -> Kind:
+    """So many acting decoders."""
+    return Kind(name, f"tests.support.video_actors:{decoder}", Profile.CPU, (NO_DEVICE,) * number)
+
+
+def video(frames: int = 24, *, index: str = "", padding: int = 0, **acts: list[int]) -> bytes:
+    """A video that has its index do something, and its decoders at some frames; see `ActingDecoder`."""
+    return json.dumps({"frames": frames, "index": index, "acts": acts, "padding": "x" * padding}).encode()
+
+
+def read_index(fd: int, limits: Limits) -> tuple[VideoIndex, None]:
+    """Of such a video."""
+    try:
+        script = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    except ValueError:
+        raise VideoInputError("no video that can be read") from None
+    act(script["index"])
+    packets = np.zeros(script["frames"], PACKET)
+    packets["pts"] = packets["dts"] = np.arange(len(packets))
+    packets["nbytes"] = 1
+    packets["flags"][::GOP] = PacketFlag.START
+    if script["index"] == "nonsense":
+        packets["offset"] = 1 << 40
+    said = json.dumps(script["acts"]).encode()
+    return VideoIndex("acting", said, WIDTH, HEIGHT, 0, "", (1, 10), 0, 10.0, 0.0, packets, True), None
+
+
+def act(what: str) -> None:
+    """Do something that a decoder should not."""
+    if what == "die":
+        os._exit(7)
+    elif what == "hang":
+        time.sleep(3600)
+    elif what == "wrong":
+        raise RuntimeError("something is wrong with this decoder")
+    elif what == "greedy":
+        bytearray(1 << 40)
+    elif what == "refuse":
+        raise DecoderError("cannot decode such a thing")
+
+
+def expected(frame: int) -> int:
+    """What each byte of a frame is."""
+    return frame % 251 + 1
+
+
+class ActingDecoder(Decoder):
+    """Writes `expected` frames; at frames that are listed it acts.
+
+    ``die``, ``hang``, ``wrong``, ``greedy``, ``refuse``: always; ``die_once``: when nobody died of it before;
+    ``absent``: the frame does not come out; ``slow``: takes 20 ms.
+    """
+
+    def __init__(self) -> None:
+        self._acts: dict[str, list[int]] = {}
+        self._frames: Any = None
+
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+        self._acts = json.loads(index.extradata)
+        self._frames = np.frombuffer(frames, np.uint8).reshape(-1, HEIGHT, WIDTH, 3)
+        if self._acts.get("refuse_open"):
+            raise DecoderError("cannot open such a thing")
+
+    def decode(self, piece: Piece) -> PieceResult:
+        found = []
+        for one in piece.wanted:
+            acts = [name for name, frames in self._acts.items() if one.frame in frames]
+            slot = self._frames[one.slot]
+            if "die_once" in acts and slot[0, 0, 0] != 255:
+                slot[:] = 255
+                act("die")
+            for name in acts:
+                act(name)
+            if "slow" in acts:
+                time.sleep(0.02)
+            if "absent" not in acts:
+                slot[:] = expected(one.frame)
+                found.append(one.slot)
+        return PieceResult(tuple(found), False, len(piece.feed), 0.0, 0.0, 0)
+
+    def close(self) -> None:
+        self._frames = None
+
+
+class RefusingDecoder(ActingDecoder):
+    """Cannot open anything."""
+
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+        raise DecoderError("cannot open this one")
+
+
+class AbsentDecoder(ActingDecoder):
+    """Its library is not there."""
+
+    def __init__(self) -> None:
+        raise ImportError("no such library")

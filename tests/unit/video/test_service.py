@@ -1,0 +1,136 @@
+"""Real videos through real decoder processes: the frames that a plain sequential decode gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av")
+
+from tests.support import clips
+from tests.support.decoding import plain
+from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.graph.order import BATCH, REALTIME
+from vllm_omni_sched.video.base import Decoded
+from vllm_omni_sched.video.facts import Order, VideoIndex
+from vllm_omni_sched.video.index import shown_frames
+from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.service import FlashCodec
+
+
+@pytest.fixture(scope="module")
+def codec() -> Iterator[FlashCodec]:
+    with FlashCodec(VideoOptions(decoders=2, nvdec=False)) as codec:
+        codec.start()
+        yield codec
+
+
+def all_of(index: VideoIndex) -> range:
+    return range(shown_frames(index))
+
+
+def some_of(index: VideoIndex) -> list[int]:
+    return np.linspace(0, shown_frames(index) - 1, 9, dtype=int).tolist()
+
+
+def check(decoded: Decoded, name: str) -> None:
+    sound = plain(name)
+    assert decoded.indices
+    for number, frame, seconds in zip(decoded.indices, decoded.frames, decoded.pts_seconds, strict=True):
+        pts, expected = sound[number]
+        assert np.array_equal(frame, expected), f"{name}: frame {number}"
+        if pts is not None and sound[0][0] is not None:
+            numerator, denominator = decoded.index.time_base
+            assert seconds == pytest.approx((pts - sound[0][0]) * numerator / denominator)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h264",
+        "h264_open_gop",
+        "h264_one_gop",
+        "h264_rotated",
+        "h264_vfr",
+        "h264_trimmed",
+        "h264_ts",
+        "hevc_open_gop",
+        "av1",
+        "vp9",
+        "mpeg4",
+    ],
+)
+def test_frames_are_those_of_a_plain_decode(codec: FlashCodec, name: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        everything = pool.submit(codec.load, clips.clip(name), all_of, sla=BATCH)
+        some = pool.submit(codec.load, memoryview(clips.clip(name)), some_of, sla=REALTIME)
+        check(everything.result(), name)
+        check(some.result(), name)
+    assert len(everything.result().indices) == len(plain(name))
+    assert len(some.result().indices) == 9
+
+
+@pytest.mark.parametrize("name", ["h264_damaged_0", "h264_damaged_2", "hevc_open_gop_damaged_1", "h264_truncated"])
+def test_damaged_ones_too(codec: FlashCodec, name: str) -> None:
+    """Those frames that a plain decoder finds, as it shows them."""
+    sound = {pts: frame for pts, frame in plain(name)}
+    decoded = codec.load(clips.clip(name), all_of)
+    numerator, denominator = decoded.index.time_base
+    first = min(pts for pts in decoded.index.packets["pts"].tolist())
+    assert len(decoded.indices) >= len(sound) / 2
+    for number, frame, seconds in zip(decoded.indices, decoded.frames, decoded.pts_seconds, strict=True):
+        if decoded.index.order is Order.SEQUENCE:
+            assert np.array_equal(frame, plain(name)[number][1])
+        else:
+            assert np.array_equal(frame, sound[first + round(seconds * denominator / numerator)])
+    assert decoded.report.used == len(decoded.indices)
+
+
+def test_a_single_group_of_pictures_gets_all_decoders(codec: FlashCodec) -> None:
+    decoded = codec.load(clips.clip("h264_one_gop"), all_of)
+    assert decoded.report.pieces == 1
+    check(decoded, "h264_one_gop")
+
+
+@pytest.mark.parametrize("name", list(clips.PLAYLISTS))
+def test_a_video_cannot_open_files(codec: FlashCodec, name: str) -> None:
+    with pytest.raises(VideoInputError):
+        codec.load(clips.PLAYLISTS[name], all_of)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\0" * 4096, clips.clip("h264")[:500]])
+def test_what_is_no_video(codec: FlashCodec, data: bytes) -> None:
+    with pytest.raises(VideoInputError):
+        codec.load(data, all_of)
+
+
+def test_only_sound(codec: FlashCodec) -> None:
+    with pytest.raises(VideoInputError, match="no video stream"):
+        codec.load(clips.audio_only(), all_of)
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"), [("max_pixels", 8959), ("max_frames", 47), ("max_duration_seconds", 1.5)]
+)
+def test_limits(option: str, allowed: float) -> None:
+    options = VideoOptions.model_validate({"decoders": 1, "nvdec": False, option: allowed})
+    with FlashCodec(options) as codec, pytest.raises(VideoLimitError, match=option):
+        codec.load(clips.clip("h264"), all_of)
+
+
+def test_importing_it_loads_neither_av_nor_torch_nor_vllm() -> None:
+    """Decoding happens elsewhere; and a decoder is small."""
+    ask = (
+        "import sys; import vllm_omni_sched.video.service; print({'av', 'torch', 'vllm'} & set(sys.modules));"
+        "import vllm_omni_sched.video.worker, vllm_omni_sched.video.pyav, vllm_omni_sched.video.demux;"
+        "print({'torch', 'vllm', 'cv2'} & set(sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=environment, timeout=60)
+    assert run.stdout.split("\n") == ["set()", "set()", ""]

@@ -1,0 +1,308 @@
+"""What becomes of a load when its decoders fail, and of the loads beside it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support import video_actors as actors
+from vllm_omni_sched.errors import (
+    DecoderError,
+    VideoDeadlineError,
+    VideoError,
+    VideoInputError,
+    VideoLimitError,
+)
+from vllm_omni_sched.video.base import Decoded, Report
+from vllm_omni_sched.video.facts import VideoIndex
+from vllm_omni_sched.video.kinds import Kind
+from vllm_omni_sched.video.load import Fallback
+from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.repair import RepairReason
+from vllm_omni_sched.video.service import FlashCodec
+
+
+class Watching:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.most_busy = 0
+        self.restarts = 0
+        self.reports: list[Report] = []
+        self.errors: list[VideoError] = []
+
+    def busy(self, decoders: int, of: int) -> None:
+        assert decoders <= of
+        self.most_busy = max(self.most_busy, decoders)
+
+    def loaded(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def failed(self, error: VideoError) -> None:
+        self.errors.append(error)
+
+    def restarted(self, kind: str) -> None:
+        self.restarts += 1
+
+
+def service(*kinds: Kind, observer: Watching | None = None, **options: object) -> FlashCodec:
+    return FlashCodec(
+        VideoOptions(**options),  # type: ignore[arg-type]
+        kinds=kinds or (actors.kind(),),
+        read_index=actors.READ_INDEX,
+        observer=observer,
+    )
+
+
+def until(true: Callable[[], bool]) -> None:
+    """What other threads finish after a load has returned."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def everything(index: VideoIndex) -> range:
+    return range(len(index.packets))
+
+
+def check(decoded: Decoded, wanted: list[int]) -> None:
+    assert decoded.indices == wanted
+    assert decoded.frames.shape == (len(wanted), actors.HEIGHT, actors.WIDTH, 3)
+    for frame, array in zip(wanted, decoded.frames, strict=True):
+        assert (array == actors.expected(frame)).all()
+    assert decoded.pts_seconds == [frame / 10 for frame in wanted]
+
+
+@pytest.fixture(scope="module")
+def codec() -> Iterator[FlashCodec]:
+    with service(deadline_seconds=20.0) as codec:
+        yield codec
+
+
+def test_frames_come_in_order(codec: FlashCodec) -> None:
+    seen: list[tuple[int, int]] = []
+    decoded = codec.load(actors.video(24), everything, progress=lambda done, of: seen.append((done, of)))
+    check(decoded, list(range(24)))
+    assert seen[-1] == (24, 24)
+    assert seen == sorted(seen)
+    assert decoded.report.pieces == len(seen) == 6
+    assert decoded.report.used == decoded.report.decoded == 24
+    assert set(decoded.report.seconds) == {"index", "wait", "decode", "convert", "assemble"}
+
+
+def test_only_what_is_wanted_and_each_once(codec: FlashCodec) -> None:
+    check(codec.load(actors.video(24), lambda _: [17, 3, 3]), [3, 17])
+
+
+def test_nothing_wanted(codec: FlashCodec) -> None:
+    check(codec.load(actors.video(24), lambda _: []), [])
+
+
+def test_frames_that_are_not_there(codec: FlashCodec) -> None:
+    decoded = codec.load(actors.video(8), lambda _: [6, 7, 8, 900])
+    check(decoded, [6, 7])
+    assert decoded.report.fallbacks.count(Fallback.MISSING.value) == 2
+
+
+def test_a_choice_that_raises_is_the_callers(codec: FlashCodec) -> None:
+    with pytest.raises(ZeroDivisionError):
+        codec.load(actors.video(8), lambda _: [1 // 0])
+    check(codec.load(actors.video(8), everything), list(range(8)))
+
+
+def test_frames_that_do_not_come_out_are_left_out(codec: FlashCodec) -> None:
+    decoded = codec.load(actors.video(12, absent=[2, 5]), everything)
+    check(decoded, [0, 1, 3, 4, *range(6, 12)])
+    assert decoded.report.fallbacks == (RepairReason.MISSING.value, *[Fallback.MISSING.value] * 2)
+
+
+def test_the_next_frame_stands_in(codec: FlashCodec) -> None:
+    decoded = codec.load(actors.video(24, absent=[5, 6, 9, 10, 20]), lambda _: [0, 5, 9, 11, 20], recovery=True)
+    check(decoded, [0, 7, 11])  # nothing is left between 9 and 11, and nothing comes after 20
+    assert decoded.report.fallbacks.count(Fallback.RECOVERED.value) == 1
+
+
+def test_no_frame_at_all(codec: FlashCodec) -> None:
+    with pytest.raises(VideoInputError, match="none of the 4 frames"):
+        codec.load(actors.video(4, absent=[0, 1, 2, 3]), everything)
+
+
+def test_a_decoder_that_dies_once(codec: FlashCodec) -> None:
+    decoded = codec.load(actors.video(24, die_once=[9]), everything)
+    check(decoded, list(range(24)))
+    assert decoded.report.fallbacks == ()
+
+
+def test_a_piece_that_kills_decoders_is_missing(codec: FlashCodec) -> None:
+    decoded = codec.load(actors.video(24, die=[9]), everything)
+    check(decoded, [*range(8), *range(12, 24)])
+    assert decoded.report.fallbacks.count(Fallback.DECODER_DIED.value) == 1
+
+
+def test_a_piece_that_a_decoder_fails_at_is_missing(codec: FlashCodec) -> None:
+    decoded = codec.load(actors.video(24, wrong=[9]), everything)
+    check(decoded, [*range(8), *range(12, 24)])
+    assert decoded.report.fallbacks.count(Fallback.DECODER_FAILED.value) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "said"),
+    [
+        (b"no video", VideoInputError, "no video that can be read"),
+        (b"", VideoInputError, "no video that can be read"),
+        (actors.video(index="wrong"), VideoInputError, "something is wrong"),
+        (actors.video(index="die"), VideoInputError, "twice"),
+        (actors.video(index="nonsense"), VideoInputError, "makes no sense"),
+        (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
+        (actors.video(greedy=[3]), VideoLimitError, "worker_memory_bytes"),
+        (actors.video(refuse=[3]), DecoderError, "such a thing"),
+        (actors.video(refuse_open=[3]), DecoderError, "cannot open"),
+    ],
+)
+def test_bad_videos(codec: FlashCodec, data: bytes, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        codec.load(data, everything)
+    check(codec.load(actors.video(8), everything), list(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_input_bytes", 20), ("max_pixels", 47), ("max_frames", 23), ("max_output_bytes", 1 << 20)],
+)
+def test_limits(option: str, value: int) -> None:
+    frames = 24 if option != "max_output_bytes" else 9000
+    with service(**{option: value}) as codec, pytest.raises(VideoLimitError, match=option):
+        codec.load(actors.video(frames), everything)
+
+
+@pytest.mark.parametrize("hanging", [actors.video(index="hang"), actors.video(hang=[9])])
+def test_a_hang_ends_at_the_deadline(hanging: bytes) -> None:
+    seen = Watching()
+    with service(observer=seen) as codec:
+        check(codec.load(actors.video(8), everything), list(range(8)))
+        with pytest.raises(VideoDeadlineError, match="deadline_seconds"):
+            codec.load(hanging, everything, deadline_seconds=0.3)
+        check(codec.load(actors.video(8), everything), list(range(8)))
+        until(lambda: codec.used_bytes == 0)
+    assert seen.restarts == 1  # only the one that hung
+    assert [type(error) for error in seen.errors] == [VideoDeadlineError]
+    assert len(seen.reports) == 2
+
+
+def test_no_room_for_frames() -> None:
+    with service(max_output_bytes=2 << 20) as codec:
+        held = codec.load(actors.video(8), everything)
+        with pytest.raises(VideoDeadlineError, match="max_output_bytes"):
+            codec.load(actors.video(8), everything, deadline_seconds=0.3)
+        timer = threading.Timer(0.1, lambda: holders.clear())
+        holders = [held]
+        del held
+        timer.start()
+        check(codec.load(actors.video(8), everything, deadline_seconds=20), list(range(8)))
+        timer.join()
+
+
+@pytest.mark.parametrize(
+    ("decoder", "reason"),
+    [("RefusingDecoder", Fallback.DECODER_REFUSED), ("AbsentDecoder", Fallback.DECODER_ABSENT)],
+)
+def test_another_kind_takes_over(decoder: str, reason: Fallback) -> None:
+    with service(actors.kind(2, "other", decoder), actors.kind(1)) as codec:
+        for _ in range(2):
+            decoded = codec.load(actors.video(24), everything)
+            check(decoded, list(range(24)))
+            assert set(decoded.report.fallbacks) == {reason.value}
+
+
+def test_no_decoder_can_be_started() -> None:
+    with service(actors.kind(2, decoder="AbsentDecoder")) as codec:
+        for _ in range(2):
+            with pytest.raises(DecoderError, match="no such library"):
+                codec.load(actors.video(8), everything)
+
+
+def test_closed() -> None:
+    codec = service()
+    decoded = codec.load(actors.video(8), everything)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(codec.load, actors.video(8, hang=[3]), everything)
+        until(lambda: codec._dispatcher.team.busy > 0)
+        codec.close()
+        with pytest.raises(DecoderError, match="closed"):
+            loading.result(timeout=20)
+    with pytest.raises(DecoderError, match="closed"):
+        codec.load(actors.video(8), everything)
+    with pytest.raises(DecoderError, match="closed"):
+        codec.start()
+    codec.close()
+    check(decoded, list(range(8)))  # frames outlive it
+
+
+def test_many_at_once_among_them_bad_ones(codec: FlashCodec) -> None:
+    videos = [actors.video(20, slow=[n]) if n % 4 else actors.video(20, index="wrong") for n in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        loads = [pool.submit(codec.load, one, everything) for one in videos]
+        for n, load in enumerate(loads):
+            if n % 4:
+                check(load.result(timeout=30), list(range(20)))
+            else:
+                assert isinstance(load.exception(timeout=30), VideoInputError)
+
+
+def resources() -> tuple[int, int]:
+    """Descriptors of this process, and its children."""
+    children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return len(os.listdir("/proc/self/fd")), sum(map(len, children))
+
+
+def test_nothing_is_left_behind(codec: FlashCodec) -> None:
+    def both() -> None:
+        check(codec.load(actors.video(12), everything), list(range(12)))
+        for bad in (actors.video(index="wrong"), actors.video(refuse=[1]), b"x", actors.video(12, absent=[1])):
+            try:
+                codec.load(bad, everything)
+            except VideoError:
+                continue
+
+    def settled() -> tuple[int, int]:
+        for _ in range(3):  # the last command of the load before is done when the next has its answer
+            codec.load(actors.video(4), everything)
+        return resources()
+
+    both()
+    before = settled()
+    for _ in range(20):
+        both()
+    assert settled() == before
+    until(lambda: codec.used_bytes == 0)
+
+
+def test_closing_leaves_nothing() -> None:
+    gc.collect()
+    before = resources()
+    for _ in range(2):
+        with service() as codec:
+            codec.load(actors.video(12), everything)
+        del codec
+    gc.collect()
+    assert resources() == before
+
+
+def test_a_killed_decoder_is_replaced() -> None:
+    seen = Watching()
+    with service(observer=seen) as codec:
+        codec.load(actors.video(8), everything)
+        pids = [place.process.pid for place in codec._dispatcher.team.places if place.process]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        check(codec.load(actors.video(24), everything), list(range(24)))
+    assert seen.restarts == len(pids) == 2

@@ -1,0 +1,133 @@
+"""Messages between an owner and its decoders, among them some that a decoder should not send."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from vllm_omni_sched.video import messages, wire
+from vllm_omni_sched.video.facts import PACKET, Order, Piece, PieceResult, VideoIndex, Wanted
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
+    ours, theirs = wire.pair()
+    with ours, theirs:
+        yield wire.Channel(ours, messages.to_owner), wire.Channel(theirs, messages.to_worker)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("slots", [3, 200_000])
+def test_messages_of_any_size(ends: tuple[wire.Channel, wire.Channel], slots: int) -> None:
+    owner, worker = ends
+    before = descriptors()
+    done = messages.Done(5, PieceResult(tuple(range(slots)), False, slots, 0.5, 0.25, 7))
+    worker.send(done)
+    assert owner.receive() == (done, [])
+    assert owner.receive() is None
+    assert descriptors() == before
+
+
+def test_descriptors_travel(ends: tuple[wire.Channel, wire.Channel]) -> None:
+    owner, worker = ends
+    with wire.closing_fd(wire.memory_file("test", b"first ", b"second")) as fd:
+        owner.send(messages.Open(1, 2, 3), (fd, fd))
+    received = worker.receive()
+    assert received is not None
+    message, fds = received
+    assert message == messages.Open(1, 2, 3)
+    assert [wire.read_all(fd, 100) for fd in fds] == [b"first second"] * 2
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    with pytest.raises(ValueError, match="12 bytes came, and 11 are allowed"):
+        wire.read_all(fds[0], 11)
+    wire.close_all(fds)
+
+
+def test_the_end(ends: tuple[wire.Channel, wire.Channel]) -> None:
+    owner, worker = ends
+    worker.close()
+    with pytest.raises(EOFError):
+        owner.receive()
+    with pytest.raises(OSError, match="Broken pipe"):
+        owner.send(messages.Close())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\xff\xff",
+        b"\0" + msgspec.msgpack.encode(messages.Close()),  # an owner's message, to an owner
+        b"\0" + msgspec.msgpack.encode({"type": "Done", "task": "5"}),
+        b"\1",  # large, without memory
+        b"\0",
+    ],
+)
+def test_what_is_no_message(data: bytes) -> None:
+    ours, theirs = wire.pair()
+    owner = wire.Channel(ours, messages.to_owner)
+    with wire.closing_fd(os.memfd_create("test")) as fd:
+        before = descriptors()
+        socket.send_fds(theirs, [data], [fd] if data != b"\1" else [])
+        with pytest.raises(ValueError):
+            owner.receive()
+        assert descriptors() == before
+    owner.close()
+    theirs.close()
+
+
+def test_more_descriptors_than_may_come_are_closed() -> None:
+    ours, theirs = wire.pair()
+    owner = wire.Channel(ours, messages.to_owner)
+    with wire.closing_fd(os.memfd_create("test")) as fd:
+        before = descriptors()
+        socket.send_fds(theirs, [b"\0" + msgspec.msgpack.encode(messages.Ready())], [fd] * 50)
+        received = owner.receive()
+        assert received is not None
+        wire.close_all(received[1])
+        assert descriptors() == before
+    owner.close()
+    theirs.close()
+
+
+def test_an_index_travels() -> None:
+    packets = np.zeros(3, PACKET)
+    packets["pts"] = (1 << 40, -5, 7)
+    index = VideoIndex("h264", b"\1\2", 64, 48, 90, "yuv420p", (1, 30), 3, 29.97, 0.1, packets, False, 2)
+    back = messages.index_in(messages.index_out(index))
+    assert (back.packets == packets).all()
+    assert back.packets.dtype == PACKET
+    assert [getattr(back, name) for name in vars(index) if name != "packets"] == [
+        value for name, value in vars(index).items() if name != "packets"
+    ]
+
+
+def test_a_piece_travels() -> None:
+    piece = Piece(3, np.array([1, 5, 9], np.int64), (Wanted(4, None, 0), Wanted(5, 77, 1)), Order.SEQUENCE, 0.5, 2, 1)
+    message = messages.to_worker.decode(
+        msgspec.msgpack.encode(messages.Decode(1, msgspec.Raw(messages.piece_out(piece))))
+    )
+    back = messages.piece_in(message.piece)
+    assert back.feed.tolist() == [1, 5, 9]
+    assert back.feed.dtype == np.int32
+    assert (back.number, back.wanted, back.order, back.cost, back.threads, back.attempt) == (
+        3,
+        piece.wanted,
+        Order.SEQUENCE,
+        0.5,
+        2,
+        1,
+    )
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc0", messages.index_out.__name__.encode()])
+def test_what_is_no_index(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        messages.index_in(data)
