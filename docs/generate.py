@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -83,7 +84,7 @@ def pool_options() -> str:
 def _values(field: object) -> str:
     annotation = getattr(field, "annotation", None)
     named = [value for kind in get_args(annotation) if get_origin(kind) is Literal for value in get_args(kind)]
-    if named:
+    if named and get_origin(annotation) in (Union, UnionType):
         return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
