@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.clips import BROKEN, SOUND
 from tests.support.decoding import Video, ours, plain, video
 from vllm_omni_sched.errors import DecoderError
 from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video.bitstream.bits import Bits, unescaped
 from vllm_omni_sched.video.facts import Order, PacketFlag
 from vllm_omni_sched.video.index import shown_frames, shown_pts
 from vllm_omni_sched.video.plan import plan
@@ -73,7 +76,7 @@ def test_damaged_video(name: str, decoder: Decoder) -> None:
     check(name, decoder, threads=1 + len(name) % 2)
 
 
-@pytest.mark.parametrize("name", ["h264", "hevc", "mpeg4"])
+@pytest.mark.parametrize("name", ["h264", "hevc", "mpeg4", "av1"])
 def test_what_nobody_wants_or_needs_is_not_decoded(name: str, decoder: Decoder) -> None:
     source = video(name)
     numbers = list(range(5, shown_frames(source.index), 11))
@@ -84,6 +87,18 @@ def test_what_nobody_wants_or_needs_is_not_decoded(name: str, decoder: Decoder) 
     assert outcome.decoded <= planned < without_gaps < shown_frames(source.index)
     height, width = source.index.height, source.index.width
     assert sum(result.bytes_written for _, result in outcome.pieces) == len(numbers) * height * width * 3
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_whatever_is_wanted(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["h264_open_gop", "h264_pyramid", "hevc_open_gop", "mpeg4", "av1", "vp9_hidden"]))
+    numbers = sorted(data.draw(st.sets(st.integers(0, shown_frames(video(name).index) - 1), min_size=1)))
+    threads, decoders = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 8))
+    outcome = ours(video(name), numbers, threads=threads, decoders=decoders)
+    assert sorted(outcome.frames) == numbers
+    assert all(np.array_equal(outcome.frames[n], expected(name)[n]) for n in numbers)
+    assert outcome.repair is None or threads > 1
 
 
 def test_one_video_after_the_other(decoder: Decoder) -> None:
@@ -97,6 +112,40 @@ def test_a_frame_that_is_not_there_is_no_error(decoder: Decoder) -> None:
     numbers = [0, 15, 30]
     assert plan(cut, numbers).absent == (2,)
     assert sorted(ours(Video(cut, source.packets), numbers, decoder=decoder).frames) == [0, 15]
+
+
+def without_reordering_hint(extradata: bytes) -> bytes:
+    """H.264 parameters whose SPS says nothing of how many frames are held back, as with many hardware encoders."""
+    assert extradata[5:6] == b"\xe1"  # one SPS
+    size = int.from_bytes(extradata[6:8], "big")
+    sps = extradata[8 : 8 + size]
+    payload = unescaped(sps, size)[1:]
+    total = len(payload) * 8
+    bits = Bits(payload)
+    bits.read(24), bits.ue()
+    bits.ue(), bits.ue(), bits.ue(), bits.read(2)  # of the high profiles: chroma, depths, no scaling matrices
+    assert [bits.ue() for _ in range(2)][1] == 0  # order count by its low bits
+    bits.ue(), bits.ue(), bits.read(1), bits.ue(), bits.ue(), bits.read(2)
+    if bits.flag():
+        bits.ue(), bits.ue(), bits.ue(), bits.ue()
+    read = total - bits.left
+    text = format(int.from_bytes(payload, "big"), f"0{total}b")[:read] + "01"  # no VUI; the end
+    text += "0" * (-len(text) % 8)
+    new = sps[:1] + int(text, 2).to_bytes(len(text) // 8, "big")
+    return extradata[:6] + len(new).to_bytes(2, "big") + new + extradata[8 + size :]
+
+
+@pytest.mark.parametrize("name", ["h264_pyramid", "h264_open_gop"])
+def test_frames_are_held_back_long_enough_without_a_hint(name: str, decoder: Decoder) -> None:
+    source = video(name)
+    numbers = list(range(shown_frames(source.index)))
+    silent = Video(replace(source.index, extradata=without_reordering_hint(source.index.extradata)), source.packets)
+    got = ours(silent, numbers, decoder=decoder)
+    assert sorted(got.frames) == numbers
+    assert got.repair is None
+    assert all(np.array_equal(got.frames[n], expected(name)[n]) for n in numbers)
+    hasty = Video(replace(silent.index, reorder=0), source.packets)
+    assert ours(hasty, numbers, decoder=decoder).repair is not None
 
 
 def test_a_codec_that_it_does_not_know(decoder: Decoder) -> None:
