@@ -40,6 +40,8 @@ ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
 EC_CONNECTOR = "vllm.distributed.ec_transfer.ec_connector.base"
 EC_CONNECTOR_V2 = "vllm.v1.worker.gpu.ec_connector"
 ARG_UTILS = "vllm.engine.arg_utils"
+VIDEO = "vllm.multimodal.video"
+VIDEO_OPENCV = "vllm.multimodal.video_decoders.opencv"
 
 
 @dataclass(frozen=True)
@@ -249,12 +251,17 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
     ],
     "release": [("session update", SCHEDULER, "Scheduler._update_request_as_session", True)],
     "options": [("early check of options", ARG_UTILS, "EngineArgs.create_engine_config", True)],
+    "video": [
+        ("registry of video loaders", VIDEO, "VIDEO_LOADER_REGISTRY.register", True),
+        ("vLLM's default decoder", VIDEO_OPENCV, "decode_opencv", False),
+    ],
     "metrics": [("registry of /metrics", "vllm.v1.metrics.prometheus", "get_prometheus_registry", True)],
 }
 _NOT_NEEDED = {
     "strip_frontier": "this vLLM sends items unstripped",
     "pending_range": "this vLLM keeps no set of pending inputs",
     "kv_event_window": "this vLLM's KV events carry no extra keys",
+    "video": "this vLLM's loaders read from captures",
 }
 # Points in the workers' modules: importing those costs seconds, so only `probe_all` looks at them.
 _WORKER_MODULES = (RUNNER_V1, RUNNER_V2, ENCODER_RUNNER_V2, ROPE_V2)

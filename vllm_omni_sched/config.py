@@ -8,9 +8,9 @@ import difflib
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.options import ControlMode, EvictionOrder, OmniSchedConfig, OrderMode, ReleaseMode, Toggle
@@ -24,9 +24,12 @@ __all__ = [
     "ReleaseMode",
     "Toggle",
     "load_config",
+    "read_options",
 ]
 
 KEY = "omni_sched"
+
+_Options = TypeVar("_Options", bound=BaseModel)
 
 
 def load_config(additional_config: Any) -> OmniSchedConfig:
@@ -50,13 +53,31 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     if not isinstance(options, Mapping):
         kind = type(options).__name__
         raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
-    try:
-        config = OmniSchedConfig(**{str(k): v for k, v in options.items()})
-    except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+    config = read_options(OmniSchedConfig, options, where)
     for problem in _contradictions(config):
         raise ConfigError(f"{where}: {problem}")
     return config
+
+
+def read_options(
+    model: type[_Options], options: Mapping[Any, Any], where: str = f"additional_config[{KEY!r}]", *, group: str = ""
+) -> _Options:
+    """The options that a mapping holds, as `model`.
+
+    Args:
+        model: pydantic model that forbids unknown keys.
+        options: as the operator wrote them.
+        where: he wrote them, for messages.
+        group: the key that holds them, where they are options of an option.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type or out of range. The message names the key.
+    """
+    prefix = f"{group}." if group else ""
+    try:
+        return model(**{str(k): v for k, v in options.items()})
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_explain(e, model, prefix) for e in error.errors())) from None
 
 
 def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
@@ -89,19 +110,20 @@ def _read_yaml(path: str) -> Any:
     return {} if options is None else options
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     """One validation error in one sentence that says what would be right."""
-    key = ".".join(map(str, error["loc"]))
-    if not key:  # of several options together, in our own words
+    name = str(error["loc"][0]) if error["loc"] else ""  # what follows are the branches of a union
+    if not name:  # of several options together, in our own words
         return str(error["msg"]).removeprefix("Value error, ")
+    key = prefix + name
     if error["type"] == "extra_forbidden":
-        known = list(OmniSchedConfig.model_fields)
+        known = [prefix + field for field in model.model_fields]
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
         return f"unknown option {key!r}; {hint}"
-    field = OmniSchedConfig.model_fields[key]
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
-        choices = [member.value for member in field.annotation]
+    annotation = model.model_fields[name].annotation
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        choices = [member.value for member in annotation]
         near = difflib.get_close_matches(str(error["input"]), choices, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"option {key!r} must be one of {choices}, got {error['input']!r}{hint}"

@@ -194,6 +194,10 @@ class OmniSchedConfig(BaseModel):
         False,
         description="Beside decodes, encode in a step what itl_target_ms allows; split it fairly among modalities.",
     )
+    video: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the video loader `omni_flashcodec`.",
+    )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Field(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."

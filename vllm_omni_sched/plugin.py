@@ -2,18 +2,23 @@
 
 vLLM calls it in the API server, the engine core, every worker and the subprocess
 that inspects models, sometimes twice. It hooks two methods, both of which ask
-first whether this engine was started with our scheduler, and do nothing else
-when it was not. Where vLLM-Omni is loaded, it gets to know our connectors by name.
+first whether this engine was started with our scheduler or our video loader, and
+do nothing else when it was not; and it gives our video loader a name. Where
+vLLM-Omni is loaded, it gets to know our connectors by name.
 """
 
 import functools
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.engine.video import choice, process
+from vllm_omni_sched.engine.video.loader import FlashCodecLoader
+from vllm_omni_sched.engine.video.rules import NAME
 
 logger = logging.getLogger("vllm_omni_sched")
 
@@ -34,6 +39,7 @@ def register() -> None:
     try:
         found = [(getattr(import_module(module), cls), name, wrap) for module, cls, name, wrap in hooks]
         methods = [getattr(cls, name) for cls, name, _ in found]
+        loaders = import_module(compat.VIDEO).VIDEO_LOADER_REGISTRY
     except (ImportError, AttributeError) as error:
         logger.warning("vllm-omni-sched is not active: this vLLM has no such extension point (%s)", error)
         return
@@ -42,6 +48,7 @@ def register() -> None:
             wrapper = functools.wraps(method)(wrap(method))
             setattr(wrapper, _MARK, True)
             setattr(cls, name, wrapper)
+    loaders.register(NAME)(FlashCodecLoader)  # a name, until somebody chooses it
 
     if "vllm_omni" in sys.modules:  # else this process has no stages
         from vllm_omni_sched.omni.registration import register_connectors
@@ -69,11 +76,17 @@ def uses_our_scheduler(vllm_config: Any) -> bool:
 
 def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        vllm_config = create_engine_config(self, *args, **kwargs)
+        chosen = choice.is_chosen(self)
+        with choice.out_of_the_way(self) if chosen else nullcontext():
+            vllm_config = create_engine_config(self, *args, **kwargs)
         if uses_our_scheduler(vllm_config):
             from vllm_omni_sched.engine.start import check_and_attach
 
             check_and_attach(vllm_config)
+        if chosen:
+            choice.set_up(vllm_config, self.media_io_kwargs)
+        else:
+            process.refuse()
         return vllm_config
 
     return wrapper

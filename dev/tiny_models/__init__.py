@@ -2,6 +2,7 @@
 
     write_llava(Path(".models/llava"))                           images, through vLLM's LLaVA
     write_llava(Path(".models/llava-slow-tower"), **SLOW_TOWER)  the same, encoding an image takes 0.2 to 0.4 s
+    write_qwen2_vl(Path(".models/qwen2-vl"))                     video and images, through vLLM's Qwen2-VL
     write_voxtral_realtime(Path(".models/voxtral-realtime"))     a realtime transcription session
     write_llama(Path(".models/llama"))                           text alone
 
@@ -10,6 +11,7 @@ All return the folder, and leave a folder that is up to date alone.
 
 from dev.tiny_models.llama import write_llama
 from dev.tiny_models.llava import SLOW_TOWER, write_llava
+from dev.tiny_models.qwen2_vl import write_qwen2_vl
 from dev.tiny_models.voxtral import write_voxtral_realtime
 
-__all__ = ["SLOW_TOWER", "write_llama", "write_llava", "write_voxtral_realtime"]
+__all__ = ["SLOW_TOWER", "write_llama", "write_llava", "write_qwen2_vl", "write_voxtral_realtime"]

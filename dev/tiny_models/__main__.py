@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dev.tiny_models import write_llama, write_llava, write_voxtral_realtime
+from dev.tiny_models import write_llama, write_llava, write_qwen2_vl, write_voxtral_realtime
 from dev.tiny_models.llava import SIZES
 
 
@@ -24,9 +24,17 @@ def main() -> None:
     llama = models.add_parser("llama", help="text")
     llama.add_argument("--out", type=Path, default=Path(".models/llama"))
 
+    qwen2_vl = models.add_parser("qwen2-vl", help="video and images: a vision tower over patches, and Qwen2")
+    qwen2_vl.add_argument("--out", type=Path, default=Path(".models/qwen2-vl"))
+
     options = vars(parser.parse_args())
     out = options.pop("out")
-    writers = {"llama": write_llama, "llava": write_llava, "voxtral-realtime": write_voxtral_realtime}
+    writers = {
+        "llama": write_llama,
+        "llava": write_llava,
+        "qwen2-vl": write_qwen2_vl,
+        "voxtral-realtime": write_voxtral_realtime,
+    }
     write = writers[options.pop("model")]
     print(write(out, **options))
 

@@ -12,7 +12,7 @@ from typing import Any
 import av
 import numpy as np
 
-SIZE = (160, 120)
+SIZE = (112, 80)
 
 
 def scene(n: int, width: int, height: int) -> np.ndarray:
@@ -28,7 +28,7 @@ def encode(
     encoder: str = "libx264",
     container: str = "mp4",
     *,
-    frames: int = 60,
+    frames: int = 48,
     size: tuple[int, int] = SIZE,
     pixel_format: str = "yuv420p",
     times: Iterable[int] | None = None,
@@ -156,7 +156,7 @@ _SPECS: dict[str, dict[str, Any]] = {
     "h264_10_bit": _x264(pixel_format="yuv420p10le"),
     "h264_422": _x264(pixel_format="yuv422p"),
     "h264_full_range": _x264(pixel_format="yuvj420p"),
-    "h264_vfr": _x264(times=np.cumsum([0, *([20, 35, 90, 33] * 15)])[:60].tolist()),
+    "h264_vfr": _x264(times=np.cumsum([0, *([20, 35, 90, 33] * 12)])[:48].tolist()),
     "h264_rotated": _x264(rotation=90),
     "h264_upside_down": _x264(rotation=180),
     "h264_rotated_left": _x264(rotation=270),
@@ -173,7 +173,10 @@ _SPECS: dict[str, dict[str, Any]] = {
     "hevc_ts": _x265(container="mpegts"),
     "av1": {"encoder": "libsvtav1", "frames": 40, "options": {"preset": "12", "g": "10", "svtav1-params": "lp=1"}},
     "av1_mkv": {"encoder": "libsvtav1", "container": "matroska", "frames": 40, "options": {"preset": "12", "g": "16"}},
-    "vp9": {"encoder": "libvpx-vp9", "container": "webm", "options": {"deadline": "realtime", "cpu-used": "8", "g": "12"}},
+    "vp9": {
+        "encoder": "libvpx-vp9", "container": "webm",
+        "options": {"deadline": "realtime", "cpu-used": "8", "g": "12"},
+    },
     "vp9_hidden": {
         "encoder": "libvpx-vp9", "container": "webm",
         "options": {"deadline": "good", "cpu-used": "5", "g": "20", "auto-alt-ref": "1", "lag-in-frames": "16"},
@@ -190,8 +193,8 @@ _SPECS: dict[str, dict[str, Any]] = {
 _DERIVED = {
     "h264_trimmed": lambda: remux(clip("h264"), "mp4", skip=17),
     "h264_open_gop_trimmed": lambda: remux(clip("h264_open_gop"), "mp4", skip=17),
-    "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 60)),
-    "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 60)),
+    "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 48)),
+    "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 48)),
     "mpeg4_mkv": lambda: remux(clip("mpeg4"), "matroska"),
     "vp9_mp4": lambda: remux(clip("vp9"), "mp4"),
 }
@@ -221,6 +224,6 @@ def clip(name: str) -> bytes:
 PLAYLISTS = {
     "hls": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n/etc/hostname\n#EXT-X-ENDLIST\n",
     "concat": b"ffconcat version 1.0\nfile '/etc/hostname'\n",
-    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 96\n",
 }
 """Files that name others, for whoever reads them as videos to open."""

@@ -72,8 +72,7 @@ def plain(name: str) -> tuple[tuple[int | None, np.ndarray], ...]:
                 continue
             for frame in decoded:
                 picture = np.empty((*size, 3), np.uint8)
-                coded = stream.codec_context.coded_width, stream.codec_context.coded_height
-                converter.convert(frame, coded, picture)
+                converter.convert(frame, picture)
                 frames.append((frame.pts, picture))
     return tuple(frames)
 

@@ -5,6 +5,7 @@ from typing import Any
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import Toggle, load_config
 from vllm_omni_sched.engine import metrics_bridge
+from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.errors import ConfigError
 
 
@@ -21,6 +22,7 @@ def check_and_attach(vllm_config: Any) -> None:
     config = load_config(vllm_config.additional_config)
     compat.check_version(config)
     compat.resolve(config)
+    video_options(config)
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
     if name.rsplit(".", 1)[-1] == "OmniSyncScheduler" and vllm_config.scheduler_config.async_scheduling:

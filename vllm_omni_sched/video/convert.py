@@ -1,4 +1,10 @@
-"""From decoded frames to RGB, written where they are to be, as OpenCV's video reader converts them."""
+"""From decoded frames to RGB, written where they are to be, bit for bit as OpenCV 5 converts them.
+
+OpenCV converts with libswscale (bicubic, by the frame's own colour space and range) to BGR, and turns the channels
+round. PyAV can do the same, but only into new memory; so the common formats are converted by PyAV's own libswscale
+called directly, after it was seen to give the same. Where OpenCV fails, on frames that are flagged as interlaced, they
+are converted as if they were not.
+"""
 
 from __future__ import annotations
 
@@ -16,77 +22,85 @@ if TYPE_CHECKING:
 
 _BICUBIC = 4
 _RGB24 = 2  # AV_PIX_FMT_RGB24, which has kept its number since the first version of FFmpeg
-_ALIGNED_PIXELS = 64
-_ROW_BY_ROW = {"yuv420p", "yuvj420p"}  # formats converted two rows at a time, from nothing but these rows
+_FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+_ONE = 1 << 16  # contrast and saturation, in fixed point
+_ALIGNED_PIXELS = 16  # a row of a multiple of it is converted alike to its end
+_PADDED_PIXELS = 64
+_DIRECT = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"}
+_DIRECT_SPACES = {1, 2, 4, 5, 6, 7, 9}  # BT.709, unknown, FCC, BT.601, SMPTE 170M and 240M, BT.2020
 
 
 class Converter:
     """Converts frames of one video, one after the other. Used by one thread.
 
     Args:
-        rotation: degrees clockwise by which frames are turned.
+        rotation: degrees clockwise by which frames are turned; other than quarters of a circle they are not, as
+            with OpenCV.
     """
 
     def __init__(self, rotation: int) -> None:
         self._turns = -rotation // 90 % 4 if rotation % 90 == 0 else 0  # numpy counts the other way round
-        libraries = _checked()
-        self._scaler = _Scaler(libraries) if libraries is not None else None
+        self._contexts: dict[_Kind, ctypes.c_void_p] = {}
         self._scratch: npt.NDArray[np.uint8] = np.empty((0, 0, 3), np.uint8)
 
-    def convert(self, frame: av.VideoFrame, coded_size: tuple[int, int], slot: npt.NDArray[np.uint8]) -> int:
-        """Write a frame into its slot.
+    def convert(self, frame: av.VideoFrame, slot: npt.NDArray[np.uint8]) -> int:
+        """Write a frame into its slot; one of another size is scaled to it.
 
         Args:
             frame: as decoded.
-            coded_size: width and height that the decoder works with: OpenCV converts all of it, and cuts afterwards.
             slot: uint8 of shape (height, width, 3), after rotation.
 
         Returns:
             Bytes written, those of copies on the way among them.
         """
         height, width = slot.shape[:2] if self._turns % 2 == 0 else slot.shape[1::-1]
-        if (frame.width, frame.height) != (width, height):  # it changes within the stream
-            image = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BICUBIC")
-            np.copyto(slot, np.rot90(image, self._turns))
-            return slot.nbytes + image.nbytes
-        whole = _whole_size(frame, coded_size)
-        if self._turns == 0 and whole == (width, height) and width % _ALIGNED_PIXELS == 0:
-            self._into(frame, whole, slot)
+        if (frame.width, frame.height) != (width, height) or not _is_direct(kind := _kind(frame)):
+            image = _by_pyav(frame, width, height)
+        elif self._turns == 0 and width % _ALIGNED_PIXELS == 0:
+            _scale(self._context(kind), frame, slot)
             return slot.nbytes
-        image = self._scratch_of(*whole)
-        self._into(frame, whole, image)
-        np.copyto(slot, np.rot90(image[:height, :width], self._turns))
+        else:
+            image = self._room(width, height)
+            _scale(self._context(kind), frame, image)
+        np.copyto(slot, np.rot90(image, self._turns))
         return slot.nbytes + image.nbytes
-
-    def _scratch_of(self, width: int, height: int) -> npt.NDArray[np.uint8]:
-        """An image whose rows have room behind them; the end of one that has none is converted in another way."""
-        if self._scratch.shape[:2] != (height, width):
-            padded = -(-width // _ALIGNED_PIXELS) * _ALIGNED_PIXELS
-            self._scratch = np.empty((height, padded, 3), np.uint8)[:, :width]
-        return self._scratch
-
-    def _into(self, frame: av.VideoFrame, size: tuple[int, int], out: npt.NDArray[np.uint8]) -> None:
-        if self._scaler is not None and self._scaler.convert(frame, size, out):
-            return
-        image = frame.to_ndarray(format="rgb24", interpolation="BICUBIC")
-        out[: image.shape[0], : image.shape[1]] = image
 
     def close(self) -> None:
         """Give back what conversion needed; may be called twice."""
-        if self._scaler is not None:
-            self._scaler.close()
-            self._scaler = None
+        libraries = _libraries()
+        for context in self._contexts.values():
+            assert libraries is not None
+            libraries.scale.sws_freeContext(context)
+        self._contexts.clear()
         self._scratch = np.empty((0, 0, 3), np.uint8)
 
+    def _context(self, kind: _Kind) -> ctypes.c_void_p:
+        context = self._contexts.get(kind)
+        if context is None:
+            context = self._contexts[kind] = _new_context(kind)
+        return context
 
-def _whole_size(frame: av.VideoFrame, coded: tuple[int, int]) -> tuple[int, int]:
-    """Width and height to convert. A coded size that is far larger hints at cropping from the left or the top."""
-    extra = coded[0] - frame.width, coded[1] - frame.height
-    if min(extra) < 0 or max(extra) > 15:
-        return frame.width, frame.height
-    if extra[0] == 0 and frame.height % 2 == 0 and frame.format.name in _ROW_BY_ROW:
-        return frame.width, frame.height  # rows below change nothing
-    return coded
+    def _room(self, width: int, height: int) -> npt.NDArray[np.uint8]:
+        """An image whose rows have room behind them; the end of one that has none is converted in another way."""
+        if self._scratch.shape[:2] != (height, width):
+            padded = -(-width // _PADDED_PIXELS) * _PADDED_PIXELS
+            self._scratch = np.empty((height, padded, 3), np.uint8)[:, :width]
+        return self._scratch
+
+
+def _by_pyav(frame: av.VideoFrame, width: int, height: int) -> npt.NDArray[np.uint8]:
+    bgr = frame.reformat(width, height, "bgr24", interpolation="BICUBIC", threads=1).to_ndarray()
+    return bgr[:, :, ::-1].view(np.uint8)
+
+
+class _Kind(NamedTuple):
+    """What a context of libswscale is made for."""
+
+    width: int
+    height: int
+    pixel_format: str
+    space: int
+    full_range: bool
 
 
 class _Libraries(NamedTuple):
@@ -94,79 +108,90 @@ class _Libraries(NamedTuple):
     util: ctypes.CDLL
 
 
-class _Scaler:
-    """libswscale, as it came with PyAV: PyAV's own conversion can only write into new memory."""
-
-    def __init__(self, libraries: _Libraries) -> None:
-        self._libraries = libraries
-        self._contexts: dict[tuple[int, int, str], int | None] = {}
-
-    def convert(self, frame: av.VideoFrame, size: tuple[int, int], out: npt.NDArray[np.uint8]) -> bool:
-        """Convert; False when the library cannot."""
-        context = self._context(*size, frame.format.name)
-        if not context:
-            return False
-        planes = frame.planes
-        source = (ctypes.c_void_p * 4)(*[plane.buffer_ptr for plane in planes])
-        strides = (ctypes.c_int * 4)(*[plane.line_size for plane in planes])
-        target = (ctypes.c_void_p * 4)(out.ctypes.data)
-        stride = (ctypes.c_int * 4)(out.strides[0])
-        lines: int = self._libraries.scale.sws_scale(context, source, strides, 0, size[1], target, stride)
-        return lines == size[1]
-
-    def _context(self, width: int, height: int, pixel_format: str) -> int | None:
-        key = (width, height, pixel_format)
-        if key not in self._contexts:
-            number = self._libraries.util.av_get_pix_fmt(pixel_format.encode())
-            self._contexts[key] = number >= 0 and self._libraries.scale.sws_getContext(
-                width, height, number, width, height, _RGB24, _BICUBIC, None, None, None
-            )
-        return self._contexts[key]
-
-    def close(self) -> None:
-        for context in self._contexts.values():
-            if context:
-                self._libraries.scale.sws_freeContext(context)
-        self._contexts.clear()
+def _kind(frame: av.VideoFrame) -> _Kind:
+    name = frame.format.name
+    full = frame.color_range == _FULL_RANGE or name.startswith("yuvj")
+    return _Kind(frame.width, frame.height, name, int(frame.colorspace), full)
 
 
-def _load() -> _Libraries | None:
-    """The very libraries that PyAV has loaded; other packages bring their own, of other versions."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(av.__file__)))
-    paths = []
-    for name in ("swscale", "avutil"):
-        bundled = glob.glob(os.path.join(glob.escape(home), "av.libs", f"lib{name}*.so*"))
-        if len(bundled) != 1:
-            return None
-        paths += bundled
-    try:
-        libraries = _Libraries(*map(ctypes.CDLL, paths))
-        libraries.scale.sws_getContext.restype = ctypes.c_void_p
-        libraries.scale.sws_getContext.argtypes = [ctypes.c_int] * 7 + [ctypes.c_void_p] * 3
-        pointers, numbers = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
-        libraries.scale.sws_scale.argtypes = [
-            ctypes.c_void_p, pointers, numbers, ctypes.c_int, ctypes.c_int, pointers, numbers
-        ]  # fmt: skip
-        libraries.scale.sws_freeContext.argtypes = [ctypes.c_void_p]
-        libraries.scale.sws_freeContext.restype = None
-        libraries.util.av_get_pix_fmt.argtypes = [ctypes.c_char_p]
-    except (OSError, AttributeError):
-        return None
-    return libraries
-
-
-def _agrees(scaler: _Scaler) -> bool:
-    size = 64
-    luma = np.arange(size * size, dtype=np.uint8).reshape(size, size)
-    frame = av.VideoFrame.from_ndarray(np.concatenate([luma, luma[: size // 2]]), format="yuv420p")
-    out = np.zeros((size, size, 3), np.uint8)
-    done = scaler.convert(frame, (size, size), out)
-    scaler.close()
-    return done and np.array_equal(out, frame.to_ndarray(format="rgb24", interpolation="BICUBIC"))
+def _is_direct(kind: _Kind) -> bool:
+    """Whether it may be converted by calling libswscale: a pair of rows after the other, nothing between them."""
+    return (
+        kind.pixel_format in _DIRECT
+        and kind.height % 2 == 0
+        and kind.space in _DIRECT_SPACES
+        and _agrees(kind.pixel_format, kind.space, kind.full_range)
+    )
 
 
 @functools.cache
-def _checked() -> _Libraries | None:
-    """The libraries, or None where they are not found or do not do what PyAV does."""
-    libraries = _load()
-    return libraries if libraries is not None and _agrees(_Scaler(libraries)) else None
+def _agrees(pixel_format: str, space: int, full_range: bool) -> bool:
+    """Whether libswscale, called directly, does with such frames what PyAV does."""
+    if _libraries() is None:
+        return False
+    kind = _Kind(64, 64, pixel_format, space, full_range)
+    rows = np.arange(64 * 128, dtype=np.uint32) * 7919 >> 5
+    planes = rows.astype(np.uint8).reshape(128, 64)[: 128 if "422" in pixel_format else 96]
+    frame = av.VideoFrame(64, 64, pixel_format)
+    at = 0
+    for plane in frame.planes:
+        nbytes = plane.width * plane.height
+        padded = np.zeros((plane.height, plane.line_size), np.uint8)
+        padded[:, : plane.width] = planes.reshape(-1)[at : at + nbytes].reshape(plane.height, plane.width)
+        plane.update(padded.tobytes())
+        at += nbytes
+    frame.colorspace = space
+    frame.color_range = _FULL_RANGE if full_range else 1
+    out = np.zeros((64, 64, 3), np.uint8)
+    context = _new_context(kind)
+    _scale(context, frame, out)
+    _libraries().scale.sws_freeContext(context)  # type: ignore[union-attr]
+    return np.array_equal(out, _by_pyav(frame, 64, 64))
+
+
+def _new_context(kind: _Kind) -> ctypes.c_void_p:
+    libraries = _libraries()
+    assert libraries is not None
+    number = libraries.util.av_get_pix_fmt(kind.pixel_format.encode())
+    size = kind.width, kind.height
+    address = libraries.scale.sws_getContext(*size, number, *size, _RGB24, _BICUBIC, None, None, None)
+    if not address:
+        raise MemoryError("libswscale gives no context")
+    context = ctypes.c_void_p(address)
+    source, target = libraries.scale.sws_getCoefficients(kind.space), libraries.scale.sws_getCoefficients(5)
+    libraries.scale.sws_setColorspaceDetails(context, source, kind.full_range, target, 1, 0, _ONE, _ONE)
+    return context
+
+
+def _scale(context: ctypes.c_void_p, frame: av.VideoFrame, out: npt.NDArray[np.uint8]) -> None:
+    libraries = _libraries()
+    assert libraries is not None
+    planes = frame.planes
+    source = (ctypes.c_void_p * 4)(*[plane.buffer_ptr for plane in planes])
+    strides = (ctypes.c_int * 4)(*[plane.line_size for plane in planes])
+    target, stride = (ctypes.c_void_p * 4)(out.ctypes.data), (ctypes.c_int * 4)(out.strides[0])
+    libraries.scale.sws_scale(context, source, strides, 0, frame.height, target, stride)
+
+
+@functools.cache
+def _libraries() -> _Libraries | None:
+    """The very libraries that PyAV has loaded; None where they do not lie beside it, as in its wheels."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(av.__file__)))
+    paths = [glob.glob(os.path.join(glob.escape(home), "av.libs", f"lib{name}*.so*")) for name in ("swscale", "avutil")]
+    if any(len(found) != 1 for found in paths):
+        return None
+    try:
+        scale, util = (ctypes.CDLL(found[0]) for found in paths)
+        number, pointer = ctypes.c_int, ctypes.c_void_p
+        pointers, numbers = ctypes.POINTER(pointer), ctypes.POINTER(number)
+        scale.sws_getContext.restype = pointer
+        scale.sws_getContext.argtypes = (number,) * 7 + (pointer,) * 3
+        scale.sws_scale.argtypes = [pointer, pointers, numbers, number, number, pointers, numbers]
+        scale.sws_getCoefficients.restype = pointer
+        scale.sws_setColorspaceDetails.argtypes = (pointer, pointer, number, pointer, *(number,) * 4)
+        scale.sws_freeContext.argtypes = [pointer]
+        scale.sws_freeContext.restype = None
+        util.av_get_pix_fmt.argtypes = [ctypes.c_char_p]
+    except (OSError, AttributeError):
+        return None
+    return _Libraries(scale, util)

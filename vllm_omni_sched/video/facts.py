@@ -75,6 +75,8 @@ class VideoIndex:
         in_file: packets' bytes are the file's, at their offsets; else they were copied out of it.
         reorder: frames that the decoder may hold back to put them into display order, at least.
         order: how frames are numbered, and why so.
+        mean_fps: frames by time, as the container tells or probing has found; 0.0 when unknown. This is what OpenCV
+            takes for the frame rate.
         decoder: FFmpeg's name of the decoder, where it is not the codec's.
         codec_tag: the container's name of the codec, which some decoders go by.
         bits_per_sample: by the container, for the few decoders that need it.
@@ -100,6 +102,7 @@ class VideoIndex:
     order: Order = Order.PTS
     why_sequence: SequenceReason | None = None
     notes: tuple[str, ...] = field(default=())
+    mean_fps: float = 0.0
     decoder: str = ""
     codec_tag: str = ""
     bits_per_sample: int = 0

@@ -35,7 +35,7 @@ class VideoOptions(BaseModel):
         16 * GIB, ge=MIB, description="Decoded frames, of all videos in flight together; further videos wait for room."
     )
     keep_bytes: int = Field(
-        256 * MIB, ge=0, description="Memory of frames that are no longer used, kept for the next video."
+        512 * MIB, ge=0, description="Memory of frames that are no longer used, kept for the next video."
     )
     nvdec: Toggle = Field(
         Toggle.AUTO, description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never."

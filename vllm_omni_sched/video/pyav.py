@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from vllm_omni_sched.video.facts import Piece, VideoIndex
 
+_SILENT_WITH_THREADS = {"vp8"}
+"""Codecs of which several threads make other frames of damaged packets than one does, without a complaint."""
+
 _NEW_EXTRADATA = 1  # AV_PKT_DATA_NEW_EXTRADATA
 
 
@@ -129,7 +132,8 @@ class _Run:
         self._hidden = set(pts[hidden].tolist())
         # with an open GOP, frames shown before its start come after it, and cannot be decoded without those before
         self._from_pts = NO_TIME if piece.feed[0] == 0 else int(pts[piece.feed[0]])
-        self.threads = 1 if (pts[piece.feed] < self._from_pts).any() else piece.threads
+        alone = index.codec in _SILENT_WITH_THREADS or (pts[piece.feed] < self._from_pts).any()
+        self.threads = 1 if alone else piece.threads
         self._order = piece.order
         self._wanted = {one.frame if one.pts is None else one.pts: one.slot for one in piece.wanted}
         self._slots = slots
@@ -158,9 +162,9 @@ class _Run:
         self.damaged |= matters and bool(complaints)
         complaints.clear()
         for frame in frames:
-            self._keep(context, frame)
+            self._keep(frame)
 
-    def _keep(self, context: VideoCodecContext, frame: av.VideoFrame) -> None:
+    def _keep(self, frame: av.VideoFrame) -> None:
         self.decoded += 1
         pts = frame.pts
         if pts is not None and pts in self._hidden:
@@ -173,8 +177,7 @@ class _Run:
         if slot is None:
             return
         began = self._clock()
-        size = context.coded_width, context.coded_height
-        self.bytes_written += self._converter.convert(frame, size, self._slots[slot])
+        self.bytes_written += self._converter.convert(frame, self._slots[slot])
         self.damaged |= frame.is_corrupt
         self.found.append(slot)
         self.convert_seconds += self._clock() - began

@@ -1,0 +1,91 @@
+"""The videos that are loaded: made once, by the encoders in PyAV's wheel, and kept in `.cache/videos`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from benchmarks.harness.provenance import ROOT
+
+CACHE = ROOT / ".cache" / "videos"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A texture that moves, a disc that crosses it, and sensor noise, encoded."""
+
+    name: str
+    codec: str = "libx264"
+    seconds: int = 60
+    width: int = 1280
+    height: int = 720
+    gop: int = 60
+    seed: int = 0
+    options: tuple[tuple[str, str], ...] = (("preset", "medium"), ("crf", "23"))
+
+    @property
+    def path(self) -> Path:
+        return CACHE / f"{self.name}.mp4"
+
+
+LONG = {
+    clip.name: clip
+    for clip in (
+        Clip("h264-gop60"),
+        Clip("h264-gop30", gop=30),
+        Clip("h264-gop250", gop=250),
+        Clip("h264-8mbit", options=(("preset", "medium"), ("b", "8000k"))),
+        Clip("h264-no-b", options=(("preset", "medium"), ("crf", "23"), ("bf", "0"))),
+        Clip("hevc-gop60", "libx265", options=(("preset", "fast"), ("x265-params", "log-level=error:keyint=60"))),
+        Clip("av1-gop60", "libsvtav1", seconds=30, options=(("preset", "10"),)),
+    )
+}
+SHORT = [Clip(f"h264-360p-{n}", seconds=15, width=640, height=360, seed=n) for n in range(4)]
+TINY = Clip("h264-tiny", seconds=1, width=160, height=96)
+FPS = 30
+
+
+def made(clip: Clip) -> Path:
+    """The clip's file; it is encoded when it is not there yet."""
+    if not clip.path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        unfinished = clip.path.with_name(f"{clip.name}.{os.getpid()}.mp4")
+        try:
+            _encode(clip, unfinished)
+            unfinished.rename(clip.path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return clip.path
+
+
+def _encode(clip: Clip, path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(clip.codec, rate=FPS, options=dict(clip.options))
+        stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, "yuv420p"
+        stream.gop_size = clip.gop
+        stream.time_base = Fraction(1, FPS)
+        for picture in pictures(clip):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def pictures(clip: Clip):  # type: ignore[no-untyped-def]
+    """Frames, uint8 of shape (height, width, 3)."""
+    random = np.random.default_rng(clip.seed)
+    height, width = clip.height, clip.width
+    coarse = random.integers(0, 200, (height // 8 + 32, width // 8 + 32, 3), dtype=np.uint8)
+    texture = coarse.repeat(8, axis=0).repeat(8, axis=1)
+    texture = (texture[:-8] // 2 + texture[8:] // 2)[:, :-8]  # softer edges
+    noise = random.integers(0, 12, (16, height, width, 1), dtype=np.uint8)
+    rows, columns = np.ogrid[:height, :width]
+    for i in range(clip.seconds * FPS):
+        y, x = int(100 + 90 * np.cos(i / 37)), int(110 + 100 * np.sin(i / 50))
+        picture = texture[y : y + height, x : x + width] + noise[i % 16]
+        across, down = width / 2 + width / 3 * np.sin(i / 20), height / 2 + height / 3 * np.cos(i / 13)
+        picture[(rows - down) ** 2 + (columns - across) ** 2 < (height / 8) ** 2] = (255, 60, i % 256)
+        yield picture

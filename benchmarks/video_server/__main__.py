@@ -1,0 +1,169 @@
+"""`python -m benchmarks.video_server`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.table import Table
+
+from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.provenance import ROOT, write_result
+from benchmarks.harness.screen import console
+from benchmarks.harness.stats import Summary, quantile
+from benchmarks.video.clips import CACHE, SHORT, made
+from benchmarks.video_server import MEDIA, OURS, STOCK
+from dev.child_process import ChildProcess
+
+START_SECONDS = 300
+MEASURES = ("TTFT P50", "TTFT P99", "seconds")
+Rounds = dict[str, list[dict[str, Any]]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    interrupt_on_terminate()
+    clips = [made(clip) for clip in SHORT]
+    order = random.Random(options.seed)
+    rounds: Rounds = {variant: [] for variant in MEDIA}
+    with ExitStack() as stack:
+        servers = {variant: Server(stack, variant, options) for variant in MEDIA}
+        for variant, server in servers.items():
+            server.wait()
+            asyncio.run(server.burst(clips, 2))  # warm up
+            console.print(f"{variant}: server up", highlight=False)
+        for _ in range(options.rounds):
+            for variant in order.sample(list(servers), len(servers)):
+                rounds[variant].append(asyncio.run(servers[variant].burst(clips, options.requests)))
+        version = servers[STOCK].version()
+    records = record(rounds)
+    console.print(table(records))
+    path = options.out / f"video_server-{version}.json"
+    workload = {"requests at once": options.requests, "frames": options.frames, "clips": [clip.name for clip in SHORT]}
+    console.print(str(write_result(path, "video_server", records, seed=options.seed, workload=workload)))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.video_server", description=__doc__)
+    parser.add_argument("--requests", type=int, default=16, help="at once")
+    parser.add_argument("--frames", type=int, default=32, help="of each video")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+class Server:
+    """`vllm serve` on the tiny video model, with one loader or the other."""
+
+    def __init__(self, stack: ExitStack, variant: str, options: argparse.Namespace) -> None:
+        from dev.tiny_models import write_qwen2_vl
+
+        model = write_qwen2_vl(ROOT / ".models" / "qwen2-vl")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        media = {"video": {"num_frames": options.frames, **MEDIA[variant]}}
+        command = [str(Path(options.python).with_name("vllm")), "serve", str(model), "--served-model-name", "tiny"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"]
+        command += ["--max-model-len", "8192", "--mm-processor-cache-gb", "0", "--no-enable-prefix-caching"]
+        command += ["--media-io-kwargs", json.dumps(media), "--allowed-local-media-path", str(CACHE)]
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if variant == STOCK:
+            environment["VLLM_PLUGINS"] = ""
+        log = ROOT / ".logs" / f"video_server-{variant}.log"
+        self.process = stack.enter_context(ChildProcess(command, log=log, env=environment))
+
+    def wait(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            if self.process.exit_code is not None:
+                raise SystemExit("the server ended by itself:\n" + "\n".join(self.process.last_lines(25)))
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.5)
+        raise SystemExit(f"the server is not healthy after {START_SECONDS} s")
+
+    def version(self) -> str:
+        return str(httpx.get(f"{self.url}/version", timeout=5).json()["version"]).split("+")[0]
+
+    async def burst(self, clips: list[Path], requests: int) -> dict[str, Any]:
+        """So many requests at the same moment; what each took to its first token, in seconds."""
+        async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=requests)) as client:
+            began = time.perf_counter()
+            answers = await asyncio.gather(*(self._ask(client, clips[i % len(clips)]) for i in range(requests)))
+            seconds = time.perf_counter() - began
+        first = [ttft for ttft, _ in answers]
+        return {
+            "TTFT P50": quantile(first, 0.5),
+            "TTFT P99": quantile(first, 0.99),
+            "seconds": seconds,
+            "answers": [text for _, text in answers],
+        }
+
+    async def _ask(self, client: httpx.AsyncClient, clip: Path) -> tuple[float, str]:
+        video = {"type": "video_url", "video_url": {"url": f"file://{clip}"}}
+        content = [video, {"type": "text", "text": "what happens here?"}]
+        body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+        body |= {"temperature": 0, "max_tokens": 4, "stream": True, "ignore_eos": True}
+        began, first, text = time.perf_counter(), None, ""
+        async with client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:
+            if answer.status_code != 200:
+                raise SystemExit(f"{clip.name}: {(await answer.aread()).decode()}")
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    if said := choice["delta"].get("content"):
+                        first = first or time.perf_counter() - began
+                        text += said
+        if first is None:
+            raise SystemExit(f"{clip.name}: an answer without a token")
+        return first, text
+
+
+def record(rounds: Rounds) -> list[dict[str, Any]]:
+    """Per variant and measure: the rounds, and the median of the ratios of ours to stock round by round."""
+    stock = rounds[STOCK]
+    found = []
+    for variant, own in rounds.items():
+        same = all(one["answers"] == stock[0]["answers"] for one in own)
+        for measure in MEASURES:
+            values = [one[measure] for one in own]
+            entry = {"variant": variant, "measure": measure, **Summary.of(values).as_dict(4), "same_answers": same}
+            if variant == OURS:
+                ratios = [a / b[measure] for a, b in zip(values, stock, strict=True)]
+                entry["of_stock"] = round(quantile(ratios, 0.5), 3)
+            found.append(entry)
+    return found
+
+
+def table(records: list[dict[str, Any]]) -> Table:
+    shown = Table(title="seconds, requests at once", title_justify="left")
+    for column in ("", STOCK, OURS, "of stock", "same answers"):
+        shown.add_column(column, justify="right")
+    for measure in MEASURES:
+        line = {entry["variant"]: entry for entry in records if entry["measure"] == measure}
+        values = [f"{line[v]['median']:.3f} ({line[v]['best']:.3f}-{line[v]['worst']:.3f})" for v in MEDIA]
+        same = "yes" if line[OURS]["same_answers"] else "no"
+        shown.add_row(measure, *values, f"{line[OURS]['of_stock']:.2f}", same)
+    return shown
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

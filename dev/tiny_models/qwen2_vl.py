@@ -1,0 +1,119 @@
+"""A tiny Qwen2-VL: it takes videos, and its processor has a video loader of its own in vLLM.
+
+A frame is scaled to at most 56x56 pixels, so that a video costs its decoding and little else: two frames make four
+tokens at most.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dev.tiny_models import random_weights, tokenizer
+from dev.tiny_models.folder import write_once
+from dev.tiny_models.tokenizer import VOCAB_SIZE
+
+SEED = 22
+PATCH = 14
+SIDE = 56
+LAYERS = 2
+HIDDEN = 128
+HEADS = 4
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}\n{% endfor %}assistant:"
+)
+
+
+def write_qwen2_vl(out: Path) -> Path:
+    """Write the model into `out`."""
+    return write_once(out, _write, sources=[__file__, random_weights.__file__, tokenizer.__file__], sizes={})
+
+
+def _write(folder: Path) -> None:
+    words = tokenizer.readable_tokenizer((*tokenizer.SPECIAL_TOKENS[:4], *VISION_TOKENS))
+    words.chat_template = CHAT_TEMPLATE
+    words.save_pretrained(folder)
+    config = _config(words)
+    config.save_pretrained(folder)
+    _save_weights(folder, config)
+    vision = {
+        "size": {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": SIDE**2},
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "do_convert_rgb": True,
+    }
+    image = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor", **vision}
+    video = {"video_processor_type": "Qwen2VLVideoProcessor", "processor_class": "Qwen2VLProcessor", **vision}
+    (folder / "preprocessor_config.json").write_text(json.dumps(image, indent=2))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video, indent=2))
+
+
+def _config(words: Any) -> Any:
+    from transformers import Qwen2VLConfig
+
+    ids = {token: words.convert_tokens_to_ids(token) for token in VISION_TOKENS}
+    config = Qwen2VLConfig(
+        vision_config={
+            "depth": LAYERS,
+            "embed_dim": 64,
+            "hidden_size": HIDDEN,
+            "num_heads": HEADS,
+            "mlp_ratio": 2,
+            "patch_size": PATCH,
+        },
+        text_config={
+            "vocab_size": VOCAB_SIZE,
+            "num_hidden_layers": LAYERS,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 2 * HIDDEN,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": HEADS,
+            "max_position_embeddings": 32_768,
+            "bos_token_id": words.bos_token_id,
+            "eos_token_id": words.eos_token_id,
+            "pad_token_id": words.pad_token_id,
+            # rotary halves of a head of 32: time, height, width
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
+        },
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        tie_word_embeddings=False,  # tied and random, they would only ever repeat the last token
+    )
+    config.architectures = ["Qwen2VLForConditionalGeneration"]
+    return config
+
+
+def _save_weights(folder: Path, config: Any) -> None:
+    from safetensors.torch import save_file
+    from transformers import Qwen2VLForConditionalGeneration
+
+    weights = random_weights.random_weights(Qwen2VLForConditionalGeneration(config).named_parameters(), seed=SEED)
+    save_file(
+        {_name_in_checkpoint(name): weight for name, weight in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def _name_in_checkpoint(name: str) -> str:
+    """Qwen2-VL's names on disk, which every vLLM reads."""
+    for module, on_disk in (
+        ("model.visual.", "visual."),
+        ("model.language_model.", "model."),
+        ("lm_head.", "lm_head."),
+    ):
+        if name.startswith(module):
+            return on_disk + name.removeprefix(module)
+    raise ValueError(f"no checkpoint name for {name}: transformers has renamed a module of Qwen2-VL")

@@ -1,0 +1,124 @@
+"""Every decoder gives, of every clip, the frames that a plain decode of the whole file gives, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.clips import BROKEN, SOUND
+from tests.support.decoding import Video, ours, plain, video
+from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video.facts import Order, PacketFlag
+from vllm_omni_sched.video.index import shown_frames, shown_pts
+from vllm_omni_sched.video.plan import plan
+from vllm_omni_sched.video.pyav import PyAvDecoder
+
+DECODERS = [PyAvDecoder]
+HEADLESS = {"h264_open_gop_headless", "hevc_open_gop_headless"}  # their first frames cannot be decoded by anyone
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request):
+    made = request.param()
+    yield made
+    made.close()
+    made.close()
+
+
+def expected(name: str) -> dict[int, np.ndarray]:
+    """Frames of a plain decode by number."""
+    index = video(name).index
+    if index.order is Order.SEQUENCE:
+        return {n: picture for n, (_, picture) in enumerate(plain(name))}
+    number = {pts: n for n, pts in enumerate(shown_pts(index).tolist())}
+    return {number[pts]: picture for pts, picture in plain(name)}
+
+
+def samples(frames: int) -> dict[str, list[int]]:
+    return {
+        "all": list(range(frames)),
+        "first": [0],
+        "ends": sorted({0, frames - 1}),
+        "one in 7": list(range(3, frames, 7)) or [0],
+        "two beside each other": [frames // 2, frames // 2 + 1][: max(1, frames - frames // 2)],
+    }
+
+
+def check(name: str, decoder: Decoder, threads: int) -> None:
+    source, truth = video(name), expected(name)
+    for what, numbers in samples(shown_frames(source.index)).items():
+        got = ours(source, numbers, decoder=decoder, threads=threads).frames
+        assert sorted(got) == [n for n in numbers if n in truth], what
+        differing = [n for n in got if not np.array_equal(got[n], truth[n])]
+        assert not differing, what
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_video(name: str, decoder: Decoder) -> None:
+    check(name, decoder, threads=1)
+    if name not in HEADLESS:
+        assert len(expected(name)) == shown_frames(video(name).index)
+
+
+@pytest.mark.parametrize("name", ["h264_one_gop", "h264_open_gop", "h264_raw", "hevc_open_gop", "av1", "vp9", "mpeg4"])
+def test_with_threads(name: str, decoder: Decoder) -> None:
+    check(name, decoder, threads=2)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_damaged_video(name: str, decoder: Decoder) -> None:
+    check(name, decoder, threads=1 + len(name) % 2)
+
+
+@pytest.mark.parametrize("name", ["h264", "hevc", "mpeg4"])
+def test_what_nobody_wants_or_needs_is_not_decoded(name: str, decoder: Decoder) -> None:
+    source = video(name)
+    numbers = list(range(5, shown_frames(source.index), 11))
+    outcome = ours(source, numbers, decoder=decoder)
+    assert len(outcome.frames) == len(numbers)
+    planned = sum(len(piece.feed) for piece, _ in outcome.pieces)
+    without_gaps = sum(max(piece.feed) - min(piece.feed) + 1 for piece, _ in outcome.pieces)
+    assert outcome.decoded <= planned < without_gaps < shown_frames(source.index)
+    height, width = source.index.height, source.index.width
+    assert sum(result.bytes_written for _, result in outcome.pieces) == len(numbers) * height * width * 3
+
+
+def test_one_video_after_the_other(decoder: Decoder) -> None:
+    for name in ("h264", "vp9", "h264_rotated", "h264"):
+        assert np.array_equal(ours(video(name), [20], decoder=decoder).frames[20], expected(name)[20])
+
+
+def test_a_frame_that_is_not_there_is_no_error(decoder: Decoder) -> None:
+    source = video("h264")
+    cut = replace(source.index, packets=source.index.packets[:20])
+    numbers = [0, 15, 30]
+    assert plan(cut, numbers).absent == (2,)
+    assert sorted(ours(Video(cut, source.packets), numbers, decoder=decoder).frames) == [0, 15]
+
+
+def test_a_codec_that_it_does_not_know(decoder: Decoder) -> None:
+    source = video("h264")
+    with pytest.raises(DecoderError, match="codec"):
+        decoder.open(replace(source.index, codec="nonesuch"), memoryview(source.packets), memoryview(b""))
+
+
+def test_decode_without_open(decoder: Decoder) -> None:
+    (piece,) = plan(video("h264_one_gop").index, [3]).pieces
+    with pytest.raises(DecoderError, match="open"):
+        decoder.decode(piece)
+
+
+def test_a_video_that_is_known_to_be_in_sequence_ends_early(decoder: Decoder) -> None:
+    source = video("h264_raw")
+    assert source.index.order is Order.SEQUENCE
+    assert ours(source, [4], decoder=decoder).decoded < 12
+
+
+def test_hidden_frames_are_not_counted(decoder: Decoder) -> None:
+    source = video("h264_trimmed")
+    assert (source.index.packets["flags"] & PacketFlag.HIDDEN).any()
+    in_sequence = Video(replace(source.index, order=Order.SEQUENCE), source.packets)
+    assert np.array_equal(ours(in_sequence, [3], decoder=decoder).frames[3], expected("h264_trimmed")[3])

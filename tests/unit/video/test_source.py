@@ -1,0 +1,92 @@
+"""What sampling rules are told about a video."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vllm_omni_sched.engine.video.source import frame_size, source_of
+from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Source, VideoIndex
+
+
+def index_of(frames: int, *, gop: int = 10, hidden: int = 0, step: int = 512, **facts: Any) -> VideoIndex:
+    """`frames` frames at 30 per second, the first `hidden` of them behind an edit list."""
+    packets = np.zeros(frames, PACKET)
+    packets["pts"] = packets["dts"] = (np.arange(frames) - hidden) * step
+    packets["flags"][::gop] = PacketFlag.START
+    packets["flags"][:hidden] |= PacketFlag.HIDDEN
+    plain = VideoIndex(
+        codec="h264",
+        extradata=b"",
+        width=160,
+        height=120,
+        rotation=0,
+        pixel_format="yuv420p",
+        time_base=(1, 15_360),
+        header_frames=frames,
+        fps=30.0,
+        duration_seconds=frames / 30,
+        packets=packets,
+        in_file=True,
+    )
+    return replace(plain, **facts)
+
+
+def test_the_header_counts_the_frames():
+    assert source_of(index_of(90)) == Source(90, 30.0, 3.0)
+
+
+def test_without_a_header_the_duration_does():
+    assert source_of(index_of(90, header_frames=0, duration_seconds=2.99)) == Source(90, 30.0, 3.0)
+
+
+@pytest.mark.parametrize("order", Order)
+def test_without_both_the_packets_do(order):
+    streamed = index_of(90, header_frames=0, duration_seconds=0.0, order=order)
+    assert source_of(streamed) == Source(90, 30.0, 3.0)
+
+
+@pytest.mark.parametrize("hidden", [2, 5, 17, 40])
+def test_frames_behind_an_edit_list_do_not_count(hidden):
+    trimmed = index_of(90, hidden=hidden)
+    assert source_of(trimmed).total_frames == 90 - hidden
+    assert source_of(trimmed, cross_check=False).total_frames == 90  # vLLM before 0.30
+
+
+def test_packets_that_an_edit_list_leaves_out_altogether_do_not_count():
+    """As FFmpeg reads them: what is needed by no frame that is shown is not there."""
+    whole = index_of(90, hidden=40, duration_seconds=50 / 30)
+    assert source_of(replace(whole, packets=whole.packets[30:])).total_frames == 50
+
+
+def test_a_header_that_is_off_by_one_is_believed():
+    assert source_of(index_of(90, hidden=1)).total_frames == 90
+
+
+def test_without_pts_the_header_is_believed():
+    assert source_of(index_of(90, hidden=20, order=Order.SEQUENCE)).total_frames == 90
+
+
+def test_the_rate_is_the_mean():
+    variable = source_of(index_of(90, step=15_360 // 18, mean_fps=18.0, header_frames=0, duration_seconds=5.0))
+    assert (variable.total_frames, variable.fps, variable.duration_seconds) == (90, 18.0, 5.0)
+
+
+def test_a_file_that_is_cut_off_is_as_long_as_its_header_says():
+    whole = index_of(90)
+    assert source_of(replace(whole, packets=whole.packets[:40])).total_frames == 90
+
+
+def test_without_a_rate_there_is_one_frame_per_unit_of_time():
+    unknown = source_of(index_of(90, fps=0.0, time_base=(1, 25)))
+    assert (unknown.total_frames, unknown.fps) == (90, 25.0)
+
+
+@pytest.mark.parametrize(
+    ("rotation", "size"), [(0, (160, 120)), (90, (120, 160)), (180, (160, 120)), (270, (120, 160))]
+)
+def test_the_size_is_that_of_turned_frames(rotation, size):
+    assert frame_size(index_of(10, rotation=rotation)) == size

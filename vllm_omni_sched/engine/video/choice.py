@@ -1,0 +1,92 @@
+"""What the operator chose at start-up: our loader, by ``--media-io-kwargs`` or by ``VLLM_VIDEO_LOADER_BACKEND``.
+
+Stock vLLM puts the loader named in the arguments first, then the model's own (by its video processor, or by its
+configuration), then the variable. Ours does not replace the model's: it decodes what that one samples. So the choice,
+however made, becomes two arguments, our loader and the model's rule, and requests need nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options
+from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video.rules import ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
+from vllm_omni_sched.errors import ConfigError, RequestError
+from vllm_omni_sched.video.options import VideoOptions
+
+_DECODED_ELSEWHERE = ("backend", "device")  # arguments that name a decoder
+
+
+def is_chosen(engine_args: Any) -> bool:
+    """Whether these arguments, or else the environment, name our loader."""
+    named = _video(engine_args.media_io_kwargs).get("video_backend") or os.environ.get(ENVIRONMENT)
+    return bool(named == NAME)
+
+
+@contextmanager
+def out_of_the_way(engine_args: Any) -> Iterator[None]:
+    """While vLLM makes its config, our name is not there: where the model's configuration names a loader, it does."""
+    given = engine_args.media_io_kwargs
+    video = {key: value for key, value in _video(given).items() if key != "video_backend"}
+    engine_args.media_io_kwargs = {**(given or {}), "video": video}
+    try:
+        yield
+    finally:
+        engine_args.media_io_kwargs = given
+
+
+def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
+    """Serve this engine's videos: name our loader and the model's rule, and start the decoders.
+
+    Args:
+        vllm_config: as vLLM made it, `out_of_the_way`.
+        given: the operator's ``--media-io-kwargs``.
+
+    Raises:
+        ConfigError: an option is wrong, an argument names another decoder or no sampling rule, or PyAV is missing.
+    """
+    options = video_options(load_config(vllm_config.additional_config))
+    if find_spec("av") is None:
+        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: pip install vllm-omni-sched[video]")
+    multimodal = vllm_config.model_config.multimodal_config
+    if multimodal is None:
+        return  # a model of text
+    operators = _video(given)
+    if operators.get("backend", "opencv") != "opencv":
+        raise ConfigError(
+            f"--media-io-kwargs name {NAME!r} and the decoder {operators['backend']!r}, which would decode in its "
+            "place: leave out 'backend' or 'video_backend'"
+        )
+    video = {
+        key: value
+        for key, value in _video(multimodal.media_io_kwargs).items()
+        if key in operators or key not in _DECODED_ELSEWHERE
+    }
+    models_own = video.pop("video_backend", None) or rule_of_model(vllm_config.model_config)
+    video.setdefault("sampling", models_own or default_rule())
+    try:
+        rule_named(video["sampling"])
+    except RequestError as error:
+        raise ConfigError(f"--media-io-kwargs: {error}") from None
+    multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
+    process.configure(options)
+    if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0:  # else the parent of API servers
+        process.service()
+
+
+def video_options(config: OmniSchedConfig) -> VideoOptions:
+    """The options in the group ``video``.
+
+    Raises:
+        ConfigError: one is unknown, of the wrong type or out of range; the message names it.
+    """
+    return read_options(VideoOptions, config.video, group="video")
+
+
+def _video(media_io_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    return dict((media_io_kwargs or {}).get("video") or {})

@@ -1,0 +1,95 @@
+"""Our decoding under vLLM 0.22, where a rule opens a capture, asks it for facts, and reads frames from it.
+
+All three go through the rule's class. A subclass made for one video opens a `_Capture`, which answers from our index,
+and reads by us. The frames have to be named before they are decoded: so the rule runs twice, and is stopped the first
+time when it names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video.rules import StockReason, reads_itself
+from vllm_omni_sched.engine.video.source import frame_size, source_of
+from vllm_omni_sched.engine.video.wanted import wanted_of
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.engine.video.loader import Service
+    from vllm_omni_sched.graph.order import SlaClass
+    from vllm_omni_sched.video.facts import VideoIndex
+
+_WIDTH, _HEIGHT, _FPS, _FRAME_COUNT = 3, 4, 5, 7  # OpenCV's CAP_PROP_…
+
+
+class _Capture:
+    """Answers as an OpenCV capture does before its first frame."""
+
+    def __init__(self, index: VideoIndex) -> None:
+        source = source_of(index, cross_check=False)
+        width, height = frame_size(index)
+        self._facts = {_WIDTH: width, _HEIGHT: height, _FPS: source.fps, _FRAME_COUNT: source.total_frames}
+
+    def get(self, fact: int) -> float:
+        return float(self._facts[fact])
+
+
+class _Named(Exception):
+    """Stops the first run: the rule has named its frames."""
+
+    def __init__(self, frames: Sequence[int]) -> None:
+        super().__init__()
+        self.frames = frames
+
+
+class _NeverNamed(Exception):
+    """The first run came to its end without naming any."""
+
+
+def load_by_capture(
+    rule: Any, data: bytes, service: Service, sla: SlaClass, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """As `FlashCodecLoader.load_bytes`, of a rule of vLLM 0.22."""
+    found: tuple[Any, dict[str, Any]]
+    opened: list[_Capture] = []
+
+    def choose(index: VideoIndex) -> list[int]:
+        opened.append(_Capture(index))
+        try:
+            _variant(rule, opened[0], _stop).load_bytes(data, **kwargs)
+        except _Named as named:
+            return wanted_of(named.frames)
+        raise _NeverNamed
+
+    reason = None
+    if kwargs.get("backend", "opencv") != "opencv":
+        reason = StockReason.OTHER_CODEC
+    elif not hasattr(rule, "open_video_capture"):
+        reason = StockReason.OWN_DECODING
+    elif reads_itself(rule):
+        reason = StockReason.OWN_READER
+    else:
+        try:
+            decoded = service.load(data, choose, sla=sla, recovery=bool(kwargs.get("frame_recovery", False)))
+        except _NeverNamed:
+            reason = StockReason.OWN_DECODING
+    if reason is not None:
+        process.observe_stock(reason)
+        found = rule.load_bytes(data, **kwargs)
+    else:
+        found = _variant(rule, opened[0], lambda *_, **__: (decoded.frames, decoded.indices)).load_bytes(data, **kwargs)
+    return found
+
+
+def _stop(_cls: Any, _capture: _Capture, frames: Sequence[int], *_: Any, **__: Any) -> Any:
+    raise _Named(frames)
+
+
+def _variant(rule: Any, capture: _Capture, read: Callable[..., Any]) -> Any:
+    """The rule, but for where it reads."""
+    methods = {
+        "open_video_capture": classmethod(lambda _cls, _data: capture),
+        "read_frames": classmethod(read),
+    }
+    return type(rule.__name__, (rule,), methods)

@@ -1,0 +1,167 @@
+"""The video loader: one of vLLM's own loaders, with only its decoding replaced.
+
+A rule (a loader class) decodes by ``decode_opencv``: that function is wrapped, and is ours on the thread on which our
+loader runs a rule. vLLM 0.22 has no such function: see `earlier`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video.earlier import load_by_capture
+from vllm_omni_sched.engine.video.rules import StockReason, default_rule, reads_itself, rule_named
+from vllm_omni_sched.engine.video.source import frame_size, source_of
+from vllm_omni_sched.engine.video.wanted import wanted_of
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.video.base import Decoded
+    from vllm_omni_sched.video.facts import VideoIndex
+
+logger = logging.getLogger("vllm_omni_sched")
+
+_MARK = "__omni_sched__"
+_CLASSES = {sla.name: sla for sla in (REALTIME, INTERACTIVE, BATCH)}
+
+Decode = Callable[..., Any]
+"""As vLLM's ``decode_opencv``: (rule, data, target, sampling_kwargs, frame_recovery=) to
+(frames, source, indices wanted, indices found)."""
+
+_thread = threading.local()  # `.decode`: what stands for decode_opencv on this thread now
+
+
+class Service(Protocol):
+    """What the loader needs of `vllm_omni_sched.video.service.FlashCodec`."""
+
+    def load(
+        self,
+        data: bytes,
+        choose: Callable[[VideoIndex], Sequence[int]],
+        *,
+        sla: SlaClass = INTERACTIVE,
+        recovery: bool = False,
+    ) -> Decoded: ...
+
+
+class FlashCodecLoader:
+    """What vLLM finds under the name ``omni_flashcodec``; made anew for every video.
+
+    Args:
+        service: decodes; None for that of this process.
+    """
+
+    def __init__(self, service: Service | None = None) -> None:
+        self._service = service
+
+    def load_bytes(
+        self, data: bytes, *, sampling: str | None = None, omni_class: str = INTERACTIVE.name, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The sampled frames, uint8 of shape (frames, height, width, 3), RGB; and what vLLM's processors are told.
+
+        Args:
+            data: a video file.
+            sampling: the rule, by its name among vLLM's loaders; None for the default one. The operator's choice of our
+                loader fills in the model's own.
+            omni_class: realtime, interactive or batch: whose videos go first.
+            kwargs: the rule's own, such as ``num_frames`` and ``fps``.
+
+        Raises:
+            RequestError: there is no such rule or class, or nobody chose our loader for this server.
+            VideoInputError: the video cannot be read, or is larger than the options allow.
+            VideoDeadlineError: it was not decoded in time.
+            DecoderError: no decoder is left.
+            ValueError: the rule's own.
+        """
+        rule = rule_named(sampling or default_rule())
+        if (sla := _CLASSES.get(omni_class)) is None:
+            raise RequestError(f"omni_class is {omni_class!r}; it must be one of {list(_CLASSES)}")
+        service = self._service or process.service()
+        found: tuple[Any, dict[str, Any]]
+        if not replace_decoding():
+            return load_by_capture(rule, data, service, sla, kwargs)
+        decoded_by: list[StockReason | None] = []
+        with _instead(functools.partial(_decode, service, sla, decoded_by)):
+            found = rule.load_bytes(data, **kwargs)
+        reason = decoded_by[-1] if decoded_by else _why_never(kwargs)
+        if reason is not None:
+            process.observe_stock(reason)
+        return found
+
+
+def _why_never(kwargs: dict[str, Any]) -> StockReason:
+    return StockReason.OTHER_CODEC if kwargs.get("backend", "opencv") != "opencv" else StockReason.OWN_DECODING
+
+
+def _decode(
+    service: Service,
+    sla: SlaClass,
+    decoded_by: list[StockReason | None],
+    rule: Any,
+    data: bytes,
+    target: Any,
+    sampling_kwargs: dict[str, Any],
+    *,
+    frame_recovery: bool = False,
+) -> Any:
+    if reads_itself(rule):
+        decoded_by.append(StockReason.OWN_READER)
+        return NotImplemented
+    decoded_by.append(None)
+    decoders = import_module("vllm.multimodal.video_decoders.base")
+    told: list[Any] = []
+
+    def choose(index: VideoIndex) -> list[int]:
+        decoders.check_frame_pixel_limit(*frame_size(index))
+        source = rule._prepare_source(decoders.VideoSourceMetadata(*_as_vllm(index)))
+        frames = rule.compute_frames_index_to_sample(source=source, target=target, **sampling_kwargs)
+        told[:] = [source, frames]
+        return wanted_of(frames)
+
+    decoded = service.load(data, choose, sla=sla, recovery=frame_recovery)
+    process.observe_missing(len(set(told[1])) - len(decoded.indices))
+    return decoded.frames, *told, decoded.indices
+
+
+def _as_vllm(index: VideoIndex) -> tuple[int, float, float]:
+    source = source_of(index)
+    return source.total_frames, source.fps, source.duration_seconds
+
+
+@contextmanager
+def _instead(decode: Decode) -> Iterator[None]:
+    _thread.decode = decode
+    try:
+        yield
+    finally:
+        _thread.decode = None
+
+
+def replace_decoding() -> bool:
+    """Wrap ``decode_opencv``, so that ours may stand for it; whether this vLLM has it. Idempotent."""
+    try:
+        module = import_module(compat.VIDEO_OPENCV)
+    except ImportError:
+        return False
+    stock = module.decode_opencv
+    if hasattr(stock, _MARK):
+        return True
+
+    @functools.wraps(stock)
+    def decode_opencv(*args: Any, **kwargs: Any) -> Any:
+        decode = getattr(_thread, "decode", None)
+        if decode is not None and (decoded := decode(*args, **kwargs)) is not NotImplemented:
+            return decoded
+        return stock(*args, **kwargs)
+
+    setattr(decode_opencv, _MARK, True)
+    module.decode_opencv = decode_opencv  # type: ignore[attr-defined]
+    return True

@@ -1,0 +1,106 @@
+"""The decoders' service of this process: one for all its videos, made when the first one comes, closed at its end."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from vllm_omni_sched.engine.video.rules import NAME, StockReason
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.video.options import VideoOptions
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.engine.video.metrics import VideoMetrics
+    from vllm_omni_sched.video.service import FlashCodec
+
+logger = logging.getLogger("vllm_omni_sched")
+
+_lock = threading.Lock()
+_options = VideoOptions()
+_refused = False
+_service: FlashCodec | None = None
+_metrics: VideoMetrics | None = None
+_logged: set[StockReason] = set()
+
+
+def configure(options: VideoOptions) -> None:
+    """Serve videos of this process with these options, from the next one on."""
+    global _options, _refused
+    close()
+    with _lock:
+        _options, _refused = options, False
+
+
+def refuse() -> None:
+    """This process serves an engine whose operator has not chosen our loader: no request may."""
+    global _refused
+    with _lock:
+        _refused = _service is None
+
+
+def service() -> FlashCodec:
+    """The service, started.
+
+    Raises:
+        RequestError: the operator has not chosen our loader.
+    """
+    global _service
+    with _lock:
+        if _refused:
+            raise RequestError(
+                f"video_backend is {NAME!r}, which this server was not started with: leave it out, or start with "
+                f'--media-io-kwargs \'{{"video": {{"video_backend": "{NAME}"}}}}\''
+            )
+        if _service is None:
+            from vllm_omni_sched.video.service import FlashCodec
+
+            _service = FlashCodec(_options, observer=_observed())
+            _service.start()
+        return _service
+
+
+def close() -> None:
+    """End the decoders, if there are any. Videos in flight are errors."""
+    global _service
+    with _lock:
+        closing, _service = _service, None
+    if closing is not None:
+        closing.close()
+
+
+def observe_stock(reason: StockReason) -> None:
+    """A video was decoded by vLLM's own code."""
+    with _lock:
+        _observed().fell_back(reason.value)
+        if reason not in _logged:
+            _logged.add(reason)
+            logger.warning("%s: vLLM's own code decodes such videos: %s", NAME, reason.value)
+
+
+def observe_missing(frames: int) -> None:
+    """So many frames of a video were wanted and are not sound."""
+    with _lock:
+        _observed().missed(frames)
+
+
+def _observed() -> VideoMetrics:
+    global _metrics
+    if _metrics is None:
+        from vllm_omni_sched.engine.video.metrics import VideoMetrics
+
+        _metrics = VideoMetrics()
+        _metrics.attach()
+    return _metrics
+
+
+def _forget() -> None:
+    """In a forked child: the service belongs to the parent, and so does whoever held the lock."""
+    global _service, _metrics, _lock
+    _service, _lock = None, threading.Lock()
+
+
+atexit.register(close)
+os.register_at_fork(after_in_child=_forget)

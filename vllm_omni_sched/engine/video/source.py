@@ -1,0 +1,89 @@
+"""What vLLM's sampling rules are told about a video: what OpenCV says, from the index alone.
+
+Source: OpenCV's ``cap_ffmpeg_impl.hpp`` (``get_total_frames``, ``get_fps``, ``seek``) and vLLM's
+``OpenCVVideoBackendMixin.get_video_metadata``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm_omni_sched.video.facts import Order, PacketFlag, Source
+from vllm_omni_sched.video.index import shown_frames, shown_pts
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.video.facts import VideoIndex
+
+NOTHING = 0.000025  # OpenCV's `eps_zero`: below it, a rate or a duration is none
+SEEK_BACK = 16  # frames that OpenCV goes back from its target, at first
+
+
+def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:
+    """The video as vLLM's default loader describes it to a sampling rule.
+
+    Args:
+        index: of the video.
+        cross_check: whether this vLLM looks for an edit list that hides frames which the header counts (0.30 on).
+    """
+    fps = frame_rate(index)
+    total = index.header_frames or math.floor(_duration(index) * fps + 0.5)
+    if total <= 0:
+        # Streamed and raw video: vLLM counts packets from 0.33 on, and made one frame of it before.
+        total = shown_frames(index)
+    elif cross_check:
+        visible = visible_frames(index, total, fps)
+        if visible is not None and 0 < visible < total - 1:
+            total = visible
+    return Source(total, fps, total / fps if fps > 0 else 0.0)
+
+
+def frame_size(index: VideoIndex) -> tuple[int, int]:
+    """Width and height of the frames that come out, in pixels: after rotation."""
+    turned = index.rotation in (90, 270)
+    return (index.height, index.width) if turned else (index.width, index.height)
+
+
+def frame_rate(index: VideoIndex) -> float:
+    """Frames per second; without any, one frame per unit of time, as OpenCV has it."""
+    numerator, denominator = index.time_base
+    rates = (index.mean_fps, index.fps, denominator / numerator if numerator else 0.0)
+    return next((rate for rate in rates if rate >= NOTHING), 0.0)
+
+
+def _duration(index: VideoIndex) -> float:
+    return index.duration_seconds if index.duration_seconds >= NOTHING else index.stream_duration_seconds
+
+
+def _stream_duration(index: VideoIndex) -> float:
+    return index.stream_duration_seconds or index.duration_seconds
+
+
+def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
+    """Where OpenCV finds itself after a seek to the end, if the stream really ends there; else None.
+
+    It goes to a start before the target, takes that frame's number from its pts, and counts frames from there. The
+    number is right where the rate is constant; vLLM believes what comes out, so we compute the same.
+    """
+    if index.order is not Order.PTS:
+        return None
+    pts = shown_pts(index)
+    seconds = index.time_base[0] / index.time_base[1]
+    if len(index.packets) < index.header_frames and (pts[-1] - pts[0]) * seconds + 2 / fps < _stream_duration(index):
+        return None  # the file is cut off: the seek leads to where nothing is
+    starts = np.sort(index.packets["pts"][(index.packets["flags"] & PacketFlag.START) != 0])
+
+    back = SEEK_BACK
+    while True:
+        at = max(total - back, 0)
+        target = pts[0] + int(at / fps / seconds + 0.5)
+        before = starts[starts <= target]
+        first = int(np.searchsorted(pts, before[-1])) if len(before) else 0
+        number = int(fps * float(pts[first] - pts[0]) * seconds + 0.5)
+        if number <= total - 1 or at == 0:
+            break
+        back = back * 3 // 2
+    last = number + len(pts) - 1 - first
+    return last + 1 if last <= total - 1 else None
