@@ -187,6 +187,7 @@ def indexed(data: bytes, **changes: Any) -> tuple[VideoIndex, memoryview]:
         context, base = stream.codec_context, stream.time_base
         facts = {
             "codec": context.codec.canonical_name,
+            "decoder": context.name,
             "extradata": context.extradata or b"",
             "width": context.width,
             "height": context.height,
