@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex, Wanted
+from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
+from vllm_omni_sched.video.nvdec.library import Library
 
 START, NONE = PacketFlag.START, PacketFlag(0)
 
@@ -148,6 +150,11 @@ class HostDevice:
         return self
 
     def synchronize(self) -> None: ...
+
+
+def card(gpu: int) -> NvdecDecoder:
+    """What makes a decoder in a decoder process."""
+    return NvdecDecoder(gpu, library=Library(NvCodec()), device=HostDevice())
 
 
 @lru_cache
