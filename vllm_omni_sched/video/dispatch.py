@@ -185,9 +185,9 @@ class Dispatcher:
             said[0].events.put(said[1])
 
     def _finish(self, job: Job) -> None:
-        self._jobs.pop(job.key, None)
         self.team.forget(job)
         job.release()
+        self._jobs.pop(job.key, None)
 
     def _give_out(self) -> None:
         """Until nobody is idle, or nothing is left."""

@@ -273,16 +273,13 @@ def test_nothing_is_left_behind(codec: FlashCodec) -> None:
             except VideoError:
                 continue
 
-    def settled() -> tuple[int, int]:
-        for _ in range(3):  # the last command of the load before is done when the next has its answer
-            codec.load(actors.video(4), everything)
-        return resources()
-
     both()
-    before = settled()
+    until(lambda: not codec._dispatcher._jobs)
+    before = resources()
     for _ in range(20):
         both()
-    assert settled() == before
+    until(lambda: not codec._dispatcher._jobs)
+    assert resources() == before
     until(lambda: codec.used_bytes == 0)
 
 
