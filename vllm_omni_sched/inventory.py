@@ -20,8 +20,9 @@ _OURS = "our scheduler is named"
 INVENTORY: tuple[Override, ...] = (
     Override(
         "EngineArgs.create_engine_config",
-        "checks our options and attaches our metrics after vLLM made its config",
-        f"wrapped by register(); acts when {_OURS}",
+        "checks our options and attaches our metrics after vLLM made its config; puts our video loader and the model's "
+        "own sampling rule into its media_io_kwargs",
+        f"wrapped by register(); acts when {_OURS}, or the video loader omni_flashcodec is",
         "tests/engine/test_bad_input.py",
         "vLLM offers plugins a hook to validate additional_config",
     ),
@@ -31,6 +32,20 @@ INVENTORY: tuple[Override, ...] = (
         f"wrapped by register(); acts when {_OURS}",
         "tests/engine/test_off_means_absent.py",
         "model runners of all platforms come from a factory that can be named",
+    ),
+    Override(
+        "VIDEO_LOADER_REGISTRY",
+        "has our video loader under the name omni_flashcodec",
+        "added by register(); used when it is chosen",
+        "tests/engine/test_video_choice.py",
+        "never: it is vLLM's own way",
+    ),
+    Override(
+        "video_decoders.opencv.decode_opencv",
+        "ours on a thread on which our video loader runs one of vLLM's; in 0.22 a subclass of the rule reads instead",
+        "omni_flashcodec is chosen, from its first video on",
+        "tests/engine/test_video_loader.py",
+        "vLLM lets a plugin register a video decoder, not only a loader",
     ),
     Override(
         f"{_S}.schedule",

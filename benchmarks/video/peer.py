@@ -54,9 +54,10 @@ def loader(variant: str) -> tuple[Load, str]:
         from vllm_omni_sched.plugin import register
 
         if variant == OURS_ALONE:
-            from vllm_omni_sched.engine.video import service
+            from vllm_omni_sched.engine.video import process
+            from vllm_omni_sched.video.options import VideoOptions
 
-            service.configure({"decoders": 1})
+            process.configure(VideoOptions(decoders=1))
         register()
         name = "omni_flashcodec"
     stock = VIDEO_LOADER_REGISTRY.load(name)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("av")
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.clips import BROKEN, SOUND
 from tests.support.decoding import Video, ours, plain, video
@@ -75,7 +75,7 @@ def test_damaged_video(name: str, decoder: Decoder) -> None:
     check(name, decoder, threads=1 + len(name) % 2)
 
 
-@pytest.mark.parametrize("name", ["h264", "hevc", "mpeg4"])
+@pytest.mark.parametrize("name", ["h264", "hevc", "mpeg4", "av1"])
 def test_what_nobody_wants_or_needs_is_not_decoded(name: str, decoder: Decoder) -> None:
     source = video(name)
     numbers = list(range(5, shown_frames(source.index), 11))
@@ -86,6 +86,18 @@ def test_what_nobody_wants_or_needs_is_not_decoded(name: str, decoder: Decoder) 
     assert outcome.decoded <= planned < without_gaps < shown_frames(source.index)
     height, width = source.index.height, source.index.width
     assert sum(result.bytes_written for _, result in outcome.pieces) == len(numbers) * height * width * 3
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_whatever_is_wanted(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["h264_open_gop", "h264_pyramid", "hevc_open_gop", "mpeg4", "av1", "vp9_hidden"]))
+    numbers = sorted(data.draw(st.sets(st.integers(0, shown_frames(video(name).index) - 1), min_size=1)))
+    threads, decoders = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 8))
+    outcome = ours(video(name), numbers, threads=threads, decoders=decoders)
+    assert sorted(outcome.frames) == numbers
+    assert all(np.array_equal(outcome.frames[n], expected(name)[n]) for n in numbers)
+    assert outcome.repair is None or threads > 1
 
 
 def test_one_video_after_the_other(decoder: Decoder) -> None:

@@ -58,6 +58,11 @@ def voxtral() -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen2_vl() -> Path:
+    return write_model("qwen2-vl", ROOT / ".models" / "qwen2-vl")
+
+
+@pytest.fixture(scope="session")
 def in_process(llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All engines of `harness/engines.py`: core, scheduler and worker in one process, the same steps in every run."""
     stock, ours = run_side_by_side(

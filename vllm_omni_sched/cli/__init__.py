@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_omni_sched.cli import doctor
+from vllm_omni_sched.cli import decode, doctor
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -15,7 +15,8 @@ app = typer.Typer(
 
 @app.callback()
 def _root() -> None:
-    """Tools around the multimodal batch scheduler for vLLM and vLLM-Omni."""  # keeps `doctor` a sub-command
+    """Tools around the multimodal batch scheduler for vLLM and vLLM-Omni."""
 
 
 app.command("doctor")(doctor.doctor)
+app.command("decode")(decode.decode)

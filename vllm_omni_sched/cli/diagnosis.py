@@ -3,12 +3,13 @@
 import dataclasses
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
 from vllm_omni_sched import __version__, compat
+from vllm_omni_sched.cli.video_parts import video_parts
 from vllm_omni_sched.config import load_config
 from vllm_omni_sched.errors import OmniSchedError
 
@@ -34,6 +35,7 @@ class Diagnosis:
     features: list[compat.Status]
     probes: list[compat.Probe]
     problems: list[str]
+    video: list[compat.Status] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, with ``ok`` in front."""
@@ -53,9 +55,11 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     except OmniSchedError as error:
         problems.append(str(error))
 
+    video, wrong = video_parts(config)
+    problems += wrong
     broken = _import_problem()
     if broken:
-        return Diagnosis(_versions(None), [], [], [*problems, broken])
+        return Diagnosis(_versions(None), [], [], [*problems, broken], video)
     try:
         compat.check_version(config)
     except OmniSchedError as error:
@@ -66,7 +70,7 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
         problems.append(str(error))
         features = compat.resolve(load_config(None), workers=True)
     problems += _registration_problems()
-    return Diagnosis(_versions(compat.vllm_version()), list(features.values()), compat.probe_all(), problems)
+    return Diagnosis(_versions(compat.vllm_version()), list(features.values()), compat.probe_all(), problems, video)
 
 
 def _import_problem() -> str | None:

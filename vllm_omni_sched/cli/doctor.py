@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_omni_sched.cli.diagnosis import Diagnosis, diagnose
+from vllm_omni_sched.compat import Status
 
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
 
@@ -42,10 +44,11 @@ def doctor(
 
 
 def screen(findings: Diagnosis) -> RenderableType:
-    """The findings as one page: versions, features, extension points, verdict."""
+    """The findings as one page: versions, features, video, extension points, verdict."""
     parts: list[RenderableType] = [_versions(findings)]
     if findings.features:
-        parts.append(_features(findings))
+        parts.append(_statuses("\nFeatures", findings.features))
+    parts.append(_statuses("\nVideo loader omni_flashcodec", findings.video))
     if findings.probes:
         parts.append(_probes(findings))
     parts.append(_verdict(findings))
@@ -75,9 +78,9 @@ def _versions(findings: Diagnosis) -> Table:
     return table
 
 
-def _features(findings: Diagnosis) -> Table:
-    table = _section("\nFeatures", "mark", "feature", "reason")
-    for status in findings.features:
+def _statuses(title: str, statuses: Sequence[Status]) -> Table:
+    table = _section(title, "mark", "feature", "reason")
+    for status in statuses:
         table.add_row(Text("  ") + (YES if status.active else ABSENT), status.feature, Text(status.reason, "dim"))
     return table
 

@@ -12,7 +12,7 @@ import av
 import numpy as np
 from av.stream import Discard
 
-from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.errors import VideoInputError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
 from vllm_omni_sched.video.bitstream.bits import EndOfBits
 from vllm_omni_sched.video.facts import NO_TIME, PACKET, VideoIndex
@@ -21,6 +21,8 @@ from vllm_omni_sched.video.index import flags, order_of, reorder_depth
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
+
+    from vllm_omni_sched.video.limits import Limits
 
 FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,live_flv,ogg,asf,rm,nut,mxf,gif,apng,ivf,obu,"
@@ -31,14 +33,6 @@ FORMATS = (
 _HEAD_BYTES = 32  # more than what containers write before a packet
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees")
-
-
-class Limits(NamedTuple):
-    """What is refused; None for no limit. Each named as the option that sets it."""
-
-    max_pixels: int | None = None  # of one frame
-    max_frames: int | None = None
-    max_duration_seconds: float | None = None
 
 
 class Indexed(NamedTuple):
@@ -53,12 +47,12 @@ class Indexed(NamedTuple):
     packets_fd: int | None
 
 
-def read_index(fd: int, limits: Limits = Limits()) -> Indexed:  # noqa: B008 - a constant
+def read_index(fd: int, limits: Limits | None = None) -> Indexed:
     """Read the packets of the first video stream of a file.
 
     Args:
         fd: of the file, or memfd; it must be seekable. Its offset is moved.
-        limits: checked as early as the file gives the figures away.
+        limits: checked as early as the file gives the figures away; None for no limits.
 
     Raises:
         VideoInputError: no container we read, no video stream in it, or no packets.
@@ -80,14 +74,14 @@ def read_index(fd: int, limits: Limits = Limits()) -> Indexed:  # noqa: B008 - a
         return _read(container, stream, file, limits)
 
 
-def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limits: Limits) -> Indexed:
+def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limits: Limits | None) -> Indexed:
     context = stream.codec_context
     extradata = context.extradata or b""
     codec = context.codec.canonical_name
     notes = []
     try:
         reader = reader_for(codec, extradata)
-    except EndOfBits:
+    except (EndOfBits, IndexError):
         reader = None
         notes.append("the codec's parameters are damaged")
     found = _Packets(file, reader, limits)
@@ -134,7 +128,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         bits_per_sample=context.bits_per_coded_sample,
         extradata_changes=tuple(found.extradata_changes),
         container=container.format.name,
-        stream_duration_seconds=float((stream.duration or 0) * time_base),
+        stream_duration_seconds=_stream_seconds(stream),
         start_seconds=float((stream.start_time or 0) * time_base),
     )
     return Indexed(index, found.copy_fd)
@@ -143,10 +137,10 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
 class _Packets:
     """Packets as they come. Their bytes are looked for in the file; once some are not there, all are copied."""
 
-    def __init__(self, file: mmap.mmap, reader: PacketReader | None, limits: Limits) -> None:
+    def __init__(self, file: mmap.mmap, reader: PacketReader | None, limits: Limits | None) -> None:
         self._file = file
         self._reader = reader
-        self._max_frames = limits.max_frames
+        self._limits = limits
         self.rows: list[tuple[int, int, int, int, int]] = []
         self.facts: list[PacketFacts] = []
         self.hidden: list[bool] = []
@@ -155,11 +149,12 @@ class _Packets:
         self._copied = 0
 
     def add(self, packet: av.Packet[Any]) -> None:
-        if self._max_frames is not None and len(self.rows) >= self._max_frames:
-            raise VideoLimitError(f"video: it has more than {self._max_frames} frames (max_frames)")
+        if self._limits is not None:
+            self._limits.check_frames(len(self.rows) + 1)
         data = bytes(packet)
-        if packet.has_sidedata("new_extradata"):
-            self.extradata_changes.append((len(self.rows), bytes(packet.get_sidedata("new_extradata"))))
+        for side in packet.iter_sidedata():
+            if side.data_type == "new_extradata":
+                self.extradata_changes.append((len(self.rows), bytes(side)))
         pts, dts = packet.pts, packet.dts
         offset = self._place(data, packet.pos)
         self.rows.append(
@@ -216,24 +211,20 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _check_header(stream: VideoStream, container: InputContainer, limits: Limits) -> None:
+def _check_header(stream: VideoStream, container: InputContainer, limits: Limits | None) -> None:
     context = stream.codec_context
     if context is None or not context.is_decoder:
         raise VideoInputError("video: its codec is none that can be decoded here; convert it to H.264")
-    pixels = context.width * context.height
-    if not pixels:
+    if not context.width or not context.height:
         raise VideoInputError("video: the size of its frames is unknown; the file is damaged")
-    if limits.max_pixels is not None and pixels > limits.max_pixels:
-        raise VideoLimitError(
-            f"video: frames of {context.width}x{context.height} have more than {limits.max_pixels} pixels (max_pixels)"
-        )
-    if limits.max_frames is not None and stream.frames > limits.max_frames:
-        raise VideoLimitError(f"video: it has {stream.frames} frames, more than {limits.max_frames} (max_frames)")
-    seconds = max((container.duration or 0) / av.time_base, float((stream.duration or 0) * (stream.time_base or 0)))
-    if limits.max_duration_seconds is not None and seconds > limits.max_duration_seconds:
-        raise VideoLimitError(
-            f"video: it is {seconds:.0f} s long, more than {limits.max_duration_seconds:.0f} s (max_duration_seconds)"
-        )
+    if limits is not None:
+        limits.check_size(context.width, context.height)
+        limits.check_frames(stream.frames)
+        limits.check_duration(max((container.duration or 0) / av.time_base, _stream_seconds(stream)))
+
+
+def _stream_seconds(stream: VideoStream) -> float:
+    return float((stream.duration or 0) * (stream.time_base or 0))
 
 
 def _rotation(container: InputContainer, stream: VideoStream) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.video.facts import Order, Piece, Wanted
-from vllm_omni_sched.video.spans import Span, feed, spans
+from vllm_omni_sched.video.spans import Span, Spans, cut, feed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,12 +80,11 @@ def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Ra
         return Plan((), 0)
     if index.order is Order.SEQUENCE:
         return Plan((in_sequence(index, wanted, rates),), len(wanted))
-    found, absent = spans(index, wanted)
-    costs = [rates.seconds(index, feed(index, span.first, span.last, span.wanted)) for span in found]
-    share = sum(costs) / (decoders * _PIECES_PER_DECODER)
-    pieces = [_piece(index, span, rates) for span in _joined(found, costs, share)]
+    found = cut(index, wanted)
+    pieces = [_piece(index, wanted, found, span, rates) for span in _joined(index, found, decoders, rates)]
     pieces.sort(key=lambda piece: -piece.cost)
-    return Plan(tuple(replace(piece, number=n) for n, piece in enumerate(pieces)), len(wanted), absent)
+    numbered = tuple(replace(piece, number=number) for number, piece in enumerate(pieces))
+    return Plan(numbered, len(wanted), tuple(range(len(found.pts), len(wanted))))
 
 
 def in_sequence(index: VideoIndex, numbers: Sequence[int], rates: Rates) -> Piece:
@@ -95,13 +94,23 @@ def in_sequence(index: VideoIndex, numbers: Sequence[int], rates: Rates) -> Piec
     return Piece(0, packets, wanted, Order.SEQUENCE, rates.seconds(index, packets))
 
 
-def _joined(found: Sequence[Span], costs: Sequence[float], share: float) -> list[Span]:
+def _joined(index: VideoIndex, found: Spans, decoders: int, rates: Rates) -> list[Span]:
+    """Neighbours in one, up to each piece's share of the whole."""
+    counts = np.cumsum(found.keep)
+    nbytes = np.cumsum(np.where(found.keep, index.packets["nbytes"], 0))
+    each = [
+        rates.per_piece
+        + rates.per_pixel * index.width * index.height * float(counts[span.last] - counts[span.first] + 1)
+        + rates.per_byte * float(nbytes[span.last] - nbytes[span.first])
+        for span in found.spans
+    ]
+    share = sum(each) / (decoders * _PIECES_PER_DECODER)
     joined: list[Span] = []
     spent = 0.0
-    for span, cost in zip(found, costs, strict=True):
+    for span, cost in zip(found.spans, each, strict=True):
         if joined and span.first <= joined[-1].last + 1 and spent + cost <= share:
             before = joined[-1]
-            joined[-1] = Span(before.first, max(before.last, span.last), before.wanted + span.wanted)
+            joined[-1] = Span(before.first, max(before.last, span.last), before.begin, span.end)
             spent += cost
         else:
             joined.append(span)
@@ -109,6 +118,9 @@ def _joined(found: Sequence[Span], costs: Sequence[float], share: float) -> list
     return joined
 
 
-def _piece(index: VideoIndex, span: Span, rates: Rates) -> Piece:
-    packets = feed(index, span.first, span.last, span.wanted)
-    return Piece(0, packets, span.wanted, Order.PTS, rates.seconds(index, packets))
+def _piece(index: VideoIndex, numbers: Sequence[int], found: Spans, span: Span, rates: Rates) -> Piece:
+    packets = feed(index, span, found.keep)
+    slots = range(span.begin, span.end)
+    pts = found.pts[span.begin : span.end].tolist()
+    wanted = tuple(Wanted(numbers[slot], when, slot) for slot, when in zip(slots, pts, strict=True))
+    return Piece(0, packets, wanted, Order.PTS, rates.seconds(index, packets))

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.cli import app, diagnosis
+from vllm_omni_sched.video import sandbox
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
 
@@ -66,6 +67,7 @@ def test_a_missing_extension_point_is_named_in_full_and_costs_its_feature_only(h
 
 
 OPTION_ON = '{"omni_sched": {"windows": "on"}}'
+WRONG_VIDEO_OPTION = '{"omni_sched": {"video": {"decoders": 0}}}'
 UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
 
 
@@ -74,13 +76,23 @@ UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
     [
         (missing, ["--additional-config", OPTION_ON], "option 'windows' is 'on' but cannot work"),
         (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'windows'?"),
+        (lambda _: None, ["--additional-config", WRONG_VIDEO_OPTION], "option 'video.decoders'"),
         (lambda _: None, ["--additional-config", "[]"], "must be a mapping"),
         (lambda h: h.setattr(compat, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),
         (lambda h: h.setattr(metadata, "entry_points", lambda **_: []), [], "is not in 'vllm.general_plugins'"),
         (lambda h: h.setenv("VLLM_PLUGINS", "other,more"), [], "VLLM_PLUGINS=other,more leaves 'omni_sched' out"),
         (lambda h: h.setattr(diagnosis, "_import_problem", lambda: "vLLM is broken"), [], "vLLM is broken"),
     ],
-    ids=["on-impossible", "unknown-option", "no-mapping", "version", "not-registered", "not-allowed", "broken"],
+    ids=[
+        "on-impossible",
+        "unknown-option",
+        "video-option",
+        "no-mapping",
+        "version",
+        "not-registered",
+        "not-allowed",
+        "broken",
+    ],
 )
 def test_what_would_stop_the_engine_is_said_with_status_1(healthy, spoil, arguments, says):
     spoil(healthy)
@@ -89,6 +101,25 @@ def test_what_would_stop_the_engine_is_said_with_status_1(healthy, spoil, argume
     assert "Cannot serve" in said
     assert says in said
     assert run("--json", *arguments)[0] == 1
+
+
+def test_the_parts_of_video_decoding_are_shown(healthy):
+    healthy.setattr(sandbox, "missing", lambda: (sandbox.Part.LANDLOCK,))
+    status, said = run("--additional-config", '{"omni_sched": {"video": {"decoders": 3, "nvdec": "off"}}}')
+    assert status == 0
+    assert "✓ decoders, pyav 3 processes" in said
+    assert "✓ seccomp decoder processes are confined by it" in said
+    assert "– landlock not on this system: decoder processes could read files that this user can" in said
+
+
+def test_without_pyav_it_says_what_to_install(healthy):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    healthy.setattr(metadata, "version", absent)
+    status, said = run()
+    assert status == 0  # the scheduler works without
+    assert "– PyAV not installed: pip install vllm-omni-sched[video]" in said
 
 
 def test_an_allow_list_that_names_us_is_no_problem(healthy):

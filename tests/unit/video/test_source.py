@@ -56,6 +56,12 @@ def test_frames_behind_an_edit_list_do_not_count(hidden):
     assert source_of(trimmed, cross_check=False).total_frames == 90  # vLLM before 0.30
 
 
+def test_packets_that_an_edit_list_leaves_out_altogether_do_not_count():
+    """As FFmpeg reads them: what is needed by no frame that is shown is not there."""
+    whole = index_of(90, hidden=40, duration_seconds=50 / 30)
+    assert source_of(replace(whole, packets=whole.packets[30:])).total_frames == 50
+
+
 def test_a_header_that_is_off_by_one_is_believed():
     assert source_of(index_of(90, hidden=1)).total_frames == 90
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_omni_sched.engine.video import process
 from vllm_omni_sched.engine.video.rules import StockReason, reads_itself
 from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.engine.video.wanted import sound, wanted_of
+from vllm_omni_sched.engine.video.wanted import wanted_of
 
 if TYPE_CHECKING:
     from vllm_omni_sched.engine.video.loader import Service
@@ -78,8 +78,7 @@ def load_by_capture(
         process.observe_stock(reason)
         found = rule.load_bytes(data, **kwargs)
     else:
-        frames = sound(decoded)
-        found = _variant(rule, opened[0], lambda *_, **__: (frames, decoded.indices)).load_bytes(data, **kwargs)
+        found = _variant(rule, opened[0], lambda *_, **__: (decoded.frames, decoded.indices)).load_bytes(data, **kwargs)
     return found
 
 

@@ -19,7 +19,7 @@ from vllm_omni_sched.engine.video import process
 from vllm_omni_sched.engine.video.earlier import load_by_capture
 from vllm_omni_sched.engine.video.rules import StockReason, default_rule, reads_itself, rule_named
 from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.engine.video.wanted import sound, wanted_of
+from vllm_omni_sched.engine.video.wanted import wanted_of
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass
 
@@ -127,9 +127,8 @@ def _decode(
         return wanted_of(frames)
 
     decoded = service.load(data, choose, sla=sla, recovery=frame_recovery)
-    frames = sound(decoded)
     process.observe_missing(len(set(told[1])) - len(decoded.indices))
-    return frames, *told, decoded.indices
+    return decoded.frames, *told, decoded.indices
 
 
 def _as_vllm(index: VideoIndex) -> tuple[int, float, float]:

@@ -57,17 +57,22 @@ def _duration(index: VideoIndex) -> float:
     return index.duration_seconds if index.duration_seconds >= NOTHING else index.stream_duration_seconds
 
 
+def _stream_duration(index: VideoIndex) -> float:
+    return index.stream_duration_seconds or index.duration_seconds
+
+
 def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
     """Where OpenCV finds itself after a seek to the end, if the stream really ends there; else None.
 
     It goes to a start before the target, takes that frame's number from its pts, and counts frames from there. The
     number is right where the rate is constant; vLLM believes what comes out, so we compute the same.
     """
-    cut_off = len(index.packets) < index.header_frames  # the seek leads to where nothing is
-    if index.order is not Order.PTS or cut_off:
+    if index.order is not Order.PTS:
         return None
     pts = shown_pts(index)
     seconds = index.time_base[0] / index.time_base[1]
+    if len(index.packets) < index.header_frames and (pts[-1] - pts[0]) * seconds + 2 / fps < _stream_duration(index):
+        return None  # the file is cut off: the seek leads to where nothing is
     starts = np.sort(index.packets["pts"][(index.packets["flags"] & PacketFlag.START) != 0])
 
     back = SEEK_BACK

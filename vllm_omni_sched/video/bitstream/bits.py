@@ -7,6 +7,9 @@ from collections.abc import Iterator
 HEADER_BYTES = 96
 """Of a NAL unit: enough for what we read of a slice's header, and for most parameter sets."""
 
+UNIT_BYTES = 4096
+"""Of a NAL unit: more than parameter sets have. Slices are longer, and only their headers matter."""
+
 
 class EndOfBits(Exception):
     """A header is shorter than it says; the packet is damaged, or not what we took it for."""
@@ -55,7 +58,7 @@ def unescaped(nal: bytes, limit: int = HEADER_BYTES) -> bytes:
 
 
 def nals(data: bytes, length_bytes: int) -> Iterator[bytes]:
-    """NAL units of a packet.
+    """NAL units of a packet, of each no more than its first `UNIT_BYTES`.
 
     Args:
         data: the packet.
@@ -70,7 +73,7 @@ def _by_length(data: bytes, length_bytes: int) -> Iterator[bytes]:
         begin = at + length_bytes
         at = begin + int.from_bytes(data[at:begin], "big")
         if at > begin:
-            yield data[begin:at]
+            yield data[begin : min(at, begin + UNIT_BYTES)]
 
 
 def _by_start_code(data: bytes) -> Iterator[bytes]:
@@ -78,7 +81,7 @@ def _by_start_code(data: bytes) -> Iterator[bytes]:
     while begin >= 0:
         begin += 3
         end = data.find(b"\0\0\1", begin)
-        nal = data[begin : end if end >= 0 else len(data)]
+        nal = data[begin : min(end if end >= 0 else len(data), begin + UNIT_BYTES)]
         if nal:
             yield nal
         begin = end

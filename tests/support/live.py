@@ -1,0 +1,51 @@
+"""Streams for live decoding."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import av
+import numpy as np
+
+FRAGMENTED = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+CLOSED_GOPS = "bf=2 sc_threshold=0 flags=+cgop"
+GOP = 16
+
+
+class Sent(NamedTuple):
+    """A stream, and where in its bytes each GOP has been written whole."""
+
+    data: bytes
+    gop_ends: list[int]
+
+
+@lru_cache
+def stream(
+    container: str = "mpegts", codec: str = "libx264", gops: int = 4, options: str = CLOSED_GOPS, width: int = 64
+) -> Sent:
+    """Moving noise, width by 48, 30 frames per second, as a camera would send it."""
+    file = io.BytesIO()
+    noise = np.random.default_rng(7).integers(0, 256, (48, width + gops * GOP, 3), dtype=np.uint8)
+    ends = []
+    with av.open(file, "w", format=container, options=FRAGMENTED if container == "mp4" else {}) as out:
+        video = out.add_stream(codec, rate=Fraction(30))
+        video.width, video.height, video.pix_fmt, video.gop_size = width, 48, "yuv420p", GOP
+        video.options = dict(option.split("=", 1) for option in options.split())
+        packets = []
+        for i in range(gops * GOP):
+            packets += video.encode(av.VideoFrame.from_ndarray(noise[:, i : i + width].copy(), format="rgb24"))
+        packets += video.encode()
+        for packet in packets:
+            if packet.is_keyframe:
+                ends.append(file.tell())
+            out.mux(packet)
+    return Sent(file.getvalue(), [*ends[1:], len(file.getvalue())])
+
+
+def plain(data: bytes) -> list[np.ndarray]:
+    """All frames of a file, in display order, those before damage."""
+    with av.open(io.BytesIO(data)) as file:
+        return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]

@@ -1,0 +1,128 @@
+"""Conversion gives what OpenCV gives, and writes nowhere else."""
+
+from __future__ import annotations
+
+import io
+
+import av
+import cv2
+import numpy as np
+import pytest
+from cv2 import videoio_registry
+
+from tests.support import clips
+from tests.support.decoding import plain
+from vllm_omni_sched.video import convert
+from vllm_omni_sched.video.convert import Converter
+
+NOT_BY_OPENCV = {"h264_interlaced", "av1", "av1_mkv"}  # it fails to convert the first, and has no decoder for AV1
+
+
+def with_opencv(data: bytes) -> list[np.ndarray]:
+    backend = next(b for b in videoio_registry.getStreamBufferedBackends() if videoio_registry.hasBackend(b))
+    capture = cv2.VideoCapture(io.BytesIO(data), backend, [])
+    frames = []
+    while True:
+        there, frame = capture.read()
+        if not there:
+            return frames
+        frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+
+
+@pytest.mark.parametrize("name", sorted({*clips.SOUND} - NOT_BY_OPENCV))
+def test_as_opencv(name: str) -> None:
+    theirs = with_opencv(clips.clip(name))
+    assert len(theirs) == len(plain(name))
+    assert all(np.array_equal(frame, ours) for frame, (_, ours) in zip(theirs, plain(name), strict=True))
+
+
+COLOURS = {
+    "bt709": {"colorspace": 1, "color_range": 1},
+    "bt709_full": {"colorspace": 1, "color_range": 2},
+    "bt601": {"colorspace": 5, "color_range": 1},
+    "bt2020_10_bit": {"colorspace": 9, "color_range": 1, "pixel_format": "yuv420p10le"},
+    "odd_height": {"encoder": "libvpx-vp9", "container": "webm", "size": (112, 83)},
+    "odd_both": {"encoder": "libvpx-vp9", "container": "webm", "size": (107, 83), "colorspace": 1},
+    "vp9_full": {"encoder": "libvpx-vp9", "container": "webm", "color_range": 2},
+    "rgb": {"encoder": "libx264rgb", "pixel_format": "rgb24"},
+    "gray": {"pixel_format": "gray"},
+    "width_of_16": {"size": (176, 98)},
+    "width_of_2": {"size": (178, 98)},
+    "narrow": {"size": (18, 34)},
+}
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_and_sizes_as_opencv(name: str) -> None:
+    data = clips.encode(frames=3, **COLOURS[name])
+    theirs = with_opencv(data)
+    with av.open(io.BytesIO(data)) as file:
+        frames = list(file.decode(video=0))
+    assert len(theirs) == len(frames) == 3
+    converter = Converter(0)
+    for frame, expected in zip(frames, theirs, strict=True):
+        slot = np.empty((frame.height, frame.width, 3), np.uint8)
+        converter.convert(frame, slot)
+        assert np.array_equal(slot, expected)
+    converter.close()
+
+
+def frame_of(name: str) -> av.VideoFrame:
+    with av.open(io.BytesIO(clips.clip(name))) as file:
+        return next(file.decode(video=0))
+
+
+@pytest.mark.parametrize("name", ["h264", "h264_crop", "h264_odd", "h264_10_bit"])
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270, 45])
+def test_nothing_but_the_slot_is_written(name: str, rotation: int) -> None:
+    frame = frame_of(name)
+    size = (frame.width, frame.height) if rotation in (90, 270) else (frame.height, frame.width)
+    room = np.full((3, *size, 3), 77, np.uint8)
+    converter = Converter(rotation)
+    converter.convert(frame, room[1])
+    assert (room[0] == 77).all()
+    assert (room[2] == 77).all()
+    upright = np.empty((frame.height, frame.width, 3), np.uint8)
+    Converter(0).convert(frame, upright)
+    turns = {90: -1, 180: 2, 270: 1}.get(rotation, 0)
+    assert np.array_equal(room[1], np.rot90(upright, turns))
+    converter.close()
+    converter.close()
+
+
+def test_in_place_where_it_can_be() -> None:
+    frame, other = frame_of("h264"), frame_of("h264_crop")
+    slot = np.empty((frame.height, frame.width, 3), np.uint8)
+    assert Converter(0).convert(frame, slot) == slot.nbytes
+    assert Converter(180).convert(frame, slot) == 2 * slot.nbytes
+    slot = np.empty((other.height, other.width, 3), np.uint8)
+    assert Converter(0).convert(other, slot) == 2 * slot.nbytes
+
+
+@pytest.mark.parametrize("name", ["h264", "h264_422", "h264_full_range"])
+def test_without_the_library_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = frame_of(name)
+    slots = np.empty((2, frame.height, frame.width, 3), np.uint8)
+    Converter(0).convert(frame, slots[0])
+    monkeypatch.setattr(convert, "_is_direct", lambda kind: False)
+    assert Converter(0).convert(frame, slots[1]) == 2 * slots[1].nbytes
+    assert np.array_equal(*slots)
+
+
+def test_a_library_that_converts_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = convert._kind(frame_of("h264"))
+    assert convert._is_direct(kind)
+    monkeypatch.setattr(convert, "_ONE", 1 << 15)  # half the contrast
+    convert._agrees.cache_clear()
+    try:
+        assert not convert._is_direct(kind)
+    finally:
+        convert._agrees.cache_clear()
+
+
+def test_a_frame_of_another_size_is_scaled() -> None:
+    frame = frame_of("h264")
+    slot = np.zeros((40, 56, 3), np.uint8)
+    Converter(0).convert(frame, slot)
+    small = cv2.resize(plain("h264")[0][1], (56, 40), interpolation=cv2.INTER_AREA)
+    assert np.abs(slot.astype(int) - small).mean() < 12

@@ -1,0 +1,102 @@
+"""The sampled frames as one picture."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vllm_omni_sched.cli.decode_view import clock_time
+from vllm_omni_sched.video.index import shown_frames
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.video.base import Decoded
+
+MAX_CELLS = 100
+_PAPER, _INK, _FAINT = (24, 25, 28), (236, 236, 238), (150, 152, 160)
+_WIDE, _MARGIN, _GAP, _LINE, _HEADER = 1600, 24, 10, 26, 64
+_CELL = 120  # at least, for a time and a number below it
+_COLUMNS = (_WIDE - 2 * _MARGIN + _GAP) // (_CELL + _GAP)
+
+
+class Layout(NamedTuple):
+    """Cells of a sheet, in pixels."""
+
+    columns: int
+    rows: int
+    width: int
+    height: int
+
+
+def layout(count: int, width: int, height: int) -> Layout:
+    """A grid about as wide as a screen, whose cells have the shape of the frames, and are no larger than these.
+
+    Args:
+        count: of frames; at least one.
+        width, height: of a frame.
+    """
+    shape = height / width
+    columns = max(1, min(count, _COLUMNS, round(math.sqrt(count * shape * 1.6))))
+    columns = math.ceil(count / math.ceil(count / columns))  # no fuller rows than needed, and no empty column
+    room = (_WIDE - 2 * _MARGIN - (columns - 1) * _GAP) // columns
+    cell = max(_CELL, min(room, 2 * width, 480))
+    return Layout(columns, math.ceil(count / columns), cell, max(1, round(cell * shape)))
+
+
+def write_sheet(path: Path, name: str, decoded: Decoded) -> None:
+    """Write the picture; its kind is told by the path's ending. At most `MAX_CELLS` frames, evenly chosen.
+
+    Raises:
+        OSError, ValueError: it cannot be written there, or such pictures cannot be written.
+    """
+    count = len(decoded.indices)
+    chosen = range(count) if count <= MAX_CELLS else np.linspace(0, count - 1, MAX_CELLS, dtype=int).tolist()
+    _, height, width, _ = decoded.frames.shape
+    grid = layout(len(chosen), width, height)
+    size = (
+        max(2 * _MARGIN + grid.columns * (grid.width + _GAP) - _GAP, 520),
+        _HEADER + _MARGIN + grid.rows * (grid.height + _LINE + _GAP) - _GAP + _MARGIN // 2,
+    )
+    sheet = Image.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    _header(draw, size[0], name, decoded, len(chosen))
+    small = ImageFont.load_default(15)
+    for cell, n in enumerate(chosen):
+        row, column = divmod(cell, grid.columns)
+        x = _MARGIN + column * (grid.width + _GAP)
+        y = _HEADER + _MARGIN // 2 + row * (grid.height + _LINE + _GAP)
+        picture = Image.fromarray(decoded.frames[n])
+        sheet.paste(picture.resize((grid.width, grid.height), Image.Resampling.LANCZOS), (x, y))
+        below = y + grid.height + 5
+        draw.text((x, below), clock_time(decoded.pts_seconds[n]), _INK, small)
+        number = f"#{decoded.indices[n]}"
+        draw.text((x + grid.width, below), number, _FAINT, small, anchor="ra")
+    sheet.save(path)
+
+
+def _header(draw: ImageDraw.ImageDraw, width: int, name: str, decoded: Decoded, shown: int) -> None:
+    index = decoded.index
+    large, small = ImageFont.load_default(22), ImageFont.load_default(15)
+    count = len(decoded.indices)
+    parts = [
+        index.codec,
+        f"{index.width}x{index.height}",  # the font has no ×
+        clock_time(index.duration_seconds) if index.duration_seconds else "",
+        f"{count:,} of {shown_frames(index):,} frames",
+        f"{shown} shown" if shown < count else "",
+    ]
+    draw.text((_MARGIN, 14), _cut(draw, name, large, width - 2 * _MARGIN), _INK, large)
+    said = "  ·  ".join(filter(None, parts))
+    draw.text((_MARGIN, 42), _cut(draw, said, small, width - 2 * _MARGIN), _FAINT, small)
+
+
+def _cut(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: int) -> str:
+    """As much of it as fits."""
+    if draw.textlength(text, font) <= room:
+        return text
+    while text and draw.textlength(text + "…", font) > room:
+        text = text[:-1]
+    return text + "…"

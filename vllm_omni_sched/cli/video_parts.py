@@ -1,0 +1,48 @@
+"""What of video decoding works on this machine, for `doctor`."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from vllm_omni_sched.compat import Status
+from vllm_omni_sched.config import OmniSchedConfig, read_options
+from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.kinds import Kind, kinds_of
+from vllm_omni_sched.video.options import VideoOptions
+
+_WITHOUT = {
+    sandbox.Part.SECCOMP: "decoder processes could reach the network",
+    sandbox.Part.LANDLOCK: "decoder processes could read files that this user can",
+}
+
+
+def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
+    """The parts, active or not, with the reason; and what would keep a server with our video loader from starting."""
+    parts, problems = [_pyav()], []
+    try:
+        options = read_options(VideoOptions, config.video, group="video")
+    except OmniSchedError as error:
+        problems.append(str(error))
+        options = VideoOptions()
+    try:
+        parts += [_decoders(kind) for kind in kinds_of(options)]
+    except OmniSchedError as error:
+        problems.append(str(error))
+    missing = sandbox.missing()
+    for part in sandbox.Part:
+        gone = part in missing
+        reason = f"not on this system: {_WITHOUT[part]}" if gone else "decoder processes are confined by it"
+        parts.append(Status(part.value, not gone, reason))
+    return parts, problems
+
+
+def _pyav() -> Status:
+    try:
+        return Status("PyAV", True, metadata.version("av"))
+    except metadata.PackageNotFoundError:
+        return Status("PyAV", False, "not installed: pip install vllm-omni-sched[video]")
+
+
+def _decoders(kind: Kind) -> Status:
+    return Status(f"decoders, {kind.name}", bool(kind.devices), f"{len(kind.devices)} processes")

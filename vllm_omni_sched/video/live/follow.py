@@ -1,0 +1,56 @@
+"""A file that still grows, as a stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.errors import VideoInputError
+from vllm_omni_sched.video.live.stream import LiveFrame, LiveVideo
+
+_CHUNK = 1 << 18
+_LOOK_SECONDS = 0.02  # between looks at a file that does not grow
+
+
+def follow(
+    path: str | os.PathLike[str],
+    live: LiveVideo,
+    *,
+    idle_seconds: float = 10.0,
+    is_complete: Callable[[], bool] = lambda: False,
+    clock: Clock = monotonic_seconds,
+    sleep: Callable[[float], None] = sleep_seconds,
+) -> Iterator[LiveFrame]:
+    """Feed a file to a stream as it grows, and give the stream's frames; ends it, and gives the rest.
+
+    Args:
+        path: of a file that is only ever added to.
+        idle_seconds: it has ended when it has not grown for so long; less than the stream's ``silence_seconds``.
+        is_complete: whether nothing will be added any more: then what is there now is all.
+
+    Raises:
+        VideoInputError: it cannot be read. All errors of `LiveVideo`.
+    """
+    try:
+        file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - whatever else raises OSError below is not this
+    except OSError as error:
+        raise VideoInputError(f"live video: {error}") from error
+    with file:
+        grown = clock()
+        while True:
+            complete = is_complete()  # asked before reading: what came before it was said is read
+            chunk = file.read(_CHUNK)
+            while chunk:
+                chunk = chunk[live.feed(chunk, wait_seconds=_LOOK_SECONDS) :]
+                grown = clock()
+                yield from live.ready()
+            yield from live.ready()
+            if file.tell() < os.fstat(file.fileno()).st_size:
+                continue
+            if complete or clock() - grown >= idle_seconds:
+                break
+            sleep(_LOOK_SECONDS)
+    live.end()
+    yield from live

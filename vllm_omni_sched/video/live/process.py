@@ -1,0 +1,73 @@
+"""The process of one stream, from its owner's side."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+
+from vllm_omni_sched.video import wire
+from vllm_omni_sched.video.live.messages import Settings, to_owner
+from vllm_omni_sched.video.process import environment
+
+_END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in the kernel
+
+
+class Process:
+    """Started at once; it ends when `end` is called, when this object or the whole owner goes.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, settings: Settings, memory_bytes: int) -> None:
+        with contextlib.ExitStack() as undo:
+            control, their_control = wire.pair()
+            # A socket, not a pipe: its end can be announced even where a forked process has inherited it.
+            self.data, their_data = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            for end in (control, self.data):
+                undo.callback(end.close)
+            with their_control, their_data:
+                self._popen = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "vllm_omni_sched.video.live.worker",
+                        *map(str, (their_data.fileno(), their_control.fileno(), memory_bytes)),
+                    ],
+                    pass_fds=(their_data.fileno(), their_control.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=environment(),
+                    start_new_session=True,
+                )
+            self.data.setblocking(False)
+            self.channel = wire.Channel(control, to_owner)
+            self._gone = weakref.finalize(self, _end, self._popen, control, self.data)
+            self.channel.send(settings)
+            undo.pop_all()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def end(self) -> str:
+        """End it, if it has not ended by itself; how it ended, for people. May be called again."""
+        self._gone()
+        code = self._popen.returncode
+        if code is None:
+            return "does not end"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _end(popen: subprocess.Popen[bytes], control: socket.socket, data: socket.socket) -> None:
+    control.close()
+    data.close()
+    if popen.poll() is None:
+        popen.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        popen.wait(_END_SECONDS)

@@ -1,0 +1,58 @@
+"""Which frames of a stream are wanted, one at a time. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vllm_omni_sched.errors import ConfigError
+
+_SLACK = 1e-6  # of a frame's time: containers round it
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Every n-th frame, or so many per second; every frame when nothing is said.
+
+    Raises:
+        ConfigError: ``every`` is below 1, ``fps`` is not positive, or both are given.
+    """
+
+    every: int = 1
+    fps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"sampling: every must be at least 1, got {self.every}")
+        if self.fps is not None and not (self.fps > 0 and math.isfinite(self.fps)):
+            raise ConfigError(f"sampling: fps must be positive, got {self.fps}")
+        if self.fps is not None and self.every > 1:
+            raise ConfigError("sampling: give every or fps, not both")
+
+
+class Sampler:
+    """Says which frames of one stream are wanted.
+
+    1. The first frame always is.
+    2. By ``every``: frames 0, n, 2n, …
+    3. By ``fps``: the first frame at or after each tick of 1 / fps seconds since the first; one frame serves all ticks
+       that have passed, so a gap in the stream is not made up for.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._next_seconds = -math.inf
+
+    def wants(self, number: int, seconds: float) -> bool:
+        """
+        Args:
+            number: of the frame, from 0, in display order.
+            seconds: since the first frame.
+        """
+        fps = self._sampling.fps
+        if fps is None:
+            return number % self._sampling.every == 0
+        if seconds + _SLACK < self._next_seconds:
+            return False
+        self._next_seconds = (math.floor((seconds + _SLACK) * fps) + 1) / fps
+        return True

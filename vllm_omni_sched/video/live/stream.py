@@ -1,0 +1,312 @@
+"""A stream from its owner's side: bytes in, frames out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
+from vllm_omni_sched.video.live import messages
+from vllm_omni_sched.video.live.process import Process
+from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes
+from vllm_omni_sched.video.live.sampling import Sampling
+from vllm_omni_sched.video.messages import Failure
+from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.wire import close_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
+
+
+class LiveFrame(NamedTuple):
+    """A frame that has arrived.
+
+    Attributes:
+        number: in display order, from 0, counting those that the sampling rule left out.
+        pts_seconds: when it is shown, from the first frame.
+        pixels: uint8 of shape (height, width, 3), RGB, read-only, in shared memory. It holds a slot of the ring until
+            it goes: copy what is to be kept.
+    """
+
+    number: int
+    pts_seconds: float
+    pixels: npt.NDArray[np.uint8]
+
+
+class Counts(NamedTuple):
+    """Of frames: ``arrived`` so far; the others are known when the stream has ended, and 0 before.
+
+    ``dropped``: wanted, and left out because nobody had taken those before. ``damaged``: packets that could not be
+    decoded, and a container that broke off.
+    """
+
+    decoded: int
+    arrived: int
+    dropped: int
+    damaged: int
+
+
+class LiveVideo:
+    """Decodes one stream while it arrives, in a process that is locked in like all decoders.
+
+    ::
+
+        with LiveVideo(Sampling(fps=2)) as live:
+            for chunk in source:
+                live.feed(chunk)
+                for frame in live.ready():
+                    ...
+            live.end()
+            for frame in live:  # the rest
+                ...
+
+    1. A frame is there as soon as the packets it needs are: nothing waits for the end of the stream.
+    2. Feeding and taking may be done by two threads, or in turns by one.
+    3. Nothing piles up: when ``slots`` frames wait, no more is decoded, and `feed` takes no more bytes.
+    4. Frames are left out only with ``drop``, and counted.
+    5. Whoever waits hears of the end, of a failure, or of the deadline.
+
+    MP4 has to be fragmented, as in every live stream; Matroska, WebM, MPEG-TS and bare H.264 or HEVC come as they are.
+
+    Args:
+        sampling: which frames are wanted.
+        slots: frames that may wait to be taken, or be looked at.
+        drop: leave out wanted frames while all slots are in use, so that the decoder keeps up with the stream.
+        silence_seconds: how long to wait when nothing moves at all.
+        options: its limits on pixels and memory are used.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        DecoderError: the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        slots: int = 8,
+        drop: bool = False,
+        silence_seconds: float = 30.0,
+        options: VideoOptions | None = None,
+        clock: Clock = monotonic_seconds,
+    ) -> None:
+        if not 2 <= slots <= MAX_SLOTS:  # one is looked at while the next is written
+            raise ConfigError(f"live video: slots must be from 2 to {MAX_SLOTS}, got {slots}")
+        if not silence_seconds > 0:
+            raise ConfigError(f"live video: silence_seconds must be positive, got {silence_seconds}")
+        sampling, options = sampling or Sampling(), options or VideoOptions()
+        self._slots, self._max_pixels = slots, options.max_pixels
+        self._silence_seconds, self._clock = silence_seconds, clock
+        self._lock = threading.Lock()  # of what the process has said
+        self._waiting: deque[LiveFrame] = deque()
+        self._ring: Ring | None = None
+        self._error: Exception | None = None
+        self._ended = self._closed = False
+        self._counts = Counts(0, 0, 0, 0)
+        self._moved = clock()
+        self.size: tuple[int, int] | None = None
+        """Width and height of frames, once known."""
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # another thread has listened to the process
+        settings = messages.Settings(sampling.every, sampling.fps, slots, drop, options.max_pixels)
+        try:
+            self._process = Process(settings, options.worker_memory_bytes)
+        except OSError as error:
+            os.close(self._news)
+            raise DecoderError(f"live video: the decoder process cannot be started: {error}") from error
+
+    @property
+    def counts(self) -> Counts:
+        """So far."""
+        return self._counts
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def feed(self, data: bytes | memoryview, wait_seconds: float | None = None) -> int:
+        """Give it the next bytes of the stream, cut anywhere.
+
+        Args:
+            wait_seconds: how long to wait for room; 0 not at all; None until all is taken.
+
+        Returns:
+            How many bytes it has taken; feed the others again.
+
+        Raises:
+            VideoInputError, VideoLimitError, DecoderError: it has given up.
+            VideoDeadlineError: nothing has moved for ``silence_seconds``: frames are not taken, or decoding hangs.
+        """
+        left = memoryview(data).cast("B")
+        begun, taken = self._clock(), 0
+        while taken < len(left):
+            self._listen()
+            self._check()
+            if self._ended:  # it wants no more: what comes behind the end of a stream is nobody's
+                return len(left)
+            try:
+                taken += self._process.data.send(left[taken:], socket.MSG_NOSIGNAL)
+                self._moved = self._clock()
+            except BlockingIOError:
+                patience = self._patience(begun)
+                if wait_seconds is not None:
+                    patience = min(patience, begun + wait_seconds - self._clock())
+                    if patience <= 0:
+                        break
+                self._wait(patience, to_send=True)
+            except OSError:  # it is gone; it may have said why
+                self._wait(self._silence_seconds)
+        return taken
+
+    def end(self) -> None:
+        """There are no more bytes. Frames still come, and then their end."""
+        with contextlib.suppress(OSError):
+            self._process.data.shutdown(socket.SHUT_WR)
+        self._moved = self._clock()
+
+    def ready(self) -> list[LiveFrame]:
+        """Frames that have arrived and were not taken yet; waits for nothing.
+
+        Raises:
+            VideoInputError, VideoLimitError, DecoderError: there are none, and there will be none.
+        """
+        self._listen()
+        with self._lock:
+            found = list(self._waiting)
+            self._waiting.clear()
+        if found:
+            self._moved = self._clock()
+        else:
+            self._check()
+        return found
+
+    def __iter__(self) -> Iterator[LiveFrame]:
+        """Frames until the stream ends, waiting for each.
+
+        Raises:
+            VideoInputError, VideoLimitError, DecoderError: it has given up.
+            VideoDeadlineError: nothing has moved for ``silence_seconds``.
+        """
+        begun = self._clock()
+        while True:
+            self._listen()
+            with self._lock:
+                frame = self._waiting.popleft() if self._waiting else None
+            if frame is not None:
+                self._moved = self._clock()
+                yield frame
+                del frame  # or its slot would be in use while we wait for the next one
+                begun = self._clock()
+                continue
+            self._check()
+            if self._ended:
+                return
+            self._wait(self._patience(begun))
+
+    def close(self) -> None:
+        """End the process. Frames that were taken stay good. May be called again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.clear()
+        os.eventfd_write(self._news, 1)
+        self._process.end()
+
+    def __enter__(self) -> LiveVideo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        news, self._news = getattr(self, "_news", -1), -1
+        if news >= 0:
+            os.close(news)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise DecoderError("live video: it was closed before")
+        if self._error is not None:
+            raise self._error
+
+    def _patience(self, begun: float) -> float:
+        """Seconds left for something to move.
+
+        Raises:
+            VideoDeadlineError: none.
+        """
+        left = max(self._moved, begun) + self._silence_seconds - self._clock()
+        if left <= 0:
+            raise VideoDeadlineError(
+                f"live video: nothing has moved for {self._silence_seconds:g} s (silence_seconds): feed or end the "
+                "stream, and take frames"
+            )
+        return left
+
+    def _wait(self, seconds: float, to_send: bool = False) -> None:
+        """For the process to say something, for another thread to have heard it, or for room to send."""
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile; `_check` tells
+            channel: list[Any] = [] if self._error is not None else [self._process.channel]
+            sending: list[Any] = [self._process.data] if to_send else []
+            readable, _, _ = select.select([self._news, *channel], sending, [], max(0.0, seconds))
+            if self._news in readable:
+                os.eventfd_read(self._news)
+
+    def _listen(self) -> None:
+        with self._lock:
+            before = len(self._waiting), self._error, self._ended
+            while self._error is None and not self._ended and not self._closed:
+                try:
+                    received = self._process.channel.receive()
+                    if received is None:
+                        break
+                    message, fds = received
+                    close_all(fds)
+                    self._hear(message)
+                except EOFError:
+                    self._error = DecoderError(f"live video: the decoder process {self._process.end()}")
+                except (OSError, ValueError) as error:
+                    self._error = DecoderError(f"live video: the decoder process does not answer as it should: {error}")
+                self._moved = self._clock()
+            changed = before != (len(self._waiting), self._error, self._ended)
+        if changed:
+            os.eventfd_write(self._news, 1)
+
+    def _hear(self, message: Any) -> None:
+        if isinstance(message, messages.Arrived):
+            if self._ring is None or not 0 <= message.slot < self._slots:
+                raise ValueError("a frame where there is no room for one")
+            self._waiting.append(LiveFrame(message.number, message.pts_seconds, self._ring.frame(message.slot)))
+            self._counts = self._counts._replace(arrived=self._counts.arrived + 1)
+        elif isinstance(message, messages.Opened):
+            self._make_room(message.width, message.height)
+        elif isinstance(message, messages.Ended):
+            self._counts = Counts(message.decoded, self._counts.arrived, message.dropped, message.damaged)
+            self._ended = True
+        elif isinstance(message, messages.Failed):
+            said = message.message or "it needs more memory than option 'worker_memory_bytes' allows"
+            self._error = _ERRORS.get(message.failure, DecoderError)(f"live video: {said}")
+
+    def _make_room(self, width: int, height: int) -> None:
+        if not 0 < width * height <= self._max_pixels or self._ring is not None:
+            raise ValueError(f"frames of {width}x{height}")
+        memory = os.memfd_create("omni-sched-live", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(memory, ring_bytes(self._slots, height, width))
+            free = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._ring = Ring(memory, free, self._slots, height, width)
+            self._process.channel.send(messages.Room(), [memory, free])
+        finally:
+            os.close(memory)
+        self.size = (width, height)

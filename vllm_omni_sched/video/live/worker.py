@@ -1,0 +1,205 @@
+"""The process that decodes a stream: ``python -m vllm_omni_sched.video.live.worker DATA CONTROL``.
+
+Both arguments are numbers of sockets: the stream's bytes, and messages. It ends when its owner is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import av
+
+from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.video import sandbox, wire
+from vllm_omni_sched.video.convert import Converter
+from vllm_omni_sched.video.demux import FORMATS
+from vllm_omni_sched.video.live.messages import Arrived, Ended, Failed, Opened, Ready, Room, Settings, to_process
+from vllm_omni_sched.video.live.ring import Ring
+from vllm_omni_sched.video.live.sampling import Sampler, Sampling
+from vllm_omni_sched.video.messages import Failure
+
+_PROBE = {
+    "probesize": str(1 << 20),
+    "analyzeduration": "1",  # microsecond: do not read on to guess the frame rate
+    "fpsprobesize": "0",
+}
+_NO_RATE = 25  # FFmpeg's, for streams that say nothing
+_FILE_BYTES = 1 << 20  # it writes none
+
+
+class Gone(Exception):
+    """The owner is."""
+
+
+class Stream:
+    """Decodes one stream.
+
+    Args:
+        data: descriptor of its bytes.
+    """
+
+    def __init__(self, data: int, channel: wire.Channel, settings: Settings) -> None:
+        self._data, self._channel, self._settings = data, channel, settings
+        self._sampler = Sampler(Sampling(settings.every, settings.fps))
+        self._ring: Ring | None = None
+        self._size = (0, 0)
+        self._decoded = self._dropped = self._damaged = 0
+        self._first: float | None = None
+
+    def run(self) -> Ended:
+        """Until the stream ends.
+
+        Raises:
+            VideoInputError: there is no video in it that can be decoded.
+            VideoLimitError: its frames are too large.
+            Gone: nobody listens any more.
+        """
+        options = {"fd": str(self._data), "protocol_whitelist": "fd", "format_whitelist": FORMATS, **_PROBE}
+        try:
+            container = av.open("fd:", options=options, metadata_errors="replace")
+        except (av.FFmpegError, ValueError) as error:
+            raise VideoInputError(
+                f"this is no video stream that can be read ({_said(error)}); an MP4 has to be fragmented"
+            ) from None
+        with container:
+            if not container.streams.video:
+                raise VideoInputError("there is no video in the stream")
+            stream = container.streams.video[0]
+            context = stream.codec_context
+            self._check(context.width, context.height)
+            context.options = {"max_pixels": str(self._settings.max_pixels)}
+            context.thread_count = 1  # threads would hold frames back
+            rate = stream.average_rate or context.framerate
+            for frame in self._frames(container, stream):
+                # not frame.time: what comes out at the end has no time base any more
+                known = frame.pts is not None
+                seconds = float(frame.pts * stream.time_base if known else self._decoded / (rate or _NO_RATE))
+                self._take(frame, context, seconds)
+        if not self._decoded:
+            raise VideoInputError("there is no frame in the stream that can be decoded")
+        return Ended(self._decoded, self._dropped, self._damaged)
+
+    def _frames(self, container: Any, stream: Any) -> Iterator[Any]:
+        packets = container.demux(stream)
+        while True:
+            try:
+                packet = next(packets, None)
+            except av.FFmpegError:  # it breaks off; what the decoder holds is still sound
+                self._damaged += 1
+                packet = None
+            try:
+                yield from stream.codec_context.decode(packet if packet is not None and packet.size else None)
+            except av.EOFError:
+                return
+            except av.FFmpegError:
+                self._damaged += 1
+            if packet is None or not packet.size:
+                return
+
+    def _take(self, frame: Any, context: Any, seconds: float) -> None:
+        number, self._decoded = self._decoded, self._decoded + 1
+        if self._first is None:
+            self._first = seconds
+        seconds -= self._first
+        if self._ring is None:
+            self._open(frame, context)
+        if not self._sampler.wants(number, seconds):
+            return
+        if (frame.width, frame.height) != self._size:
+            raise VideoInputError(
+                f"the size of frames changes in the middle, from {self._size[0]}x{self._size[1]} to "
+                f"{frame.width}x{frame.height}; begin a stream anew"
+            )
+        slot = self._slot()
+        if slot is None:
+            self._dropped += 1
+            return
+        assert self._ring is not None
+        self._converter.convert(frame, (context.coded_width, context.coded_height), self._ring.picture(slot))
+        self._ring.mark(slot)
+        self._say(Arrived(slot, number, seconds))
+
+    def _open(self, frame: Any, context: Any) -> None:
+        self._check(frame.width, frame.height)
+        self._size = (frame.width, frame.height)
+        rotation = -round(frame.rotation) % 360 if frame.rotation else 0
+        self._converter = Converter(rotation)
+        width, height = self._size[::-1] if rotation in (90, 270) else self._size
+        self._say(Opened(context.codec.canonical_name, width, height))
+        try:
+            received = self._channel.receive(wait=True)
+        except EOFError:
+            raise Gone from None
+        assert received is not None
+        message, (memory, free) = received
+        assert isinstance(message, Room)
+        self._ring = Ring(memory, free, self._settings.slots, height, width)
+        os.close(memory)
+
+    def _slot(self) -> int | None:
+        """One to write into; None where the frame is to be dropped."""
+        assert self._ring is not None
+        while (slot := self._ring.take()) is None and not self._settings.drop:
+            either: list[Any] = [self._ring, self._channel]
+            readable, _, _ = select.select(either, [], [])
+            if self._channel in readable:  # nothing is sent after the room: it is the end
+                raise Gone
+            self._ring.heard()
+        return slot
+
+    def _check(self, width: int, height: int) -> None:
+        if width * height > self._settings.max_pixels:
+            raise VideoLimitError(
+                f"a frame has {width * height} pixels ({width}x{height}), and option 'max_pixels' allows "
+                f"{self._settings.max_pixels}; send a smaller video or raise the option"
+            )
+
+    def _say(self, message: Any) -> None:
+        try:
+            self._channel.send(message, wait=True)
+        except OSError:
+            raise Gone from None
+
+
+def main() -> None:
+    """Lock in, decode, say how it ended."""
+    data, control, memory_bytes = map(int, sys.argv[1:])
+    av.logging.set_level(av.logging.PANIC)
+    channel = wire.Channel(socket.socket(fileno=control), to_process)
+    try:
+        received = channel.receive(wait=True)
+        assert received is not None
+        missing = sandbox.enter(sandbox.Profile.CPU, memory_bytes=memory_bytes, file_bytes=_FILE_BYTES)
+        channel.send(Ready(tuple(part.value for part in missing)), wait=True)
+        answer = _outcome(Stream(data, channel, received[0]))
+        channel.send(answer, wait=True)
+    except (Gone, EOFError, BrokenPipeError):
+        return
+
+
+def _outcome(stream: Stream) -> Ended | Failed:
+    try:
+        return stream.run()
+    except VideoLimitError as error:
+        return Failed(Failure.LIMIT, str(error))
+    except VideoInputError as error:
+        return Failed(Failure.INPUT, str(error))
+    except MemoryError:
+        return Failed(Failure.MEMORY, "")
+    except Gone:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the owner is to hear of it
+        return Failed(Failure.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Where finished frames go: they stay on the device, or are copied to the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Slots(Protocol):
+    """The output of one video."""
+
+    def put(self, slot: int, frame: torch.Tensor) -> None:
+        """Take a frame, uint8 of shape (height, width, 3); nothing waits for the device."""
+
+    def finish(self) -> None:
+        """All that was put is there, for whoever reads it."""
+
+
+class DeviceSlots:
+    """One tensor, uint8 of shape (slots, height, width, 3), on the device."""
+
+    def __init__(self, frames: torch.Tensor) -> None:
+        self._frames = frames
+
+    def put(self, slot: int, frame: torch.Tensor) -> None:
+        self._frames[slot].copy_(frame)
+
+    def finish(self) -> None:
+        """Nothing: who reads the tensor on the same stream, or gets it by CUDA IPC, waits for the copies there."""
+
+
+class HostSlots:
+    """Host memory, through two pinned frames: one is on its way down while the other is copied to its slot.
+
+    Args:
+        frames: the output, slots of ``height * width * 3`` bytes.
+        device: the card's; pinned memory and events are its.
+    """
+
+    def __init__(self, frames: memoryview, height: int, width: int, device: Device) -> None:
+        import torch
+
+        nbytes = height * width * 3
+        whole = torch.frombuffer(frames, dtype=torch.uint8, count=len(frames) // nbytes * nbytes)
+        self._slots = whole.view(-1, height, width, 3)
+        self._device = device
+        self._pinned = [device.pinned(height, width) for _ in range(2)]
+        self._on_its_way: list[tuple[int, Any] | None] = [None, None]
+        self._turn = 0
+
+    def put(self, slot: int, frame: torch.Tensor) -> None:
+        self._land(self._turn)
+        self._pinned[self._turn].copy_(frame, non_blocking=True)
+        self._on_its_way[self._turn] = (slot, self._device.recorded())
+        self._turn = 1 - self._turn
+
+    def finish(self) -> None:
+        for turn in (self._turn, 1 - self._turn):
+            self._land(turn)
+
+    def _land(self, turn: int) -> None:
+        if (coming := self._on_its_way[turn]) is None:
+            return
+        slot, event = coming
+        event.synchronize()
+        self._slots[slot].copy_(self._pinned[turn])
+        self._on_its_way[turn] = None
+
+
+class Device:
+    """A card, as far as torch is asked for it here."""
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu = gpu
+
+    def use(self) -> None:
+        """Make it the current one of this thread, with a context: the library joins that."""
+        import torch
+
+        torch.cuda.set_device(self._gpu)
+        torch.cuda.current_stream()
+
+    def empty(self, slots: int, height: int, width: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty((slots, height, width, 3), dtype=torch.uint8, device=f"cuda:{self._gpu}")
+
+    def pinned(self, height: int, width: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty((height, width, 3), dtype=torch.uint8, pin_memory=True)
+
+    def recorded(self) -> Any:
+        """An event behind the work of the current stream, with ``synchronize()``."""
+        import torch
+
+        event = torch.cuda.Event()
+        event.record()
+        return event
