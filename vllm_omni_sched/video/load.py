@@ -17,11 +17,11 @@ from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputE
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.answers import check_sound, error_of
 from vllm_omni_sched.video.base import Decoded, Report
-from vllm_omni_sched.video.dispatch import Dispatcher
+from vllm_omni_sched.video.dispatch import CLOSED, Dispatcher
 from vllm_omni_sched.video.facts import Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.frames import FrameMemory
 from vllm_omni_sched.video.input import Input
-from vllm_omni_sched.video.job import Answer, Job, Lost, Task
+from vllm_omni_sched.video.job import Answer, Closed, Job, Lost, Task
 from vllm_omni_sched.video.kinds import CPU
 from vllm_omni_sched.video.limits import Limits
 from vllm_omni_sched.video.messages import Failure
@@ -262,11 +262,14 @@ class Load:
 
     def _next(self) -> Answer | Lost:
         try:
-            return self.job.events.get(timeout=max(0.0, self._left()))
+            event = self.job.events.get(timeout=max(0.0, self._left()))
         except Empty:
             raise VideoDeadlineError(
                 "the video was not decoded in time; send a smaller one or raise option 'deadline_seconds'"
             ) from None
+        if isinstance(event, Closed):
+            raise DecoderError(CLOSED)
+        return event
 
     def _left(self) -> float:
         return self.deadline - self.clock()

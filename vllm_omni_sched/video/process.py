@@ -12,7 +12,7 @@ from typing import Any
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.kinds import Kind
 
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_", "NVIDIA_")
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_", "NVIDIA_")
 _END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in the kernel
 
 

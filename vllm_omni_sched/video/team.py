@@ -67,7 +67,8 @@ class Team:
     @property
     def idle(self) -> list[Seat]:
         """Decoders that could begin now."""
-        return [Seat(one.number, one.kind.name) for one in self.places if one.ready and one.task is None]
+        idle = (one for one in self.places if one.ready and one.task is None)
+        return [Seat(one.number, one.kind.name, one.opened.key if one.opened else None) for one in idle]
 
     @property
     def busy(self) -> int:
