@@ -31,8 +31,8 @@ class Rates(NamedTuple):
         per_piece: to begin and end one, and to hand it over.
     """
 
-    per_pixel: float = 0.8e-9
-    per_byte: float = 4e-8
+    per_pixel: float = 1e-9
+    per_byte: float = 1e-7
     per_piece: float = 1e-3
 
     def seconds(self, index: VideoIndex, packets: npt.NDArray[np.int32]) -> float:

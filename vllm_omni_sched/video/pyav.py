@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vllm_omni_sched.video.facts import Piece, VideoIndex
 
-_SILENT_WITH_THREADS = {"vp8"}
+_SILENT_WITH_THREADS = {"mpeg4", "vp8"}
 """Codecs of which several threads make other frames of damaged packets than one does, without a complaint."""
 
 _FORGETS_WHAT_IS_NOT_THERE = "mmco: unref short failure"

@@ -16,7 +16,7 @@ class EndOfBits(Exception):
 
 
 class Bits:
-    """Bits of ``data``, most significant first.
+    """Bits of ``data``, most significant first; ``left`` is how many there still are.
 
     Raises:
         EndOfBits: on reading past the end.
@@ -24,14 +24,14 @@ class Bits:
 
     def __init__(self, data: bytes) -> None:
         self._value = int.from_bytes(data, "big")
-        self._left = len(data) * 8
+        self.left = len(data) * 8
 
     def read(self, count: int) -> int:
         """The next ``count`` bits as an unsigned number."""
-        self._left -= count
-        if self._left < 0:
+        self.left -= count
+        if self.left < 0:
             raise EndOfBits
-        return (self._value >> self._left) & ((1 << count) - 1)
+        return (self._value >> self.left) & ((1 << count) - 1)
 
     def flag(self) -> bool:
         """The next bit."""
