@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -39,10 +40,12 @@ from vllm_omni_sched.connectors.foreign import ForeignOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
 from vllm_omni_sched.connectors.watch import WatchOptions  # noqa: E402
+from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
+from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -80,6 +83,9 @@ def pool_options() -> str:
 
 def _values(field: object) -> str:
     annotation = getattr(field, "annotation", None)
+    named = [value for kind in get_args(annotation) if get_origin(kind) is Literal for value in get_args(kind)]
+    if named and get_origin(annotation) in (Union, UnionType):
+        return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
@@ -103,6 +109,16 @@ def metrics() -> str:
     for metric in METRICS:
         values = [value for value, _ in values_of(metric, SchedulerMetrics())]
         labels = ", ".join(f'`{metric.label}="{value}"`' for value in values) if metric.label else ""
+        rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
+    return table(("name", "kind", "labels", "meaning"), rows)
+
+
+def video_metrics() -> str:
+    rows = []
+    for metric in VIDEO_METRICS:
+        labels = ", ".join(f'`{metric.label}="{value}"`' for value in metric.values) or (
+            f"`{metric.label}`" if metric.label else ""
+        )
         rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
     return table(("name", "kind", "labels", "meaning"), rows)
 
@@ -171,6 +187,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "compression-options": lambda: options(CompressionOptions),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
+    "video-options": lambda: options(VideoOptions),
+    "video-metrics": video_metrics,
     "watch-options": lambda: options(WatchOptions),
     "connector-metrics": connector_metrics,
     "versions": versions,

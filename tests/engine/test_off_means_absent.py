@@ -36,6 +36,11 @@ def test_registering_wraps_two_methods_and_nothing_else(registration):
     assert registration["changed"] == registration["wrapping_the_original"] == HOOKS
 
 
+def test_one_video_loader_has_a_name_and_vllm_s_decoder_is_its_own(registration):
+    assert registration["loaders_added"] == ["omni_flashcodec"]
+    assert "vllm.multimodal.video_decoders.opencv" in registration["modules"]  # so it was among those compared
+
+
 def test_registering_again_changes_nothing(registration):
     assert registration["changed_by_the_second"] == []
 

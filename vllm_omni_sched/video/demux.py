@@ -152,8 +152,9 @@ class _Packets:
         if self._limits is not None:
             self._limits.check_frames(len(self.rows) + 1)
         data = bytes(packet)
-        if packet.has_sidedata("new_extradata"):
-            self.extradata_changes.append((len(self.rows), bytes(packet.get_sidedata("new_extradata"))))
+        for side in packet.iter_sidedata():
+            if side.data_type == "new_extradata":
+                self.extradata_changes.append((len(self.rows), bytes(side)))
         pts, dts = packet.pts, packet.dts
         offset = self._place(data, packet.pos)
         self.rows.append(

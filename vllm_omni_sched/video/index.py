@@ -32,14 +32,12 @@ def shown_frames(index: VideoIndex) -> int:
 def flags(facts: Sequence[PacketFacts], hidden: Sequence[bool]) -> npt.NDArray[np.int32]:
     """`PacketFlag` of each packet."""
     top = max((fact.layer for fact in facts), default=0)
-    return np.array(
-        [
-            fact.start * PacketFlag.START
-            + is_hidden * PacketFlag.HIDDEN
-            + (fact.droppable and fact.layer == top) * PacketFlag.DROPPABLE
-            for fact, is_hidden in zip(facts, hidden, strict=True)
-        ],
-        np.int32,
+    start = np.array([fact.start for fact in facts], np.int32)
+    droppable = np.array([fact.droppable and fact.layer == top for fact in facts], np.int32)
+    return (
+        start * int(PacketFlag.START)
+        + np.array(hidden, np.int32) * int(PacketFlag.HIDDEN)
+        + droppable * int(PacketFlag.DROPPABLE)
     )
 
 

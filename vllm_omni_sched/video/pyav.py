@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from vllm_omni_sched.video.facts import Piece, VideoIndex
 
-_SILENT_WITH_THREADS = {"vp8"}
+_SILENT_WITH_THREADS = {"mpeg4", "vp8"}
 """Codecs of which several threads make other frames of damaged packets than one does, without a complaint."""
+
+_FORGETS_WHAT_IS_NOT_THERE = "mmco: unref short failure"
+"""H.264, behind the start of an open GOP: a reference from before it is not needed any longer. It changes nothing."""
 
 _NEW_EXTRADATA = 1  # AV_PKT_DATA_NEW_EXTRADATA
 
@@ -132,6 +135,7 @@ class _Run:
         self._hidden = set(pts[hidden].tolist())
         # with an open GOP, frames shown before its start come after it, and cannot be decoded without those before
         self._from_pts = NO_TIME if piece.feed[0] == 0 else int(pts[piece.feed[0]])
+        self._expected = "" if piece.feed[0] == 0 else _FORGETS_WHAT_IS_NOT_THERE
         alone = index.codec in _SILENT_WITH_THREADS or (pts[piece.feed] < self._from_pts).any()
         self.threads = 1 if alone else piece.threads
         self._order = piece.order
@@ -151,7 +155,9 @@ class _Run:
         """All wanted frames are there."""
         return not self._wanted
 
-    def take(self, context: VideoCodecContext, packet: av.Packet[Any] | None, complaints: list[Any]) -> None:
+    def take(
+        self, context: VideoCodecContext, packet: av.Packet[Any] | None, complaints: list[tuple[int, str, str]]
+    ) -> None:
         """Decode a packet, or None for what the decoder still holds back; keep the frames that are wanted."""
         matters = packet is None or packet.pts is None or packet.pts >= self._from_pts
         frames: list[av.VideoFrame] = []
@@ -159,7 +165,7 @@ class _Run:
             frames = context.decode(packet)
         except av.FFmpegError:
             self.damaged |= matters
-        self.damaged |= matters and bool(complaints)
+        self.damaged |= matters and any(message.strip() != self._expected for _, _, message in complaints)
         complaints.clear()
         for frame in frames:
             self._keep(frame)
@@ -189,7 +195,7 @@ def output_size(index: VideoIndex) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _complaints(threads: int) -> Iterator[list[Any]]:
+def _complaints(threads: int) -> Iterator[list[tuple[int, str, str]]]:
     """What FFmpeg logs as errors, of this thread or, when it decodes with several, of all."""
     level = av.logging.get_level()
     av.logging.set_level(av.logging.ERROR)

@@ -46,6 +46,8 @@ def changes_by_register() -> dict[str, Any]:
 
     for module in sorted({probe.symbol.rsplit(".", 1)[0] for probe in compat.probe_all()}):
         _import_module_of(module)
+    loaders = import_module("vllm.multimodal.video").VIDEO_LOADER_REGISTRY.name2class
+    named = set(loaders)
     before = dict(symbols())
     plugin.register()
     once = dict(symbols())
@@ -57,6 +59,7 @@ def changes_by_register() -> dict[str, Any]:
         "changed": changed,
         "wrapping_the_original": [name for name in changed if getattr(once[name], "__wrapped__", None) is before[name]],
         "changed_by_the_second": sorted(name for name, value in once.items() if twice.get(name) is not value),
+        "loaders_added": sorted(loaders.keys() - named),
         "modules": sorted({name.rsplit(".", 1)[0] for name in before}),
     }
 

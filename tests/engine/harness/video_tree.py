@@ -1,6 +1,7 @@
 """Our video loader beside the rules of a vLLM whose sources come first on PYTHONPATH.
 
-`python -m tests.engine.harness.video_tree` prints as JSON where vLLM came from, and for every rule and video of a few whether ours gives what stock gives.
+`python -m tests.engine.harness.video_tree` prints as JSON where vLLM came from, and for every rule and video of a few
+whether ours gives what stock gives.
 """
 
 from __future__ import annotations

@@ -147,6 +147,23 @@ def test_av1_units(unit: bytes, start: bool, irregular: bool) -> None:
     assert (facts.start, facts.irregular) == (start, irregular)
 
 
+AV1_SEQUENCE = Writer().bits(0, 4).bits(0, 3).bits(0, 5 + 12 + 5).bits(0x77, 8).bits(0, 16).bits(0, 1 + 7)
+AV1_SEQUENCE.bits(0b100, 3).bits(0b0, 1).bits(0, 1).bits(0b110, 3)  # order hints of 7 bits, no tools by frame
+
+
+@pytest.mark.parametrize(
+    ("kept", "resilient", "droppable"), [(0, False, True), (4, False, False), (0, True, True), (1, True, False)]
+)
+def test_av1_frames_that_are_in_no_slot(kept: int, resilient: bool, droppable: bool) -> None:
+    sequence = AV1_SEQUENCE.nal(0)[4:]
+    frame = Writer().bits(0b0011, 4).bits(resilient, 1).bits(0, 1).bits(0, 1 + 7)
+    frame.bits(0, 0 if resilient else 3).bits(kept, 8)
+    content = frame.nal(0)[4:]
+    reader = reader_for("av1", bytes(4) + bytes([0x0A, len(sequence)]) + sequence)
+    facts = reader.read(bytes([0x32, len(content)]) + content, False)
+    assert (facts.droppable, facts.irregular) == (droppable, False)
+
+
 @pytest.mark.parametrize(
     ("packet", "start", "droppable", "irregular"),
     [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Source, VideoIndex
+from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, SequenceReason, Source, VideoIndex
 
 
 def index_of(frames: int, *, gop: int = 10, hidden: int = 0, step: int = 512, **facts: Any) -> VideoIndex:
@@ -64,6 +64,11 @@ def test_packets_that_an_edit_list_leaves_out_altogether_do_not_count():
 
 def test_a_header_that_is_off_by_one_is_believed():
     assert source_of(index_of(90, hidden=1)).total_frames == 90
+
+
+def test_frames_before_the_first_start_do_not_count():
+    cut = index_of(90, gop=30, header_frames=0, order=Order.SEQUENCE, why_sequence=SequenceReason.NO_START)
+    assert source_of(replace(cut, packets=cut.packets[10:], duration_seconds=80 / 30)).total_frames == 60
 
 
 def test_without_pts_the_header_is_believed():

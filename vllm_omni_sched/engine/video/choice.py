@@ -8,6 +8,7 @@ however made, becomes two arguments, our loader and the model's rule, and reques
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -51,11 +52,11 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         ConfigError: an option is wrong, an argument names another decoder or no sampling rule, or PyAV is missing.
     """
     options = video_options(load_config(vllm_config.additional_config))
-    if find_spec("av") is None:
-        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: pip install vllm-omni-sched[video]")
     multimodal = vllm_config.model_config.multimodal_config
     if multimodal is None:
         return  # a model of text
+    if find_spec("av") is None:
+        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: pip install vllm-omni-sched[video]")
     operators = _video(given)
     if operators.get("backend", "opencv") != "opencv":
         raise ConfigError(
@@ -75,7 +76,9 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"--media-io-kwargs: {error}") from None
     multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
     process.configure(options)
-    if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0:  # else the parent of API servers
+    # The parent of several API servers decodes nothing, nor do most stages of vLLM-Omni: there the first video starts
+    # the decoders.
+    if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0 and "vllm_omni" not in sys.modules:
         process.service()
 
 

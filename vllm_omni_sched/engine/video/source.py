@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_omni_sched.video.facts import Order, PacketFlag, Source
+from vllm_omni_sched.video.facts import Order, PacketFlag, SequenceReason, Source
 from vllm_omni_sched.video.index import shown_frames, shown_pts
 
 if TYPE_CHECKING:
@@ -67,13 +67,19 @@ def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
     It goes to a start before the target, takes that frame's number from its pts, and counts frames from there. The
     number is right where the rate is constant; vLLM believes what comes out, so we compute the same.
     """
-    if index.order is not Order.PTS:
+    if fps <= 0:
         return None
+    starts = np.sort(index.packets["pts"][(index.packets["flags"] & PacketFlag.START) != 0])
     pts = shown_pts(index)
+    if index.order is not Order.PTS:
+        if index.why_sequence is not SequenceReason.NO_START or not len(starts):
+            return None
+        pts = pts[pts >= starts[0]]  # what comes before cannot be decoded
+    if not len(pts):
+        return None
     seconds = index.time_base[0] / index.time_base[1]
     if len(index.packets) < index.header_frames and (pts[-1] - pts[0]) * seconds + 2 / fps < _stream_duration(index):
         return None  # the file is cut off: the seek leads to where nothing is
-    starts = np.sort(index.packets["pts"][(index.packets["flags"] & PacketFlag.START) != 0])
 
     back = SEEK_BACK
     while True:

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 HEADER_BYTES = 96
 """Of a NAL unit: enough for what we read of a slice's header, and for most parameter sets."""
 
+UNIT_BYTES = 4096
+"""Of a NAL unit: more than parameter sets have. Slices are longer, and only their headers matter."""
+
 
 class EndOfBits(Exception):
     """A header is shorter than it says; the packet is damaged, or not what we took it for."""
 
 
 class Bits:
-    """Bits of ``data``, most significant first.
+    """Bits of ``data``, most significant first; ``left`` is how many there still are.
 
     Raises:
         EndOfBits: on reading past the end.
@@ -21,14 +24,14 @@ class Bits:
 
     def __init__(self, data: bytes) -> None:
         self._value = int.from_bytes(data, "big")
-        self._left = len(data) * 8
+        self.left = len(data) * 8
 
     def read(self, count: int) -> int:
         """The next ``count`` bits as an unsigned number."""
-        self._left -= count
-        if self._left < 0:
+        self.left -= count
+        if self.left < 0:
             raise EndOfBits
-        return (self._value >> self._left) & ((1 << count) - 1)
+        return (self._value >> self.left) & ((1 << count) - 1)
 
     def flag(self) -> bool:
         """The next bit."""
@@ -55,7 +58,7 @@ def unescaped(nal: bytes, limit: int = HEADER_BYTES) -> bytes:
 
 
 def nals(data: bytes, length_bytes: int) -> Iterator[bytes]:
-    """NAL units of a packet.
+    """NAL units of a packet, of each no more than its first `UNIT_BYTES`.
 
     Args:
         data: the packet.
@@ -70,7 +73,7 @@ def _by_length(data: bytes, length_bytes: int) -> Iterator[bytes]:
         begin = at + length_bytes
         at = begin + int.from_bytes(data[at:begin], "big")
         if at > begin:
-            yield data[begin:at]
+            yield data[begin : min(at, begin + UNIT_BYTES)]
 
 
 def _by_start_code(data: bytes) -> Iterator[bytes]:
@@ -78,7 +81,7 @@ def _by_start_code(data: bytes) -> Iterator[bytes]:
     while begin >= 0:
         begin += 3
         end = data.find(b"\0\0\1", begin)
-        nal = data[begin : end if end >= 0 else len(data)]
+        nal = data[begin : min(end if end >= 0 else len(data), begin + UNIT_BYTES)]
         if nal:
             yield nal
         begin = end
