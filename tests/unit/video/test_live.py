@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from tests.support.live import GOP, plain, stream
 from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import LiveFrame, LiveVideo, Sampling
+from vllm_omni_sched.video.live import stream as stream_module
 from vllm_omni_sched.video.options import VideoOptions
 
 PATIENCE = 20.0  # of tests that expect something to come; those that do not fail take a second
@@ -133,8 +136,7 @@ def test_a_slow_consumer_stops_the_decoder_and_then_the_feeder(live: Any) -> Non
     fed = one.feed(data, wait_seconds=2.0)
     assert fed < len(data)
     assert one.counts.arrived <= 4
-    held = one.ready()
-    assert len(held) == 4
+    held = take(one, 4)
     assert one.feed(data[fed:], wait_seconds=0.3) < len(data) - fed  # their slots are still in use
     copies = [frame.pixels.copy() for frame in held]
     del held
@@ -183,8 +185,19 @@ def test_two_streams_at_once(live: Any) -> None:
         assert np.array_equal(pixels(list(one)), plain(sent.data))
 
 
-def test_one_thread_feeds_another_takes(live: Any) -> None:
-    data = stream(gops=8, width=160).data
+def test_one_thread_feeds_another_takes_and_neither_misses_the_other(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = stream(gops=8, width=320).data
+    in_vain = []
+
+    def select_(*arguments: Any) -> Any:
+        ready = select.select(*arguments)
+        if not any(ready):
+            in_vain.append(arguments)
+        return ready
+
+    monkeypatch.setattr(stream_module, "select", SimpleNamespace(select=select_))
     one = live(slots=2)
 
     def feed() -> None:
@@ -196,6 +209,7 @@ def test_one_thread_feeds_another_takes(live: Any) -> None:
     feeder.start()
     assert [frame.number for frame in one] == list(range(128))
     feeder.join()
+    assert in_vain == []
 
 
 def test_a_stream_that_breaks_off_gives_what_is_sound(live: Any) -> None:

@@ -65,9 +65,9 @@ class Process:
 
 
 def _end(popen: subprocess.Popen[bytes], control: socket.socket, data: socket.socket) -> None:
-    control.close()
-    data.close()
     if popen.poll() is None:
         popen.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(_END_SECONDS)
+    control.close()  # not before: that would not wake who waits for these in another thread
+    data.close()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_GONE_SECONDS = 0.1  # until a process that does not read any more has ended
 _ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
 
 
@@ -150,7 +151,8 @@ class LiveVideo:
         left = memoryview(data).cast("B")
         begun, taken = self._clock(), 0
         while taken < len(left):
-            self._listen()
+            if self._listen():
+                os.eventfd_write(self._news, 1)
             self._check()
             if self._ended:  # it wants no more: what comes behind the end of a stream is nobody's
                 return len(left)
@@ -165,7 +167,7 @@ class LiveVideo:
                         break
                 self._wait(patience, to_send=True)
             except OSError:  # it is gone; it may have said why
-                self._wait(self._silence_seconds)
+                self._wait(_GONE_SECONDS)
         return taken
 
     def end(self) -> None:
@@ -255,15 +257,19 @@ class LiveVideo:
         return left
 
     def _wait(self, seconds: float, to_send: bool = False) -> None:
-        """For the process to say something, for another thread to have heard it, or for room to send."""
+        """For the process to say something; and whoever takes frames, for whoever feeds to have heard it; whoever
+        feeds, for room to send. The event is for the former alone: the latter would take it from them."""
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile; `_check` tells
-            channel: list[Any] = [] if self._error is not None else [self._process.channel]
+            heard: list[Any] = [] if self._error is not None else [self._process.channel]
+            if not to_send:
+                heard.append(self._news)
             sending: list[Any] = [self._process.data] if to_send else []
-            readable, _, _ = select.select([self._news, *channel], sending, [], max(0.0, seconds))
+            readable, _, _ = select.select(heard, sending, [], max(0.0, seconds))
             if self._news in readable:
                 os.eventfd_read(self._news)
 
-    def _listen(self) -> None:
+    def _listen(self) -> bool:
+        """Hear what the process has said; whether that was anything new."""
         with self._lock:
             before = len(self._waiting), self._error, self._ended
             while self._error is None and not self._ended and not self._closed:
@@ -279,9 +285,7 @@ class LiveVideo:
                 except (OSError, ValueError) as error:
                     self._error = DecoderError(f"live video: the decoder process does not answer as it should: {error}")
                 self._moved = self._clock()
-            changed = before != (len(self._waiting), self._error, self._ended)
-        if changed:
-            os.eventfd_write(self._news, 1)
+            return before != (len(self._waiting), self._error, self._ended)
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, messages.Arrived):
