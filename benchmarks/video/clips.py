@@ -9,6 +9,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from PIL import Image
 
 from benchmarks.harness.provenance import ROOT
 
@@ -17,7 +18,7 @@ CACHE = ROOT / ".cache" / "videos"
 
 @dataclass(frozen=True)
 class Clip:
-    """A texture that moves, a disc that crosses it, and sensor noise, encoded."""
+    """A view that moves, a disc that crosses it, and sensor noise, encoded."""
 
     name: str
     codec: str = "libx264"
@@ -78,14 +79,24 @@ def pictures(clip: Clip):  # type: ignore[no-untyped-def]
     """Frames, uint8 of shape (height, width, 3)."""
     random = np.random.default_rng(clip.seed)
     height, width = clip.height, clip.width
-    coarse = random.integers(0, 200, (height // 8 + 32, width // 8 + 32, 3), dtype=np.uint8)
-    texture = coarse.repeat(8, axis=0).repeat(8, axis=1)
-    texture = (texture[:-8] // 2 + texture[8:] // 2)[:, :-8]  # softer edges
-    noise = random.integers(0, 12, (16, height, width, 1), dtype=np.uint8)
+    texture = landscape(random, height + 256, width + 256)
+    noise = random.normal(0.0, 1.5, (16, height, width, 1)).round().astype(np.int16)
     rows, columns = np.ogrid[:height, :width]
     for i in range(clip.seconds * FPS):
-        y, x = int(100 + 90 * np.cos(i / 37)), int(110 + 100 * np.sin(i / 50))
-        picture = texture[y : y + height, x : x + width] + noise[i % 16]
+        y, x = int(128 + 120 * np.cos(i / 37)), int(128 + 120 * np.sin(i / 50))
+        picture = np.clip(texture[y : y + height, x : x + width] + noise[i % 16], 0, 255).astype(np.uint8)
         across, down = width / 2 + width / 3 * np.sin(i / 20), height / 2 + height / 3 * np.cos(i / 13)
         picture[(rows - down) ** 2 + (columns - across) ** 2 < (height / 8) ** 2] = (255, 60, i % 256)
         yield picture
+
+
+def landscape(random: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """An image with detail at all scales, its amplitude in proportion to the scale, as in photographs."""
+    image = np.full((height, width, 3), 128.0, np.float32)
+    for octave in range(1, 8):
+        scale = 1 << octave
+        cells = random.normal(0.0, 1.0, (height // scale + 2, width // scale + 2, 3)).astype(np.float32)
+        size = (cells.shape[1] * scale, cells.shape[0] * scale)
+        layers = [np.asarray(Image.fromarray(cells[..., c]).resize(size, Image.Resampling.BICUBIC)) for c in range(3)]
+        image += 0.35 * scale * np.stack(layers, axis=-1)[:height, :width]
+    return image.clip(0, 255).astype(np.int16)

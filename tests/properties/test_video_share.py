@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, REALTIME
@@ -58,7 +58,7 @@ class Run:
         return left
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 @given(videos, st.lists(st.sampled_from(KINDS), max_size=5))
 def test_every_piece_is_taken_once(arrivals: list, more: list[str]) -> None:  # type: ignore[type-arg]
     share, run = Share(MAX_WAIT), Run([*KINDS, *more])
@@ -78,7 +78,7 @@ def test_every_piece_is_taken_once(arrivals: list, more: list[str]) -> None:  # 
     assert sorted(run.begun) == everything
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 @given(st.integers(1, 3), st.sampled_from(DEFAULT_CLASSES[1:]), pieces)
 def test_nobody_waits_for_ever(decoders: int, sla, some) -> None:  # type: ignore[no-untyped-def]
     """Urgent videos come without end, as many as there is time for; one of another class is begun all the same."""

@@ -24,9 +24,14 @@ class Sent(NamedTuple):
 
 @lru_cache
 def stream(
-    container: str = "mpegts", codec: str = "libx264", gops: int = 4, options: str = CLOSED_GOPS, width: int = 64
+    container: str = "mpegts",
+    codec: str = "libx264",
+    gops: int = 4,
+    options: str = CLOSED_GOPS,
+    width: int = 64,
+    rotation: int = 0,
 ) -> Sent:
-    """Moving noise, width by 48, 30 frames per second, as a camera would send it."""
+    """Moving noise, width by 48, 30 frames per second, as a camera would send it; players turn it clockwise."""
     file = io.BytesIO()
     noise = np.random.default_rng(7).integers(0, 256, (48, width + gops * GOP, 3), dtype=np.uint8)
     ends = []
@@ -34,6 +39,8 @@ def stream(
         video = out.add_stream(codec, rate=Fraction(30))
         video.width, video.height, video.pix_fmt, video.gop_size = width, 48, "yuv420p", GOP
         video.options = dict(option.split("=", 1) for option in options.split())
+        if rotation:
+            video.set_display_rotation(-rotation)
         packets = []
         for i in range(gops * GOP):
             packets += video.encode(av.VideoFrame.from_ndarray(noise[:, i : i + width].copy(), format="rgb24"))

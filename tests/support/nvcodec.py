@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex, Wanted
+from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
+from vllm_omni_sched.video.nvdec.library import Library
 
 START, NONE = PacketFlag.START, PacketFlag(0)
 
@@ -150,6 +152,11 @@ class HostDevice:
     def synchronize(self) -> None: ...
 
 
+def card(gpu: int) -> NvdecDecoder:
+    """What makes a decoder in a decoder process."""
+    return NvdecDecoder(gpu, library=Library(NvCodec()), device=HostDevice())
+
+
 @lru_cache
 def video(
     codec: str = "libx264", container: str = "mp4", frames: int = 48, pixels: str = "yuv420p", options: str = ""
@@ -187,6 +194,7 @@ def indexed(data: bytes, **changes: Any) -> tuple[VideoIndex, memoryview]:
         context, base = stream.codec_context, stream.time_base
         facts = {
             "codec": context.codec.canonical_name,
+            "decoder": context.name,
             "extradata": context.extradata or b"",
             "width": context.width,
             "height": context.height,

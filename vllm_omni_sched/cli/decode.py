@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -77,9 +76,7 @@ def _decoded(file: Path, rule: Rule, decoders: int | None, quiet: bool) -> Decod
 
     options = VideoOptions() if decoders is None else VideoOptions(decoders=decoders)
     try:
-        with file.open("rb") as opened:
-            nbytes = opened.seek(0, 2)
-            data = memoryview(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)) if nbytes else memoryview(b"")
+        data = file.read_bytes()
     except OSError as error:
         _leave(_USAGE, f"{file}: {error.strerror or error}")
     codec = FlashCodec(options)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 100
 _PAPER, _INK, _FAINT = (24, 25, 28), (236, 236, 238), (150, 152, 160)
-_WIDE, _MARGIN, _GAP, _LINE, _HEADER = 1600, 24, 10, 26, 64
+_WIDE, _MARGIN, _GAP, _LINE, _HEADER = 1600, 24, 14, 26, 64
+_SCREEN = 1.6  # width by height
 _CELL = 120  # at least, for a time and a number below it
 _COLUMNS = (_WIDE - 2 * _MARGIN + _GAP) // (_CELL + _GAP)
 
@@ -39,8 +40,13 @@ def layout(count: int, width: int, height: int) -> Layout:
         width, height: of a frame.
     """
     shape = height / width
-    columns = max(1, min(count, _COLUMNS, round(math.sqrt(count * shape * 1.6))))
-    columns = math.ceil(count / math.ceil(count / columns))  # no fuller rows than needed, and no empty column
+    ideal = math.sqrt(count * shape * _SCREEN)
+
+    def untidiness(columns: int) -> float:
+        empty = -count % columns
+        return abs(columns - ideal) / ideal + empty / columns / 4
+
+    columns = min(range(1, min(count, _COLUMNS) + 1), key=untidiness)
     room = (_WIDE - 2 * _MARGIN - (columns - 1) * _GAP) // columns
     cell = max(_CELL, min(room, 2 * width, 480))
     return Layout(columns, math.ceil(count / columns), cell, max(1, round(cell * shape)))

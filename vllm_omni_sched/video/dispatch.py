@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.errors import DecoderError
-from vllm_omni_sched.video.job import Job, Lost, Task
+from vllm_omni_sched.video.job import Closed, Job, Lost, Task
 from vllm_omni_sched.video.kinds import Kind
 from vllm_omni_sched.video.messages import Failure
 from vllm_omni_sched.video.observe import Observer
@@ -161,10 +161,7 @@ class Dispatcher:
         while self._commands:
             self._commands.popleft()()
         for job in self._jobs.values():
-            running = [place.task for place in self.team.places if place.job is job and place.task]
-            for task in (*running, *job.left.values()):
-                job.events.put(Lost(task, Failure.START, CLOSED))
-            job.left.clear()
+            job.events.put(Closed())
         self.team.close()
 
     def _start(self, kind: str) -> None:
@@ -185,9 +182,9 @@ class Dispatcher:
             said[0].events.put(said[1])
 
     def _finish(self, job: Job) -> None:
-        self._jobs.pop(job.key, None)
         self.team.forget(job)
         job.release()
+        self._jobs.pop(job.key, None)
 
     def _give_out(self) -> None:
         """Until nobody is idle, or nothing is left."""

@@ -7,7 +7,6 @@ write, on the processor of the decoder that writes, and goes back to the system 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import mmap
 import os
@@ -22,6 +21,7 @@ import numpy as np
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.errors import DecoderError, VideoDeadlineError
+from vllm_omni_sched.video.input import punch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _BLOCK = 2 << 20  # a huge page
 _SLACK = 2  # addresses for each byte that may be used
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Room:
@@ -168,13 +166,10 @@ class FrameMemory:
             start = max(self._kept)
             nbytes = self._kept.pop(start)
             keeps = max(0, nbytes - over) // _BLOCK * _BLOCK
-            self._punch(start + keeps, nbytes - keeps)
+            punch(self.fd, start + keeps, nbytes - keeps)
             if keeps:
                 self._kept[start] = keeps
             over -= nbytes - keeps
-
-    def _punch(self, start: int, nbytes: int) -> None:
-        _libc.fallocate(self.fd, _PUNCH, ctypes.c_long(start), ctypes.c_long(nbytes))
 
     def _kept_goes(self, start: int, nbytes: int) -> None:
         """What is given out is not kept; parts of free extents may be."""

@@ -63,6 +63,10 @@ class Lost(NamedTuple):
     message: str
 
 
+class Closed(NamedTuple):
+    """Nothing comes any more."""
+
+
 @dataclass(eq=False)
 class Job:
     """A load.
@@ -70,7 +74,7 @@ class Job:
     Attributes:
         key: unique.
         arrival: when it began, in seconds.
-        events: `Answer` and `Lost`, for the thread that loads.
+        events: `Answer`, `Lost` and `Closed`, for the thread that loads.
         opening: what a decoder needs to know of the video before pieces of it, with descriptors.
         room: of its frames; theirs as long as a decoder writes to it.
         fds: closed when nobody needs them any more.
@@ -79,7 +83,7 @@ class Job:
     arrival: float
     sla: SlaClass
     key: int = field(default_factory=lambda: next(_numbers))
-    events: SimpleQueue[Answer | Lost] = field(default_factory=SimpleQueue)
+    events: SimpleQueue[Answer | Lost | Closed] = field(default_factory=SimpleQueue)
     opening: Message | None = None
     room: Room | None = None
     fds: list[int] = field(default_factory=list)

@@ -13,13 +13,15 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
+from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputError
 from vllm_omni_sched.video import messages, wire
+from vllm_omni_sched.video.answers import check_sound, error_of
 from vllm_omni_sched.video.base import Decoded, Report
-from vllm_omni_sched.video.dispatch import Dispatcher
+from vllm_omni_sched.video.dispatch import CLOSED, Dispatcher
 from vllm_omni_sched.video.facts import Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.frames import FrameMemory
-from vllm_omni_sched.video.job import Answer, Job, Lost, Task
+from vllm_omni_sched.video.input import Input
+from vllm_omni_sched.video.job import Answer, Closed, Job, Lost, Task
 from vllm_omni_sched.video.kinds import CPU
 from vllm_omni_sched.video.limits import Limits
 from vllm_omni_sched.video.messages import Failure
@@ -78,6 +80,7 @@ class Load:
     pieces: int = 0
     decoded: int = 0
     copied: int = 0
+    input: Input | None = None
 
     def run(self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool) -> Decoded:
         """All of it; see `FlashCodec.load`."""
@@ -137,16 +140,18 @@ class Load:
         answer, fds = event.message, event.fds
         self.job.fds += fds
         if isinstance(answer, messages.Failed):
-            raise _error(answer)
+            raise error_of(answer)
         try:
             index = messages.index_in(answer.index)
             packets = file if index.in_file else fds[0]
-            _check_sound(index, os.fstat(packets).st_size)
+            check_sound(index, os.fstat(packets).st_size)
         except (AttributeError, IndexError, ValueError):
             raise VideoInputError("the video cannot be read: its index makes no sense") from None
         self.seconds["index"] += answer.seconds
         self.limits.check_index(index)
-        if packets != file:  # nobody needs the file any more, and it may be large
+        if packets == file:
+            self.input = Input(file, data, index)
+        else:  # nobody needs the file any more, and it may be large
             self.job.fds.remove(file)
             os.close(file)
         return index, packets
@@ -183,6 +188,8 @@ class Load:
     def _outcomes(
         self, pieces: Sequence[Piece], kind: str, there: set[int], slots: int
     ) -> list[tuple[Piece, PieceResult]]:
+        if self.input is not None:
+            self.copied += self.input.need(pieces)
         pending = self._add(pieces, kind)
         outcomes = []
         posted, waited = self.clock(), 0.0
@@ -201,8 +208,12 @@ class Load:
                 self.seconds["convert"] += result.convert_seconds
                 if self.progress is not None:
                     self.progress(len(there), slots)
+                again = {}
             else:
-                pending |= self._failed(event, piece)
+                again = self._failed(event, piece)
+                pending |= again
+            if self.input is not None and not again:
+                self.input.done(piece)
         return outcomes
 
     def _failed(self, event: Answer | Lost, piece: Piece) -> dict[int, Piece]:
@@ -222,7 +233,7 @@ class Load:
         if failure is Failure.INTERNAL:
             self.fallbacks.append(Fallback.DECODER_FAILED.value)
             return {}
-        raise DecoderError(event.message) if isinstance(event, Lost) else _error(event.message)
+        raise DecoderError(event.message) if isinstance(event, Lost) else error_of(event.message)
 
     def _add(self, pieces: Sequence[Piece], kind: str) -> dict[int, Piece]:
         tasks = [Task(_sending(piece), kind, piece.cost, piece.threads) for piece in pieces]
@@ -251,11 +262,14 @@ class Load:
 
     def _next(self) -> Answer | Lost:
         try:
-            return self.job.events.get(timeout=max(0.0, self._left()))
+            event = self.job.events.get(timeout=max(0.0, self._left()))
         except Empty:
             raise VideoDeadlineError(
                 "the video was not decoded in time; send a smaller one or raise option 'deadline_seconds'"
             ) from None
+        if isinstance(event, Closed):
+            raise DecoderError(CLOSED)
+        return event
 
     def _left(self) -> float:
         return self.deadline - self.clock()
@@ -266,32 +280,3 @@ def _sending(piece: Piece) -> Callable[[int, int], tuple[Any, tuple[int, ...]]]:
         return messages.Decode(number, msgspec.Raw(messages.piece_out(replace(piece, threads=threads)))), ()
 
     return message
-
-
-def _error(failed: messages.Failed) -> Exception:
-    if failed.failure is Failure.LIMIT:
-        return VideoLimitError(failed.message)
-    if failed.failure is Failure.INPUT:
-        return VideoInputError(failed.message)
-    if failed.failure is Failure.MEMORY:
-        return VideoLimitError(
-            "the video needs more memory than a decoder may have; send a smaller one, or raise option "
-            "'worker_memory_bytes'"
-        )
-    if failed.failure is Failure.DECODER:
-        return DecoderError(failed.message)
-    return VideoInputError(f"the video cannot be read: {failed.message}")
-
-
-def _check_sound(index: VideoIndex, nbytes: int) -> None:
-    """
-    Raises:
-        ValueError: an index that no video has.
-    """
-    packets = index.packets
-    ends = packets["offset"] + packets["nbytes"]
-    inside = len(packets) == 0 or (
-        packets["offset"].min() >= 0 and packets["nbytes"].min() >= 0 and ends.min() >= 0 and ends.max() <= nbytes
-    )
-    if not inside or index.width <= 0 or index.height <= 0 or min(index.time_base) <= 0 or index.rotation % 90:
-        raise ValueError("index")

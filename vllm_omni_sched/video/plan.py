@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _PIECES_PER_DECODER = 6
 """So that the last one to finish does not keep the others waiting long."""
 
+_TIMES_ITS_OVERHEAD = 20
+"""A piece as long as that is not joined to another: there is nothing left to save, and long ones share out badly."""
+
 
 class Rates(NamedTuple):
     """What decoding costs one decoder, in seconds. The defaults are of H.264 on one core of 2.5 GHz.
@@ -61,7 +64,7 @@ def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Ra
 
     1. A video whose frames are known by pts is cut at its starts (`spans`); what nobody wants and nobody needs is
        left out.
-    2. Neighbours are joined where one begins where the other ends, until a piece is as long as its share.
+    2. Short neighbours are joined where one begins where the other ends, until a piece is worth its overhead.
     3. Any other video is one piece, from its first packet to the last frame that is wanted.
 
     Args:
@@ -95,7 +98,7 @@ def in_sequence(index: VideoIndex, numbers: Sequence[int], rates: Rates) -> Piec
 
 
 def _joined(index: VideoIndex, found: Spans, decoders: int, rates: Rates) -> list[Span]:
-    """Neighbours in one, up to each piece's share of the whole."""
+    """Short neighbours in one, up to each piece's share of the whole."""
     counts = np.cumsum(found.keep)
     nbytes = np.cumsum(np.where(found.keep, index.packets["nbytes"], 0))
     each = [
@@ -104,7 +107,7 @@ def _joined(index: VideoIndex, found: Spans, decoders: int, rates: Rates) -> lis
         + rates.per_byte * float(nbytes[span.last] - nbytes[span.first])
         for span in found.spans
     ]
-    share = sum(each) / (decoders * _PIECES_PER_DECODER)
+    share = min(sum(each) / (decoders * _PIECES_PER_DECODER), _TIMES_ITS_OVERHEAD * rates.per_piece)
     joined: list[Span] = []
     spent = 0.0
     for span, cost in zip(found.spans, each, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.kinds import Kind
 
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_", "NVIDIA_")
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_", "NVIDIA_")
 _END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in the kernel
 
 
@@ -86,16 +86,17 @@ class Process:
         """
         self.channel.send(message, fds)
 
-    def end(self) -> str:
-        """End it, if it has not ended by itself; how it ended, for people. Nothing of it runs afterwards."""
+    def end(self, grace_seconds: float = 0.0) -> str:
+        """End it, if it does not end by itself; how it ended, for people. Nothing of it runs afterwards."""
         self.channel.close()
-        by_itself = self._popen.poll()
-        if by_itself is None:
-            self._popen.kill()
         try:
-            code = self._popen.wait(_END_SECONDS)
+            code = self._popen.wait(grace_seconds)
         except subprocess.TimeoutExpired:
-            return "does not end"
+            self._popen.kill()
+            try:
+                code = self._popen.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                return "does not end"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"

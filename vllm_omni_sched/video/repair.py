@@ -43,6 +43,9 @@ def repair(
     packet, with nothing left out, by one thread. All damaged pieces together, so that the first packets are decoded
     once. What is damaged or missing after that is so for everyone: there is no second repair.
 
+    Damage in packets that nobody wants and nobody needs is not seen, as they are not decoded. A plain decoder may
+    carry it into the frames beside them; here these are sound.
+
     Args:
         index: of the video.
         outcomes: pieces, and what came of each. One that a dead decoder left has a result that found nothing.

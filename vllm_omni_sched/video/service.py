@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
@@ -14,7 +15,7 @@ from vllm_omni_sched.video.facts import VideoIndex
 from vllm_omni_sched.video.frames import FrameMemory
 from vllm_omni_sched.video.job import Job
 from vllm_omni_sched.video.kinds import Kind, kinds_of
-from vllm_omni_sched.video.load import Load, Planning
+from vllm_omni_sched.video.load import Fallback, Load, Planning
 from vllm_omni_sched.video.observe import Observer, Unobserved
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.planning import GroupPlanning
@@ -22,6 +23,7 @@ from vllm_omni_sched.video.process import Settings
 from vllm_omni_sched.video.share import Share
 
 _ALIVE = Lifetimes()
+ABSENT_SECONDS = 60.0
 READ_INDEX = "vllm_omni_sched.video.demux:read_index"
 
 
@@ -57,6 +59,7 @@ class FlashCodec:
         self._clock, self._observer = clock, observer or Unobserved()
         self._planning = planning or GroupPlanning()
         self._kinds = tuple(kinds) if kinds is not None else kinds_of(self.options)
+        self._absent: dict[str, float] = {}  # kinds that could not be started, and when that was
         bell = Bell()
         self._frames = FrameMemory(self.options.max_output_bytes, self.options.keep_bytes, bell.ring)
         settings = Settings(
@@ -107,7 +110,7 @@ class FlashCodec:
             DecoderError: no decoder can decode it, none can be started, or this was closed.
         """
         began = self._clock()
-        kind = self._kinds[0]
+        kind = self._kind(began)
         job = Job(began, sla)
         load = Load(
             job,
@@ -128,8 +131,15 @@ class FlashCodec:
             raise
         finally:
             self._dispatcher.finish(job)
+        if Fallback.DECODER_ABSENT.value in decoded.report.fallbacks:
+            self._absent[kind.name] = self._clock()
         self._observer.loaded(decoded.report)
         return decoded
+
+    def _kind(self, now: float) -> Kind:
+        """The preferred one that has not failed to start lately: every try takes seconds."""
+        *preferred, last = self._kinds
+        return next((k for k in preferred if now - self._absent.get(k.name, -math.inf) > ABSENT_SECONDS), last)
 
     @property
     def used_bytes(self) -> int:

@@ -58,10 +58,11 @@ class VideoWork:
 
 @dataclass(frozen=True)
 class Seat:
-    """A decoder that has nothing to do."""
+    """A decoder that has nothing to do, and the video that it worked on last, if it has that open."""
 
     decoder: int
     kind: str
+    opened: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Share:
        one that has waited ``max_wait_seconds`` goes first. See `WaitingOrder`. Equals go one after the other, not turn
        by turn: that would finish all of them as late as the last.
     3. Within a video the longest piece first, so that the last ones to end are short.
-    4. When all pieces are taken, the processors of decoders that are idle still are lent to the pieces taken, as
+    4. Of decoders that are idle the one takes it that has its video open.
+    5. When all pieces are taken, the processors of decoders that are idle still are lent to the pieces taken, as
        threads, the longest first; less what was lent before.
 
     Raises:
@@ -108,16 +110,26 @@ class Share:
         """
         takes: list[tuple[Take, PieceLeft]] = []
         for kind in dict.fromkeys(seat.kind for seat in idle):
-            seats = [seat.decoder for seat in idle if seat.kind == kind]
+            seats = [seat for seat in idle if seat.kind == kind]
             queue = self._queue([video for video in videos if video.kind == kind], decoders.get(kind, 1), now)
             taken = [
                 (Take(decoder, video.key, piece.number, 1, reason), piece)
-                for decoder, (video, piece, reason) in zip(seats, queue, strict=False)
+                for decoder, (video, piece, reason) in self._seated(seats, queue)
             ]
             if len(taken) == len(queue):
                 taken = self._with_threads(taken, len(seats) - len(taken) - lent)
             takes += taken
         return tuple(take for take, _ in takes)
+
+    def _seated(
+        self, seats: Sequence[Seat], queue: Sequence[tuple[VideoWork, PieceLeft, TakeReason]]
+    ) -> list[tuple[int, tuple[VideoWork, PieceLeft, TakeReason]]]:
+        free, seated = list(seats), []
+        for one in queue[: len(seats)]:
+            seat = next((seat for seat in free if seat.opened == one[0].key), free[0])
+            free.remove(seat)
+            seated.append((seat.decoder, one))
+        return seated
 
     def _queue(
         self, videos: Sequence[VideoWork], decoders: int, now: float

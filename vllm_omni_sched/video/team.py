@@ -20,6 +20,7 @@ from vllm_omni_sched.video.share import Seat
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
+_GRACE_SECONDS = 0.1  # between the last word of a process and its end
 TRIES = 2  # processes that may die of a task, and of which one kind may fail to start in a row
 
 
@@ -66,7 +67,8 @@ class Team:
     @property
     def idle(self) -> list[Seat]:
         """Decoders that could begin now."""
-        return [Seat(one.number, one.kind.name) for one in self.places if one.ready and one.task is None]
+        idle = (one for one in self.places if one.ready and one.task is None)
+        return [Seat(one.number, one.kind.name, one.opened.key if one.opened else None) for one in idle]
 
     @property
     def busy(self) -> int:
@@ -157,7 +159,7 @@ class Team:
         A task that is to be tried again is left to its job.
         """
         job, task = place.job, place.task
-        how = self.stop(place)
+        how = self.stop(place, _GRACE_SECONDS)
         if not task or not job:
             return None
         task.deaths += 1
@@ -166,13 +168,13 @@ class Team:
             return None
         return Lost(task, None, f"the decoder process {how}")
 
-    def stop(self, place: Place) -> str:
-        """End a process, whatever it is at; how it ended."""
+    def stop(self, place: Place, grace_seconds: float = 0.0) -> str:
+        """End a process, whatever it is at, unless it ends by itself soon; how it ended."""
         if place.process is None:
             return "was not there"
         started = place.ready
         self._unwatch(place)
-        how = place.process.end()
+        how = place.process.end(grace_seconds)
         place.process, place.ready, place.job, place.task, place.opened = None, False, None, None, None
         kind = place.kind.name
         if not started:

@@ -181,6 +181,12 @@ def test_a_sheet_is_a_grid_without_empty_rows(count: int, width: int, height: in
     assert grid.height / grid.width == pytest.approx(height / width, rel=0.02)
 
 
+def test_rows_are_full_where_that_is_near() -> None:
+    assert decode_sheet.layout(16, 960, 400)[:2] == (4, 4)
+    assert decode_sheet.layout(32, 1280, 720)[:2] == (5, 7)
+    assert decode_sheet.layout(7, 48, 96)[:2] == (5, 2)
+
+
 def test_a_sheet_of_many_frames_shows_some_and_says_so(tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     decode_sheet.write_sheet(sheet, "a name " * 60, result(index_of(), list(range(120))))

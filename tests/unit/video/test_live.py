@@ -84,6 +84,15 @@ def test_frames_are_those_of_the_whole_file(live: Any, container: str, codec: st
     assert one.size == (64, 48)
 
 
+@pytest.mark.parametrize("rotation", [90, 270])
+def test_rotated_streams_come_upright(live: Any, rotation: int) -> None:
+    data = stream("mp4", gops=1, rotation=rotation).data
+    one = live()
+    frames = decode(one, data)
+    assert one.size == (48, 64)
+    assert np.array_equal(pixels(frames), [np.rot90(frame, -rotation // 90) for frame in plain(data)])
+
+
 @pytest.mark.parametrize("container", ["mpegts", "mp4", "matroska", "h264"])
 def test_frames_come_before_the_stream_goes_on(live: Any, container: str) -> None:
     sent = stream(container, gops=8, width=160)
@@ -232,6 +241,12 @@ def test_what_is_no_video_is_said_to_be_none(live: Any, data: bytes, says: str) 
 def test_frames_larger_than_the_option_allows_are_refused(live: Any) -> None:
     one = live(options=VideoOptions(max_pixels=64 * 48 - 1))
     with pytest.raises(VideoLimitError, match="max_pixels"):
+        decode(one, stream().data)
+
+
+def test_a_ring_larger_than_the_option_allows_is_refused(live: Any) -> None:
+    one = live(slots=200, options=VideoOptions(max_output_bytes=1 << 20))
+    with pytest.raises(VideoLimitError, match="max_output_bytes"):
         decode(one, stream().data)
 
 

@@ -59,6 +59,26 @@ def test_frames_are_those_of_a_plain_decode(codec: str, container: str, options:
     assert sum(result.bytes_written for result in results) == len(room)
 
 
+@pytest.mark.parametrize("colours", ["colorspace=bt709 color_range=tv", "colorspace=smpte170m color_range=pc"])
+def test_colours_are_what_the_stream_says_they_are(colours: str) -> None:
+    data = video(options=f"{BFRAMES} {colours}")
+    index, packets = indexed(data)
+    room = bytearray(64 * 48 * 3)
+    card = decoder(NvCodec())
+    card.open(index, packets, memoryview(room))
+    card.decode(pieces(index, [5])[0])
+    made, usual = np.frombuffer(room, np.uint8).reshape(48, 64, 3), list(plain(video(options=BFRAMES)).values())[5]
+    assert np.array_equal(made, list(plain(data).values())[5])
+    assert not np.array_equal(made, usual)
+
+
+def test_a_video_whose_first_frame_cannot_be_decoded_is_refused() -> None:
+    index, packets = indexed(video(options=BFRAMES))
+    with pytest.raises(NvdecError, match="first frame cannot be decoded") as raised:
+        decoder(NvCodec()).open(index, memoryview(bytes(len(packets))), memoryview(b""))
+    assert raised.value.reason is Refusal.FAILED
+
+
 def test_frames_can_stay_on_the_device_and_outlive_the_next_video() -> None:
     index, packets = indexed(video(options=BFRAMES))
     card = decoder(NvCodec(), on_device=True)

@@ -12,26 +12,30 @@ import pytest
 import torch
 
 from tests.support.nvcodec import NvCodec, indexed, plain, video
-from vllm_omni_sched.video.nvdec.bits import Bits, unescaped
+from vllm_omni_sched.video.convert import Converter
 from vllm_omni_sched.video.nvdec.bitstream import framing
-from vllm_omni_sched.video.nvdec.colour import nv12_to_rgb
+from vllm_omni_sched.video.nvdec.colour import SPACES, Colours, nv12_to_rgb
 from vllm_omni_sched.video.nvdec.engines import Engine, engines, here, table
 from vllm_omni_sched.video.nvdec.library import Library, NvdecError
 from vllm_omni_sched.video.nvdec.limits import Refusal
 
 
-@pytest.mark.parametrize(("width", "height"), [(64, 48), (162, 98), (2, 2), (1280, 720)])
-@pytest.mark.parametrize("pixels", ["yuv420p", "yuvj420p"])
-def test_colours_are_those_of_swscale_to_the_bit(width: int, height: int, pixels: str) -> None:
+@pytest.mark.parametrize(("width", "height"), [(64, 48), (162, 98), (2, 2)])
+@pytest.mark.parametrize("space", sorted(SPACES))
+@pytest.mark.parametrize("full", [False, True])
+def test_colours_are_those_of_a_cpu_to_the_bit(width: int, height: int, space: int, full: bool) -> None:
     samples = np.random.default_rng(width).integers(0, 256, (height * 3 // 2, width), dtype=np.uint8)
-    frame = av.VideoFrame(width, height, pixels)
+    frame = av.VideoFrame(width, height, "yuv420p")
+    frame.colorspace, frame.color_range = space, 2 if full else 1
     chroma = samples[height:].reshape(height // 2, width // 2, 2)
     for plane, values in zip(frame.planes, (samples[:height], chroma[..., 0], chroma[..., 1]), strict=True):
         padded = np.zeros((plane.height, plane.line_size), np.uint8)
         padded[:, : values.shape[1]] = values
         plane.update(padded.tobytes())
-    made = nv12_to_rgb(torch.from_numpy(samples), full_range=pixels == "yuvj420p")
-    assert np.array_equal(made.numpy(), frame.to_ndarray(format="rgb24"))
+    right = np.empty((height, width, 3), np.uint8)
+    Converter(0).convert(frame, right)
+    made = nv12_to_rgb(torch.from_numpy(samples), Colours(space, full))
+    assert np.array_equal(made.numpy(), right)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +85,6 @@ def test_profiles_with_scaling_lists_are_read_to_the_flag_of_fields() -> None:
         options = "bf=2 profile=high x264-params=cqm=jvt:log-level=none" + (":tff=1" if tff else "")
         index, _ = indexed(video(frames=4, options=options))
         assert framing("h264", index.extradata).interlaced is tff
-
-
-def test_numbers_of_parameter_sets() -> None:
-    bits = Bits(bytes([0b10100110, 0b01000010, 0b10000000]))
-    assert [bits.unsigned() for _ in range(4)] == [0, 1, 2, 3]
-    assert bits.signed() == -2
-    with pytest.raises(IndexError):
-        Bits(b"\0" * 8).unsigned()
-    assert unescaped(b"a\0\0\3\1") == b"a\0\0\1"
 
 
 def test_the_table_holds_what_each_gpu_says() -> None:

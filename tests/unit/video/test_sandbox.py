@@ -43,6 +43,7 @@ attempts = {
     "read": lambda: open(secret).read(),
     "memory": lambda: bytearray(1 << 29),
     "large file": lambda: [os.write(file, b"x" * 999), os.write(file, b"x" * 999)] and os.write(file, b"x"),
+    "limits": lambda: resource.getrlimit(resource.RLIMIT_STACK),
     "code": lambda: open(os.__file__).read(10),
     "import": lambda: __import__("decimal"),
     "thread": thread,
@@ -83,7 +84,7 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
         "memory": "MemoryError",
         "large file": "OSError",
         "files": "OSError",
-        **dict.fromkeys(("code", "import", "thread", "memory file"), "done"),
+        **dict.fromkeys(("limits", "code", "import", "thread", "memory file"), "done"),
     }
     assert secret.read_text() == "text"
 
@@ -115,7 +116,9 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def judged(machine: str, profile: Profile, number: int, *arguments: int) -> str:
     """What the filter says of a call: the interpreter of the kernel, as far as the filter goes."""
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
-    words = {0: number, 4: arch, **{16 + 8 * place: value for place, value in enumerate(arguments)}}
+    words = {0: number, 4: arch}
+    for place, value in enumerate(arguments):
+        words |= {16 + 8 * place: value & 0xFFFFFFFF, 20 + 8 * place: value >> 32}
     program = seccomp.program(profile, machine, pid=77)
     at, accumulator = 0, 0
     while True:
@@ -157,6 +160,9 @@ WRONLY = os.O_WRONLY | os.O_CREAT
         (ARM, CPU, (56, 0, 0, WRONLY), "EPERM"),
         (X86, CPU, (2, 0, os.O_RDWR), "EPERM"),  # open
         (X86, DEVICE, (257, 0, 0, os.O_RDWR), "allowed"),
+        (X86, CPU, (302, 0, 2, 0), "allowed"),  # prlimit64, asking
+        (X86, CPU, (302, 0, 2, 0x1000), "EPERM"),
+        (ARM, CPU, (261, 0, 2, 1 << 32), "EPERM"),
         (X86, CPU, (0,), "allowed"),  # read
         (X86, CPU, (47,), "allowed"),  # recvmsg
         (ARM, CPU, (211,), "allowed"),  # sendmsg

@@ -79,7 +79,7 @@ def test_frames_are_those_of_a_plain_decode(codec: FlashCodec, name: str) -> Non
 @pytest.mark.parametrize("name", ["h264_damaged_0", "h264_damaged_2", "hevc_open_gop_damaged_1", "h264_truncated"])
 def test_damaged_ones_too(codec: FlashCodec, name: str) -> None:
     """Those frames that a plain decoder finds, as it shows them."""
-    sound = {pts: frame for pts, frame in plain(name)}
+    sound = dict(plain(name))
     decoded = codec.load(clips.clip(name), all_of)
     numerator, denominator = decoded.index.time_base
     first = min(pts for pts in decoded.index.packets["pts"].tolist())

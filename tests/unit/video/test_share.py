@@ -75,6 +75,14 @@ def test_equals_go_one_after_the_other() -> None:
     assert order(plan([video(11, [1.0] * 3), video(9, [1.0] * 3)])) == [(9, 0), (9, 1)]
 
 
+def test_a_decoder_goes_on_with_the_video_it_has_open() -> None:
+    seats = [Seat(0, CPU, 2), Seat(1, CPU), Seat(2, CPU, 1)]
+    takes = Share().plan([video(1, [1.0, 2.0]), video(2, [1.0], arrival=5.0)], seats, {CPU: 3}, 0, 5.0)
+    assert {(take.decoder, take.video, take.piece) for take in takes} == {(0, 2, 0), (2, 1, 1), (1, 1, 0)}
+    takes = Share().plan([video(1, [1.0]), video(2, [1.0], arrival=5.0)], seats, {CPU: 3}, 0, 5.0)
+    assert {(take.decoder, take.video) for take in takes} == {(2, 1), (0, 2)}
+
+
 def test_a_lone_piece_gets_the_threads_of_idle_decoders() -> None:
     assert plan([video(1, [1.0], threads=16)], idle=4) == [Take(0, 1, 0, 4, TakeReason.LENT)]
 

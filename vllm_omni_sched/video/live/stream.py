@@ -83,7 +83,7 @@ class LiveVideo:
         slots: frames that may wait to be taken, or be looked at.
         drop: leave out wanted frames while all slots are in use, so that the decoder keeps up with the stream.
         silence_seconds: how long to wait when nothing moves at all.
-        options: its limits on pixels and memory are used.
+        options: its limits on pixels, on frames in memory and on memory of decoder processes are used.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -105,7 +105,7 @@ class LiveVideo:
         if not silence_seconds > 0:
             raise ConfigError(f"live video: silence_seconds must be positive, got {silence_seconds}")
         sampling, options = sampling or Sampling(), options or VideoOptions()
-        self._slots, self._max_pixels = slots, options.max_pixels
+        self._slots, self._options = slots, options
         self._silence_seconds, self._clock = silence_seconds, clock
         self._lock = threading.Lock()  # of what the process has said
         self._waiting: deque[LiveFrame] = deque()
@@ -299,11 +299,17 @@ class LiveVideo:
             self._error = _ERRORS.get(message.failure, DecoderError)(f"live video: {said}")
 
     def _make_room(self, width: int, height: int) -> None:
-        if not 0 < width * height <= self._max_pixels or self._ring is not None:
+        if not 0 < width * height <= self._options.max_pixels or self._ring is not None:
             raise ValueError(f"frames of {width}x{height}")
+        if (nbytes := ring_bytes(self._slots, height, width)) > self._options.max_output_bytes:
+            self._error = VideoLimitError(
+                f"live video: {self._slots} slots of {width}x{height} need {nbytes} bytes, and option "
+                f"'max_output_bytes' allows {self._options.max_output_bytes}; take fewer slots or raise the option"
+            )
+            return
         memory = os.memfd_create("omni-sched-live", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(memory, ring_bytes(self._slots, height, width))
+            os.ftruncate(memory, nbytes)
             free = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._ring = Ring(memory, free, self._slots, height, width)
             self._process.channel.send(messages.Room(), [memory, free])

@@ -120,7 +120,7 @@ class Stream:
             self._dropped += 1
             return
         assert self._ring is not None
-        self._converter.convert(frame, (context.coded_width, context.coded_height), self._ring.picture(slot))
+        self._converter.convert(frame, self._ring.picture(slot))
         self._ring.mark(slot)
         self._say(Arrived(slot, number, seconds))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vllm_omni_sched.video.nvdec.bits import Bits, unescaped
+from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, unescaped
 
 START_CODE = b"\x00\x00\x00\x01"
 _SPS = 7
@@ -45,7 +45,7 @@ def framing(codec: str, extradata: bytes) -> Framing:
             return _avc(extradata)
         if codec == "hevc":
             return _hevc(extradata)
-    except IndexError:
+    except (IndexError, EndOfBits):
         raise ValueError(f"the parameters of the {codec} stream are cut off") from None
     return Framing(0, extradata[4:] if codec == "av1" and extradata[:1] == b"\x81" else b"")
 
@@ -105,35 +105,35 @@ def _any_fields(units: list[bytes]) -> bool:
 
 def _may_hold_fields(sps: bytes) -> bool:
     """Not ``frame_mbs_only_flag``, by everything that stands before it."""
-    bits = Bits(unescaped(sps[1:]))
+    bits = Bits(unescaped(sps, len(sps))[1:])
     profile = bits.read(8)
     bits.read(16)  # constraints, level
-    bits.unsigned()  # its number
+    bits.ue()  # its number
     if profile in _WITH_CHROMA:
-        chroma = bits.unsigned()
+        chroma = bits.ue()
         if chroma == 3:
             bits.read(1)
-        bits.unsigned()
-        bits.unsigned()
+        bits.ue()
+        bits.ue()
         bits.read(1)
         if bits.read(1):
             for i in range(12 if chroma == 3 else 8):
                 if bits.read(1):
                     _skip_scaling_list(bits, 16 if i < 6 else 64)
-    bits.unsigned()
-    order = bits.unsigned()
+    bits.ue()
+    order = bits.ue()
     if order == 0:
-        bits.unsigned()
+        bits.ue()
     elif order == 1:
         bits.read(1)
-        bits.signed()
-        bits.signed()
-        for _ in range(bits.unsigned()):
-            bits.signed()
-    bits.unsigned()
+        bits.se()
+        bits.se()
+        for _ in range(bits.ue()):
+            bits.se()
+    bits.ue()
     bits.read(1)
-    bits.unsigned()
-    bits.unsigned()
+    bits.ue()
+    bits.ue()
     return not bits.read(1)
 
 
@@ -141,5 +141,5 @@ def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:
-            following = (last + bits.signed()) % 256
+            following = (last + bits.se()) % 256
         last = following or last

@@ -2,8 +2,8 @@
 
 swscale's vector code for x86 converts 8-bit 4:2:0 to RGB of the same size in 16 bits: samples times eight, less their
 offset, times a coefficient of 13 bits, of which the upper half is kept; each chroma sample serves four pixels. Done
-over with integers here, the result is the same to the bit (tests compare them over random samples). Like OpenCV, and
-unlike a player, it takes BT.601 for every video, whatever its header says.
+over with integers here, the result is the same to the bit (tests compare them over random samples). As in `convert`,
+the matrix and the range are those that the frame itself names, as OpenCV takes them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,27 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-# BT.601 in 16.16 fixed point, as in libswscale/yuv2rgb.c: luma 255/219, V to red, U to blue, U and V to green
-_LUMA, _V_RED, _U_BLUE, _U_GREEN, _V_GREEN = 76309, 104597, 132201, -25675, -53279
+_LUMA = 76309  # 255 / 219 in 16.16 fixed point
+_BT601 = (104597, 132201, 25675, 53279)
+_CHROMA = {
+    1: (117489, 138438, 13975, 34925),  # BT.709
+    2: _BT601,  # unspecified
+    4: (104448, 132798, 24759, 53109),  # FCC
+    5: _BT601,
+    6: _BT601,
+    7: (117579, 136230, 16907, 35559),  # SMPTE 240M
+    9: (110013, 140363, 12277, 42626),  # BT.2020, luminance not constant
+}
+"""V to red, U to blue, U and V off green, by H.273's number of the matrix, as in libswscale/yuv2rgb.c."""
+
+SPACES = frozenset(_CHROMA)
+
+
+class Colours(NamedTuple):
+    """What the samples of a frame mean: H.273's number of the matrix; whether luma spans 0 to 255, not 16 to 235."""
+
+    space: int = 2
+    full_range: bool = False
 
 
 class Coefficients(NamedTuple):
@@ -28,29 +47,37 @@ class Coefficients(NamedTuple):
     black: int
 
 
-def coefficients(full_range: bool) -> Coefficients:
-    """Of BT.601."""
-    chroma = [_V_RED, _U_BLUE, _U_GREEN, _V_GREEN]
-    if full_range:
-        chroma = [abs(c) * 224 // 255 * (1 if c > 0 else -1) for c in chroma]
-    luma, *rest = ((c * (1 << 13) + (1 << 15)) >> 16 for c in [1 << 16 if full_range else _LUMA, *chroma])
-    v_red, u_blue, u_green, v_green = rest
-    return Coefficients(luma, v_red, u_blue, u_green, v_green, 0 if full_range else 16)
+def coefficients(colours: Colours) -> Coefficients:
+    """Of a matrix among `SPACES`."""
+    full = colours.full_range
+    red, blue, green_u, green_v = (c * 224 // 255 if full else c for c in _CHROMA[colours.space])
+    return Coefficients(
+        _13_bits(1 << 16 if full else _LUMA),
+        _13_bits(red),
+        _13_bits(blue),
+        _13_bits(-green_u),
+        _13_bits(-green_v),
+        0 if full else 16,
+    )
 
 
-def nv12_to_rgb(frame: torch.Tensor, full_range: bool) -> torch.Tensor:
+def _13_bits(value: int) -> int:
+    return (value * (1 << 13) + (1 << 15)) >> 16
+
+
+def nv12_to_rgb(frame: torch.Tensor, colours: Colours) -> torch.Tensor:
     """A frame as decoders leave it, in RGB.
 
     Args:
         frame: uint8 of shape (3 * height / 2, width), height and width even: rows of luma, then of U and V in turn.
-        full_range: luma spans 0 to 255.
+        colours: of the frame.
 
     Returns:
         uint8 of shape (height, width, 3), on the same device.
     """
     import torch
 
-    c = coefficients(full_range)
+    c = coefficients(colours)
     height, width = frame.shape[0] * 2 // 3, frame.shape[1]
     luma = frame[:height].int().sub_(c.black).mul_(8 * c.luma) >> 16
     chroma = frame[height:].reshape(height // 2, width // 2, 2).int().sub_(128).mul_(8)

@@ -8,9 +8,10 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.video.base import Decoder
 from vllm_omni_sched.video.facts import Order, PacketFlag, Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.nvdec.bitstream import Framing, framing
-from vllm_omni_sched.video.nvdec.colour import nv12_to_rgb
+from vllm_omni_sched.video.nvdec.colour import SPACES, Colours, nv12_to_rgb
+from vllm_omni_sched.video.nvdec.first import first_frame
 from vllm_omni_sched.video.nvdec.library import Frame, Library, NvdecError, Session
-from vllm_omni_sched.video.nvdec.limits import FORMATS, Limits, Refusal, beyond, out_of_reach
+from vllm_omni_sched.video.nvdec.limits import Limits, Refusal, beyond, out_of_reach
 from vllm_omni_sched.video.nvdec.slots import Device, DeviceSlots, HostSlots, Slots
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class NvdecDecoder(Decoder):
         self._index: VideoIndex | None = None
         self._packets = memoryview(b"")
         self._framing = Framing(0, b"")
+        self._colours = Colours()
         self._slots: Slots | None = None
         self._frames: torch.Tensor | None = None
 
@@ -84,8 +86,14 @@ class NvdecDecoder(Decoder):
             self._framing = framing(index.codec, index.extradata)
         except ValueError as error:
             raise NvdecError(Refusal.FAILED, str(error)) from None
-        if self._framing.interlaced:
+        first = first_frame(index, packets)
+        if first is None:
+            raise NvdecError(Refusal.FAILED, "its first frame cannot be decoded")
+        if self._framing.interlaced or first.interlaced:
             raise NvdecError(Refusal.INTERLACED, "the stream may hold fields")
+        if first.pixel_format != index.pixel_format or first.colours.space not in SPACES:
+            raise NvdecError(Refusal.FORMAT, f"frames are {first.pixel_format}, colour matrix {first.colours.space}")
+        self._colours = first.colours
         self._device.use()
         self._index, self._packets = index, packets
         self._begin(index)
@@ -174,7 +182,7 @@ class NvdecDecoder(Decoder):
         picture = frame.picture
         if tuple(picture.shape) != (index.height * 3 // 2, index.width):
             raise NvdecError(Refusal.FORMAT, f"a frame came out as {tuple(picture.shape)}")
-        rgb = nv12_to_rgb(picture, FORMATS[index.pixel_format].full_range)
+        rgb = nv12_to_rgb(picture, self._colours)
         return rgb.rot90(-(index.rotation // 90)) if index.rotation else rgb
 
     def _forget(self) -> None:

@@ -133,6 +133,7 @@ class Session:
 
 def _imported() -> Any:
     try:
+        import_module("torch")  # not later, in a process that may not read files any more
         return import_module("PyNvVideoCodec")
     except ModuleNotFoundError as error:
         said = "install PyNvVideoCodec beside a torch with CUDA"

@@ -33,14 +33,13 @@ EXACT = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 
 
 class PixelFormat(NamedTuple):
-    """``chroma`` by the library's name; ``full_range``: luma spans 0 to 255, not 16 to 235."""
+    """By the library's name of chroma."""
 
     chroma: str
     bits: int
-    full_range: bool
 
 
-FORMATS = {"yuv420p": PixelFormat("420", 8, False), "yuvj420p": PixelFormat("420", 8, True)}
+FORMATS = {"yuv420p": PixelFormat("420", 8), "yuvj420p": PixelFormat("420", 8)}
 """FFmpeg's names of the pixels that `colour` converts as swscale does."""
 
 

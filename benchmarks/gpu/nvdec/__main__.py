@@ -1,0 +1,155 @@
+"""`python -m benchmarks.gpu.nvdec`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.lanes.__main__ import at_least_one, driver, has_gpu
+from benchmarks.gpu.nvdec import CODECS
+from benchmarks.gpu.nvdec.clips import Clip, embedded, made
+from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, tasks
+from benchmarks.gpu.nvdec.driver import capabilities, libraries
+from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
+from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.provenance import write_result
+from benchmarks.harness.screen import console
+
+NO_GPU = "benchmarks.gpu.nvdec needs a CUDA device that torch can use, and there is none here"
+NEEDED = ("PyNvVideoCodec", "av")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if not has_gpu():
+        print(NO_GPU, file=sys.stderr)
+        raise SystemExit(2)
+    import torch
+
+    interrupt_on_terminate()
+    gpu = torch.cuda.get_device_name()
+    torch.zeros(1, device="cuda")  # the driver answers whoever has a context
+    asked = capabilities()
+    gpus = options.engines or engines(asked, torch.cuda.device_count())
+    found = measure(options, clips(options), gpus)
+    rows = record(found)
+    console.print(table(rows, gpu))
+    slug = "".join(c if c.isalnum() else "-" for c in gpu.lower())
+    path = write_result(
+        options.out / f"gpu-nvdec-{slug}.json",
+        "gpu.nvdec",
+        rows,
+        seed=0,
+        gpu={"name": gpu, "count": torch.cuda.device_count(), "driver": driver(), "cuda": torch.version.cuda},
+        driver_says={"libraries": libraries(), "decoders": asked},
+        installed={name: find_spec(name) is not None for name in NEEDED},
+        workload={"seconds": options.seconds, "rounds": options.rounds, "videos": options.videos},
+        tolerance="none: 8-bit 4:2:0 is compared in RGB, to the bit",
+    )
+    console.print(str(path))
+    if said := complaints(rows):
+        raise SystemExit("; ".join(said))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.nvdec", description=__doc__)
+    parser.add_argument("--codecs", type=codecs, default=list(CODECS), help="separated by commas; default: all")
+    parser.add_argument("--seconds", type=at_least_one, default=20, help="of a clip, 720p30")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
+    parser.add_argument("--videos", type=at_least_one, default=2, help="of each decoder, for videos per second")
+    parser.add_argument("--engines", type=gpu_list, help="GPU of each, as 0,0,1,1; default: as the driver says")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+def codecs(text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for one in found:
+        if one not in CODECS:
+            raise argparse.ArgumentTypeError(f"unknown codec {one!r}; there are {', '.join(CODECS)}")
+    return found
+
+
+def gpu_list(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def engines(asked: dict[str, Any], gpus: int) -> list[int]:
+    """The GPU of each engine, GPUs in turn; one engine where the driver does not say."""
+    each = max((told.get("engines", 0) for told in asked.values() if isinstance(told, dict)), default=0)
+    return [gpu for _ in range(max(1, each)) for gpu in range(gpus)]
+
+
+def clips(options: argparse.Namespace) -> list[Clip]:
+    """The embedded one, and where PyAV is, larger ones."""
+    found = [embedded()]
+    for codec in options.codecs if find_spec("av") else ():
+        console.print(f"making a {codec} clip", highlight=False)
+        try:
+            found.append(made(codec, options.seconds))
+        except ValueError as error:  # no such encoder in this build
+            console.print(f"{codec}: {error}", highlight=False)
+    return found
+
+
+def measure(options: argparse.Namespace, videos: Sequence[Clip], gpus: Sequence[int]) -> Found:
+    """Every clip and task, by the CPU and by 1 to all engines, in turns; what refuses is left out from there on."""
+    found = Found()
+    room = max(len(task.wanted) * clip.index.height * clip.index.width * 3 for clip in videos for task in tasks(clip))
+    cores = len(os.sched_getaffinity(0))
+    for kind, members in ((CPU, [0] * cores), (NVDEC, list(gpus))):
+        if kind == CPU and not find_spec("av"):
+            found.refused["all", CPU] = "av is not installed"
+            continue
+        try:
+            with Crew(kind, members, room) as crew:
+                for clip in videos:
+                    one_clip(options, found, crew, clip, len(members))
+        except Refused as error:
+            found.refused["all", kind] = str(error)
+    return found
+
+
+def one_clip(options: argparse.Namespace, found: Found, crew: Crew, clip: Clip, members: int) -> None:
+    try:
+        for task in tasks(clip):
+            crew.clear()
+            crew.latency(clip, task, members)  # warms up, and is compared
+            compare(found, crew, clip, task)
+            for _ in range(options.rounds):
+                for count in counts(crew.kind, members):
+                    cell = Cell(clip.name, task.name, crew.kind, count)
+                    found.seconds.setdefault(cell, []).append(crew.latency(clip, task, count))
+                    found.rates.setdefault(cell, []).append(crew.rate(clip, task, count, options.videos))
+    except Refused as error:
+        found.refused[clip.name, crew.kind] = str(error)
+    console.print(f"{crew.kind}: {clip.name}", highlight=False)
+
+
+def counts(kind: str, members: int) -> list[int]:
+    """Of decoders: every number of engines; one processor and all."""
+    return list(range(1, members + 1)) if kind == NVDEC else sorted({1, members})
+
+
+def compare(found: Found, crew: Crew, clip: Clip, task: Task) -> None:
+    """NVDEC's frames with those that the clip says, or that the CPU has decoded before."""
+    got = crew.digests(clip, task)
+    right = [clip.digests[n] for n in task.wanted] if clip.digests else _cpu_digests.get((clip.name, task.name), [])
+    if crew.kind == CPU:
+        _cpu_digests[clip.name, task.name] = got
+    if right:
+        key = clip.name, f"{task.name}, {crew.kind}"
+        found.wrong[key] = len(right), sum(a != b for a, b in zip(got, right, strict=True))
+
+
+_cpu_digests: dict[tuple[str, str], list[str]] = {}
+"""By clip and task."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The copy of a video that decoders read: pages that nobody needs go back to the system, while the frames come.
+
+Without that a video of some minutes would lie there whole beside the few frames that were wanted of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_omni_sched.video.facts import Piece, VideoIndex
+
+_PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Counts = npt.NDArray[np.int32]
+
+
+def punch(fd: int, start: int, nbytes: int) -> None:
+    """Give the memory of part of a memory file back; it reads as zeros. A system that cannot keeps it."""
+    _libc.fallocate(fd, _PUNCH, ctypes.c_long(start), ctypes.c_long(nbytes))
+
+
+class PageUse:
+    """Which pages of the packets are needed yet. Pure.
+
+    Args:
+        index: of the video.
+        nbytes: of the packets' bytes.
+        pieces: that are to be decoded.
+    """
+
+    def __init__(self, index: VideoIndex, nbytes: int, pieces: Sequence[Piece]) -> None:
+        self._packets = index.packets
+        self._pages = -(-nbytes // mmap.PAGESIZE)
+        self._needs: Counts = np.zeros(self._pages, np.int32)
+        for piece in pieces:
+            self._needs += self._of(piece)
+
+    def unneeded(self) -> list[tuple[int, int]]:
+        """Runs of pages that no piece needs: where they start, and their bytes."""
+        return _runs(self._needs == 0)
+
+    def done(self, piece: Piece) -> list[tuple[int, int]]:
+        """A piece is decoded; runs that nobody needs any more."""
+        its = self._of(piece)
+        self._needs -= its
+        return _runs((its > 0) & (self._needs == 0))
+
+    def _of(self, piece: Piece) -> Counts:
+        """By page, how many of a piece's packets have a part of it."""
+        packets = self._packets[piece.feed]
+        change = np.zeros(self._pages + 1, np.int32)
+        there = packets["nbytes"] > 0
+        first, last = packets["offset"][there], packets["offset"][there] + packets["nbytes"][there] - 1
+        np.add.at(change, first // mmap.PAGESIZE, 1)
+        np.add.at(change, last // mmap.PAGESIZE + 1, -1)
+        return np.cumsum(change[:-1], dtype=np.int32)
+
+
+class Input:
+    """A memory file with a video, which its loader has, too.
+
+    Args:
+        fd: of the memory file.
+        data: what is in it.
+        index: of the video, whose packets are in it.
+    """
+
+    def __init__(self, fd: int, data: bytes | memoryview, index: VideoIndex) -> None:
+        self._fd, self._data, self._index = fd, memoryview(data).cast("B"), index
+        self._use: PageUse | None = None
+
+    def need(self, pieces: Sequence[Piece]) -> int:
+        """These are to be decoded now, and nothing else; bytes that were written for it, again."""
+        written = 0
+        if self._use is not None:  # some of it may have gone
+            while written < self._data.nbytes:
+                written += os.pwrite(self._fd, self._data[written:], written)
+        self._use = PageUse(self._index, self._data.nbytes, pieces)
+        for run in self._use.unneeded():
+            punch(self._fd, *run)
+        return written
+
+    def done(self, piece: Piece) -> None:
+        """Nobody decodes this one any more."""
+        assert self._use is not None
+        for run in self._use.done(piece):
+            punch(self._fd, *run)
+
+
+def _runs(pages: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], pages, [False])).astype(np.int8)))
+    return [
+        (int(start) * mmap.PAGESIZE, int(stop - start) * mmap.PAGESIZE)
+        for start, stop in zip(edges[::2], edges[1::2], strict=True)
+    ]
