@@ -32,6 +32,7 @@ CLIPS = [
     "hevc_open_gop",
     "vp9",
     "mpeg4",
+    "h264_avi",
     "mpeg4_avi",
     "h264_audio",
 ]
