@@ -38,7 +38,8 @@ class VideoOptions(BaseModel):
         512 * MIB, ge=0, description="Memory of frames that are no longer used, kept for the next video."
     )
     nvdec: Toggle = Field(
-        Toggle.AUTO, description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never."
+        Toggle.OFF,
+        description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never. Not yet run on a card.",
     )
     nvdec_engines: Literal["auto"] | int = Field(
         "auto", description="Decoding engines that are used of each GPU; 'auto': all it has."

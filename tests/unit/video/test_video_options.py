@@ -58,14 +58,14 @@ def test_gpus() -> None:
         asked.append(at_most)
         return (0, 1, 0, 1)
 
-    kind = kinds.nvdec_kind(VideoOptions(nvdec_engines=2), engines)
+    kind = kinds.nvdec_kind(VideoOptions(nvdec=Toggle.AUTO, nvdec_engines=2), engines)
     assert kind is not None
     assert (kind.name, kind.devices) == (kinds.NVDEC, (0, 1, 0, 1))
-    assert kinds.nvdec_kind(VideoOptions(nvdec=Toggle.OFF), engines) is None
+    assert kinds.nvdec_kind(VideoOptions(), engines) is None  # off, unless it is asked for
     assert asked == [2]
 
 
 def test_no_gpus() -> None:
-    assert kinds.nvdec_kind(VideoOptions(), lambda _: ()) is None
+    assert kinds.nvdec_kind(VideoOptions(nvdec=Toggle.AUTO), lambda _: ()) is None
     with pytest.raises(ConfigError, match="'nvdec' is 'on'"):
         kinds.nvdec_kind(VideoOptions(nvdec=Toggle.ON), lambda _: ())
