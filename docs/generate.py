@@ -204,6 +204,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
     "mixed-picture": lambda: pictures("mixed", "results"),
     "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
+    "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
+    "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
+    "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }

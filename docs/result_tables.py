@@ -224,3 +224,52 @@ def connectors(results: Sequence[Result]) -> str:
         rows = [(*key, *(line.get(variant, "") for variant in variants)) for key, line in lines.items()]
         parts.append("\n" + table(("payload", "µs unless said", *variants), rows) + source(result))
     return "".join(parts) or NOTHING
+
+
+def video(results: Sequence[Result]) -> str:
+    """Loads of videos: a row per task and loader."""
+    parts = []
+    for result in results:
+        rows = []
+        for record in result["results"]:
+            ratios = [f"{record[f'{other}_over_it']:.2f}" if f"{other}_over_it" in record else "" for other in _OTHERS]
+            memory = record["peak_over_output"]
+            same = "yes" if record["same_frames_as_stock"] else "no"
+            seconds, cpu = f"{record['median']:.3f}", f"{record['cpu_seconds']:.2f}"
+            cells = (record["task"], record["clip"], record["variant"], seconds, *ratios, cpu, same)
+            rows.append((*cells, f"{memory:.2f}" if memory is not None else ""))
+        parts.append("\n" + table(_VIDEO_HEADER, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+_OTHERS = ("stock", "ffmpeg")
+_VIDEO_HEADER = ("task", "clip", "loader", "seconds", "× stock", "× FFmpeg", "CPU s", "same frames", "memory / output")
+
+
+def video_server(results: Sequence[Result]) -> str:
+    """The first token after a video: a row per measure."""
+    parts = []
+    for result in results:
+        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
+        for record in result["results"]:
+            lines.setdefault(record["measure"], {})[record["variant"]] = record
+        rows = [
+            (measure, *(f"{line[v]['median']:.3f}" for v in ("stock", "ours")), f"{line['ours']['of_stock']:.2f}")
+            for measure, line in lines.items()
+        ]
+        parts.append("\n" + table(("seconds", "stock", "ours", "of stock"), rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def video_engines(results: Sequence[Result]) -> str:
+    """The model of many engines: times as fast as one."""
+    parts = []
+    for result in results:
+        lines: dict[tuple[str, str, str], dict[int, str]] = {}
+        for record in result["results"]:
+            key = (record["task"], str(record["gop"]), str(record["videos"]))
+            lines.setdefault(key, {})[record["engines"]] = f"{record['speedup']:.2f}"
+        engines = sorted({record["engines"] for record in result["results"]})
+        rows = [(*key, *(line[count] for count in engines)) for key, line in lines.items()]
+        parts.append("\n" + table(("task", "GOP", "videos", *map(str, engines)), rows) + source(result))
+    return "".join(parts) or NOTHING

@@ -160,3 +160,22 @@ def test_warm_up_shows_the_first_and_the_last_request():
     text = result_tables.warm_up([made])
     assert "**after a start beside a text request**" in text
     assert "| ours | 715 | 596 | 1.2 |" in text
+
+
+def test_video_says_how_many_times_as_long_the_others_take():
+    loads = {"task": "32 frames", "clip": "h264", "median": 1.0, "cpu_seconds": 2.0, "peak_over_output": 1.1}
+    stock = {**loads, "variant": "stock", "median": 4.0, "same_frames_as_stock": True}
+    ours = {**loads, "variant": "ours", "same_frames_as_stock": False, "stock_over_it": 4.0, "ffmpeg_over_it": 3.5}
+    text = result_tables.video([result(stock, ours, benchmark="video")])
+    assert "| 32 frames | h264 | stock | 4.000 |  |  | 2.00 | yes | 1.10 |" in text
+    assert "| 32 frames | h264 | ours | 1.000 | 4.00 | 3.50 | 2.00 | no | 1.10 |" in text
+
+
+def test_the_first_token_after_a_video_and_the_model_of_engines():
+    seconds = {"measure": "TTFT P99", "median": 2.0, "same_answers": True}
+    served = result({**seconds, "variant": "stock"}, {**seconds, "variant": "ours", "median": 0.8, "of_stock": 0.4})
+    assert "| TTFT P99 | 2.000 | 0.800 | 0.40 |" in result_tables.video_server([served])
+    engines = [{"task": "all", "gop": 30, "videos": 1, "engines": n, "speedup": float(n)} for n in (1, 7)]
+    text = result_tables.video_engines([result(*engines)])
+    assert "| task | GOP | videos | 1 | 7 |" in text
+    assert "| all | 30 | 1 | 1.00 | 7.00 |" in text
