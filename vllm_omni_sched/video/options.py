@@ -39,7 +39,8 @@ class VideoOptions(BaseModel):
     )
     nvdec: Toggle = Field(
         Toggle.OFF,
-        description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never. Not yet run on a card.",
+        description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never. "
+        "Not yet run on a card.",
     )
     nvdec_engines: Literal["auto"] | int = Field(
         "auto", description="Decoding engines that are used of each GPU; 'auto': all it has."
