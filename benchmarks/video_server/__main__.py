@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         version = servers[STOCK].version()
     records = record(rounds)
     console.print(table(records))
-    path = options.out / f"video_server-{version}.json"
+    path = options.out / f"video_server-{version}{'-polling' if options.polling else ''}.json"
     workload = {"requests at once": options.requests, "frames": options.frames, "clips": [clip.name for clip in SHORT]}
     console.print(str(write_result(path, "video_server", records, seed=options.seed, workload=workload)))
 
@@ -58,6 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=16, help="at once")
     parser.add_argument("--frames", type=int, default=32, help="of each video")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--polling", action="store_true", help="leave vLLM's worker polling between messages")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -79,8 +80,11 @@ class Server:
         command = [str(Path(options.python).with_name("vllm")), "serve", str(model), "--served-model-name", "tiny"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"]
         command += ["--max-model-len", "8192", "--mm-processor-cache-gb", "0", "--no-enable-prefix-caching"]
+        if not options.polling:
+            command += ["--worker-extension-cls", "benchmarks.video_server.quiet.QuietWorker"]
         command += ["--media-io-kwargs", json.dumps(media), "--allowed-local-media-path", str(CACHE)]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment["PYTHONPATH"] = str(ROOT)
         if variant == STOCK:
             environment["VLLM_PLUGINS"] = ""
         log = ROOT / ".logs" / f"video_server-{variant}.log"

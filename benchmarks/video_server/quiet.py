@@ -1,0 +1,20 @@
+"""Loaded into the engine's worker: it sleeps between messages instead of polling for a second after each."""
+
+from typing import Any
+
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+
+class QuietWorker:
+    """Methods for the worker; there are none."""
+
+
+_init = SpinCondition.__init__
+
+
+def _without_polling(self: Any, *args: Any, **kwargs: Any) -> None:
+    _init(self, *args, **kwargs)
+    self.busy_loop_s = 0
+
+
+SpinCondition.__init__ = _without_polling
