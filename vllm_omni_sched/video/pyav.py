@@ -183,9 +183,13 @@ class _Run:
         if slot is None:
             return
         began = self._clock()
-        self.bytes_written += self._converter.convert(frame, self._slots[slot])
-        self.damaged |= frame.is_corrupt
-        self.found.append(slot)
+        try:
+            self.bytes_written += self._converter.convert(frame, self._slots[slot])
+        except av.FFmpegError:  # this frame is missing, and no other
+            self.damaged = True
+        else:
+            self.damaged |= frame.is_corrupt
+            self.found.append(slot)
         self.convert_seconds += self._clock() - began
 
 
