@@ -102,7 +102,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         raise VideoInputError("video: there is not one frame in the video stream")
     packets = np.array(found.rows, PACKET)
     packets["flags"] = flags(found.facts, found.hidden)
-    irregular = bool(found.extradata_changes) or any(fact.irregular for fact in found.facts)
+    irregular = bool(found.extradata_changes or found.palettes) or any(fact.irregular for fact in found.facts)
     order, why = order_of(packets, known=reader is not None, irregular=irregular)
     if container.format.name == "avi" and context.reorder_depth:
         order, why = Order.SEQUENCE, SequenceReason.NO_PTS  # its times are those of decoding, whatever they are called
@@ -129,6 +129,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         codec_tag=context.codec_tag,
         bits_per_sample=context.bits_per_coded_sample,
         extradata_changes=tuple(found.extradata_changes),
+        palettes=tuple(found.palettes),
         container=container.format.name,
         stream_duration_seconds=_stream_seconds(stream),
         start_seconds=float((stream.start_time or 0) * time_base),
@@ -147,6 +148,7 @@ class _Packets:
         self.facts: list[PacketFacts] = []
         self.hidden: list[bool] = []
         self.extradata_changes: list[tuple[int, bytes]] = []
+        self.palettes: list[tuple[int, bytes]] = []
         self.copy_fd: int | None = None
         self._copied = 0
 
@@ -157,6 +159,8 @@ class _Packets:
         for side in packet.iter_sidedata():
             if side.data_type == "new_extradata":
                 self.extradata_changes.append((len(self.rows), bytes(side)))
+            elif side.data_type == "palette":
+                self.palettes.append((len(self.rows), bytes(side)))
         pts, dts = packet.pts, packet.dts
         offset = self._place(data, packet.pos)
         self.rows.append(
