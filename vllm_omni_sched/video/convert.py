@@ -63,7 +63,11 @@ class Converter:
             av.FFmpegError: libswscale converts no such frames.
         """
         height, width = slot.shape[:2] if self._turns % 2 == 0 else slot.shape[1::-1]
-        if (frame.width, frame.height) != (width, height) or _is_recoloured(frame) or not _is_direct(kind := _kind(frame)):
+        if (
+            (frame.width, frame.height) != (width, height)
+            or _is_recoloured(frame)
+            or not _is_direct(kind := _kind(frame))
+        ):
             image = _by_pyav(frame, width, height)
         elif self._turns == 0 and width % _ALIGNED_PIXELS == 0:
             _scale(self._context(kind), frame, slot)

@@ -20,6 +20,7 @@ from vllm_omni_sched.video.index import flags, order_of, reorder_depth
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
     from vllm_omni_sched.video.limits import Limits
@@ -32,7 +33,8 @@ FORMATS = (
 
 _HEAD_BYTES = 32  # more than what containers write before a packet
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
-_ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees")
+_STREAM = re.compile(r" *Stream #0:(\d+)")
+_ROTATION = re.compile(r" +(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees\s*")
 
 
 class Indexed(NamedTuple):
@@ -126,7 +128,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         why_sequence=why,
         notes=tuple(notes),
         decoder=context.name if context.name != codec else "",
-        codec_tag=context.codec_tag,
+        codec_tag=_tag(context),
         bits_per_sample=context.bits_per_coded_sample,
         extradata_changes=tuple(found.extradata_changes),
         palettes=tuple(found.palettes),
@@ -243,12 +245,26 @@ def _rotation(container: InputContainer, stream: VideoStream) -> int:
         text = ""
     finally:
         av.logging.set_level(level)
-    for part in text.split("Stream #")[1:]:
-        if part.startswith(f"0:{stream.index}"):
-            match = _ROTATION.search(part)
-            if match and match[1] != "nan":
-                return round(-float(match[1])) % 360
+    return _rotation_in(text, stream.index)
+
+
+def _rotation_in(description: str, index: int) -> int:
+    """Degrees clockwise, of the lines further in behind the stream's own; those of metadata are no such lines."""
+    inside = False
+    for line in description.split("\n"):
+        if stream := _STREAM.match(line):
+            inside = int(stream[1]) == index
+        elif inside and (match := _ROTATION.fullmatch(line)) and match[1] != "nan":
+            return round(-float(match[1])) % 360
     return 0
+
+
+def _tag(context: VideoCodecContext) -> str:
+    """The container's name of the codec, "" where it is no text."""
+    try:
+        return context.codec_tag
+    except UnicodeDecodeError:
+        return ""
 
 
 def _rate(rate: Fraction | None) -> float:

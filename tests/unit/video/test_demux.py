@@ -13,6 +13,7 @@ from tests.support import clips
 from tests.support.clips import SOUND, clip
 from tests.support.decoding import as_file, index_of, ours, video
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, SequenceReason
 from vllm_omni_sched.video.index import shown_frames
@@ -185,3 +186,29 @@ def test_a_palette_comes_with_its_packet(container: str) -> None:
     found = ours(source, [0, 2, 5]).frames
     assert len(source.index.palettes) == 1
     assert all(np.array_equal(found[n], expected[n]) for n in (0, 2, 5))
+
+
+DESCRIPTION = """Input #0, matroska,webm, from 'fd:':
+  Metadata:
+    title           : Stream #0:0 displaymatrix: rotation of -90.00 degrees
+  Stream #0:0: Video: h264 (High), yuv420p
+      Metadata:
+        title           : Stream #0:0 displaymatrix: rotation of -90.00 degrees
+  Stream #0:1(eng): Video: h264 (High), yuv420p
+  Stream #0:10[0x1](und): Video: h264 (High), yuv420p
+      Side data:
+        Display Matrix: rotation of -90.00 degrees
+"""
+
+
+@pytest.mark.parametrize(("index", "rotation"), [(0, 0), (1, 0), (10, 90)])
+def test_only_side_data_of_the_stream_itself_turns_it(index: int, rotation: int) -> None:
+    assert demux._rotation_in(DESCRIPTION, index) == rotation
+
+
+def test_a_codec_tag_that_is_no_text() -> None:
+    data = clip("mpeg4").replace(b"mp4v", b"\xff\xfep4v".replace(b"p4v", b"4v"))
+    with av.open(io.BytesIO(data)) as file:
+        with pytest.raises(UnicodeDecodeError):
+            _ = file.streams.video[0].codec_context.codec_tag
+    assert index_of(data).index.codec_tag == ""
