@@ -113,7 +113,7 @@ class PyAvDecoder(Decoder):
         assert isinstance(context, av.VideoCodecContext)
         if index.extradata:
             context.extradata = index.extradata
-        if index.codec_tag.isascii():
+        if index.codec_tag and index.codec_tag.isascii():
             context.codec_tag = index.codec_tag
         context.width, context.height = index.width, index.height
         if index.pixel_format:

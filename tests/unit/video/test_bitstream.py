@@ -255,7 +255,8 @@ def test_mpeg4_an_encoder_that_is_told_once() -> None:
     assert not reader.read(picture, True).start
     assert reader.read(encoder + picture, True).start
     of_container = reader_for("mpeg4", encoder)
-    assert of_container.read(encoder + picture, True).start and of_container.read(picture, True).start
+    assert of_container.read(encoder + picture, True).start
+    assert of_container.read(picture, True).start
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,9 @@ def test_only_side_data_of_the_stream_itself_turns_it(index: int, rotation: int)
 
 
 def test_a_codec_tag_that_is_no_text() -> None:
-    data = clip("mpeg4").replace(b"mp4v", b"\xff\xfep4v".replace(b"p4v", b"4v"))
-    with av.open(io.BytesIO(data)) as file:
-        with pytest.raises(UnicodeDecodeError):
-            _ = file.streams.video[0].codec_context.codec_tag
-    assert index_of(data).index.codec_tag == ""
+    data = clip("mpeg4").replace(b"mp4v", b"\xff\xfe4v")
+    with av.open(io.BytesIO(data)) as file, pytest.raises(UnicodeDecodeError):
+        _ = file.streams.video[0].codec_context.codec_tag
+    source = index_of(data)
+    assert source.index.codec_tag == ""
+    assert sorted(ours(source, [0, 5]).frames) == [0, 5]
