@@ -32,7 +32,7 @@ _DIRECT_SPACES = {1, 2, 4, 5, 6, 7, 9}  # BT.709, unknown, FCC, BT.601, SMPTE 17
 _BT709 = 1
 _UNKNOWN = 2
 _KEPT_PRIMARIES = {1, 2, 4, 5, 6, 7}  # BT.709, unknown, BT.470 M and BG, SMPTE 170M and 240M
-_KEPT_TRANSFERS = {1, 2, 4, 5, 6, 7, 11, 13}  # BT.709, unknown, gamma 2.2 and 2.8, SMPTE 170M and 240M, xvYCC, sRGB
+_KEPT_TRANSFERS = {1, 2, *range(4, 16), 17}  # all known ones but those of HDR, PQ and HLG
 """libswscale leaves them as they are when the target is not said; all others it turns into those of BT.709."""
 
 
