@@ -1,9 +1,9 @@
 """From decoded frames to RGB, written where they are to be, bit for bit as OpenCV 5 converts them.
 
-OpenCV converts with libswscale (bicubic, by the frame's own colour space and range) to BGR, and turns the channels
-round. PyAV can do the same, but only into new memory; so the common formats are converted by PyAV's own libswscale
-called directly, after it was seen to give the same. Where OpenCV fails, on frames that are flagged as interlaced, they
-are converted as if they were not.
+OpenCV converts with libswscale (bicubic, by the frame's own matrix, range, primaries and transfer) to BGR, and turns
+the channels round. PyAV can do the same, but only into new memory; so the common formats are converted by PyAV's own
+libswscale called directly, after it was seen to give the same. Where OpenCV fails, on frames that are flagged as
+interlaced or in a colour space that libswscale does not know, they are converted as if they were not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import functools
 import glob
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import av
 import numpy as np
@@ -28,6 +28,12 @@ _ALIGNED_PIXELS = 16  # a row of a multiple of it is converted alike to its end
 _PADDED_PIXELS = 64
 _DIRECT = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"}
 _DIRECT_SPACES = {1, 2, 4, 5, 6, 7, 9}  # BT.709, unknown, FCC, BT.601, SMPTE 170M and 240M, BT.2020
+
+_BT709 = 1
+_UNKNOWN = 2
+_KEPT_PRIMARIES = {1, 2, 4, 5, 6, 7}  # BT.709, unknown, BT.470 M and BG, SMPTE 170M and 240M
+_KEPT_TRANSFERS = {1, 2, *range(4, 16), 17}  # all known ones but those of HDR, PQ and HLG
+"""libswscale leaves them as they are when the target is not said; all others it turns into those of BT.709."""
 
 
 class Converter:
@@ -52,9 +58,16 @@ class Converter:
 
         Returns:
             Bytes written, those of copies on the way among them.
+
+        Raises:
+            av.FFmpegError: libswscale converts no such frames.
         """
         height, width = slot.shape[:2] if self._turns % 2 == 0 else slot.shape[1::-1]
-        if (frame.width, frame.height) != (width, height) or not _is_direct(kind := _kind(frame)):
+        if (
+            (frame.width, frame.height) != (width, height)
+            or _is_recoloured(frame)
+            or not _is_direct(kind := _kind(frame))
+        ):
             image = _by_pyav(frame, width, height)
         elif self._turns == 0 and width % _ALIGNED_PIXELS == 0:
             _scale(self._context(kind), frame, slot)
@@ -89,8 +102,28 @@ class Converter:
 
 
 def _by_pyav(frame: av.VideoFrame, width: int, height: int) -> npt.NDArray[np.uint8]:
-    bgr = frame.reformat(width, height, "bgr24", interpolation="BICUBIC", threads=1).to_ndarray()
+    try:
+        bgr = _to_bgr(frame, width, height, _target_colours(frame) if _is_recoloured(frame) else {})
+    except av.FFmpegError:  # a colour space that libswscale refuses
+        frame.colorspace = _UNKNOWN
+        bgr = _to_bgr(frame, width, height, {})
     return bgr[:, :, ::-1].view(np.uint8)
+
+
+def _to_bgr(frame: av.VideoFrame, width: int, height: int, colours: dict[str, int]) -> npt.NDArray[Any]:
+    return frame.reformat(width, height, "bgr24", interpolation="BICUBIC", threads=1, **colours).to_ndarray()
+
+
+def _is_recoloured(frame: av.VideoFrame) -> bool:
+    """Whether OpenCV's conversion changes primaries or transfer, as with BT.2020, PQ and HLG."""
+    return frame.color_primaries not in _KEPT_PRIMARIES or frame.color_trc not in _KEPT_TRANSFERS
+
+
+def _target_colours(frame: av.VideoFrame) -> dict[str, int]:
+    """What libswscale takes for the target's colours when nobody says; PyAV must be told, or changes none."""
+    primaries = frame.color_primaries if frame.color_primaries in _KEPT_PRIMARIES else _BT709
+    transfer = frame.color_trc if frame.color_trc in _KEPT_TRANSFERS else _BT709
+    return {"dst_color_primaries": int(primaries), "dst_color_trc": int(transfer)}
 
 
 class _Kind(NamedTuple):

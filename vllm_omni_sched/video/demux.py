@@ -20,6 +20,7 @@ from vllm_omni_sched.video.index import flags, order_of, reorder_depth
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
     from vllm_omni_sched.video.limits import Limits
@@ -32,7 +33,8 @@ FORMATS = (
 
 _HEAD_BYTES = 32  # more than what containers write before a packet
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
-_ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees")
+_STREAM = re.compile(r" *Stream #0:(\d+)")
+_ROTATION = re.compile(r" +(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees\s*")
 
 
 class Indexed(NamedTuple):
@@ -102,7 +104,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         raise VideoInputError("video: there is not one frame in the video stream")
     packets = np.array(found.rows, PACKET)
     packets["flags"] = flags(found.facts, found.hidden)
-    irregular = bool(found.extradata_changes) or any(fact.irregular for fact in found.facts)
+    irregular = bool(found.extradata_changes or found.palettes) or any(fact.irregular for fact in found.facts)
     order, why = order_of(packets, known=reader is not None, irregular=irregular)
     if container.format.name == "avi" and context.reorder_depth:
         order, why = Order.SEQUENCE, SequenceReason.NO_PTS  # its times are those of decoding, whatever they are called
@@ -126,9 +128,10 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         why_sequence=why,
         notes=tuple(notes),
         decoder=context.name if context.name != codec else "",
-        codec_tag=context.codec_tag,
+        codec_tag=_tag(context),
         bits_per_sample=context.bits_per_coded_sample,
         extradata_changes=tuple(found.extradata_changes),
+        palettes=tuple(found.palettes),
         container=container.format.name,
         stream_duration_seconds=_stream_seconds(stream),
         start_seconds=float((stream.start_time or 0) * time_base),
@@ -147,6 +150,7 @@ class _Packets:
         self.facts: list[PacketFacts] = []
         self.hidden: list[bool] = []
         self.extradata_changes: list[tuple[int, bytes]] = []
+        self.palettes: list[tuple[int, bytes]] = []
         self.copy_fd: int | None = None
         self._copied = 0
 
@@ -157,6 +161,8 @@ class _Packets:
         for side in packet.iter_sidedata():
             if side.data_type == "new_extradata":
                 self.extradata_changes.append((len(self.rows), bytes(side)))
+            elif side.data_type == "palette":
+                self.palettes.append((len(self.rows), bytes(side)))
         pts, dts = packet.pts, packet.dts
         offset = self._place(data, packet.pos)
         self.rows.append(
@@ -239,12 +245,26 @@ def _rotation(container: InputContainer, stream: VideoStream) -> int:
         text = ""
     finally:
         av.logging.set_level(level)
-    for part in text.split("Stream #")[1:]:
-        if part.startswith(f"0:{stream.index}"):
-            match = _ROTATION.search(part)
-            if match and match[1] != "nan":
-                return round(-float(match[1])) % 360
+    return _rotation_in(text, stream.index)
+
+
+def _rotation_in(description: str, index: int) -> int:
+    """Degrees clockwise, of the lines further in behind the stream's own; those of metadata are no such lines."""
+    inside = False
+    for line in description.split("\n"):
+        if stream := _STREAM.match(line):
+            inside = int(stream[1]) == index
+        elif inside and (match := _ROTATION.fullmatch(line)) and match[1] != "nan":
+            return round(-float(match[1])) % 360
     return 0
+
+
+def _tag(context: VideoCodecContext) -> str:
+    """The container's name of the codec, "" where it is no text."""
+    try:
+        return context.codec_tag
+    except UnicodeDecodeError:
+        return ""
 
 
 def _rate(rate: Fraction | None) -> float:

@@ -81,6 +81,7 @@ class VideoIndex:
         codec_tag: the container's name of the codec, which some decoders go by.
         bits_per_sample: by the container, for the few decoders that need it.
         extradata_changes: packets with which the codec's parameters change, by their index, and to what.
+        palettes: packets that bring a new palette, by their index, and what it is.
         container: FFmpeg's names of the container.
         stream_duration_seconds: of the video stream alone, 0.0 when it does not say.
         start_seconds: when the video stream begins on the container's clock.
@@ -107,6 +108,7 @@ class VideoIndex:
     codec_tag: str = ""
     bits_per_sample: int = 0
     extradata_changes: tuple[tuple[int, bytes], ...] = ()
+    palettes: tuple[tuple[int, bytes], ...] = ()
     container: str = ""
     stream_duration_seconds: float = 0.0
     start_seconds: float = 0.0

@@ -29,7 +29,7 @@ _SILENT_WITH_THREADS = {"mpeg4", "vp8"}
 _FORGETS_WHAT_IS_NOT_THERE = "mmco: unref short failure"
 """H.264, behind the start of an open GOP: a reference from before it is not needed any longer. It changes nothing."""
 
-_NEW_EXTRADATA = 1  # AV_PKT_DATA_NEW_EXTRADATA
+_PALETTE, _NEW_EXTRADATA = 0, 1  # AV_PKT_DATA_PALETTE and so on
 
 
 class PyAvDecoder(Decoder):
@@ -93,11 +93,13 @@ class PyAvDecoder(Decoder):
         packet.update(self._packets[offset : offset + nbytes])  # type: ignore[arg-type] # any buffer will do
         packet.pts = None if pts == NO_TIME else pts
         packet.dts = None if dts == NO_TIME else dts
-        for changed_at, extradata in self._index.extradata_changes:
-            if changed_at == number:
-                data = PacketSideData(_NEW_EXTRADATA, len(extradata))  # type: ignore[call-arg] # missing in PyAV's hints
-                memoryview(data)[:] = extradata
-                packet.set_sidedata(data)
+        changes = (_PALETTE, self._index.palettes), (_NEW_EXTRADATA, self._index.extradata_changes)
+        for kind, contents in changes:
+            for changed_at, content in contents:
+                if changed_at == number:
+                    data = PacketSideData(kind, len(content))  # type: ignore[call-arg] # missing in PyAV's hints
+                    memoryview(data)[:] = content
+                    packet.set_sidedata(data)
         return packet
 
     def _context(self, threads: int) -> VideoCodecContext:
@@ -111,7 +113,7 @@ class PyAvDecoder(Decoder):
         assert isinstance(context, av.VideoCodecContext)
         if index.extradata:
             context.extradata = index.extradata
-        if index.codec_tag.isascii():
+        if index.codec_tag and index.codec_tag.isascii():
             context.codec_tag = index.codec_tag
         context.width, context.height = index.width, index.height
         if index.pixel_format:
@@ -183,9 +185,13 @@ class _Run:
         if slot is None:
             return
         began = self._clock()
-        self.bytes_written += self._converter.convert(frame, self._slots[slot])
-        self.damaged |= frame.is_corrupt
-        self.found.append(slot)
+        try:
+            self.bytes_written += self._converter.convert(frame, self._slots[slot])
+        except av.FFmpegError:  # this frame is missing, and no other
+            self.damaged = True
+        else:
+            self.damaged |= frame.is_corrupt
+            self.found.append(slot)
         self.convert_seconds += self._clock() - began
 
 

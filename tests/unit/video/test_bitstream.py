@@ -234,3 +234,57 @@ def test_parameter_sets_of_the_container_need_not_come_again() -> None:
     assert not sets.needed_later
     sets.begin_packet()
     assert sets.complete
+
+
+def test_jpeg_tables_that_are_left_out() -> None:
+    tables, huffman, scan = b"\xff\xdb\0\3\0", b"\xff\xc4\0\3\0", b"\xff\xda" + b"x" * 9
+    reader = reader_for("mjpeg", b"")
+    assert reader.read(tables + scan, True) == (True, True, 0, False)  # the standard's Huffman tables
+    assert reader.read(scan + tables, True) == (False, False, 0, True)
+    assert reader.read(tables + huffman + scan, True).start
+    assert reader.read(tables + scan, True).irregular
+
+
+def test_mpeg4_an_encoder_that_is_told_once() -> None:
+    picture = b"\0\0\1\xb6\x10" + b"x" * 20
+    encoder = b"\0\0\1\xb2XviD0050"
+    reader = reader_for("mpeg4", b"")
+    assert reader.read(b"\0\0\1\xb2some text" + picture, True).start
+    assert reader.read(picture, True).start  # such text changes nothing
+    assert reader.read(encoder + picture, True).start
+    assert not reader.read(picture, True).start
+    assert reader.read(encoder + picture, True).start
+    of_container = reader_for("mpeg4", encoder)
+    assert of_container.read(encoder + picture, True).start
+    assert of_container.read(picture, True).start
+
+
+@pytest.mark.parametrize(
+    ("build", "chroma", "start"), [(33, 1, False), (148, 1, True), (148, 3, False), (151, 3, True), (165, 1, True)]
+)
+def test_h264_builds_of_x264_that_did_otherwise(build: int, chroma: int, start: bool) -> None:
+    writer = Writer().bits(244, 8).bits(40, 16).ue(0, chroma)
+    if chroma == 3:
+        writer.bits(0, 1)
+    sps = writer.ue(0, 0).bits(0, 2).ue(0, 2, 1).bits(0, 1).ue(9, 4).bits(1, 1).nal(0x67)
+    text = b"u" * 16 + b"x264 - core %d" % build
+    message = b"\0\0\1\6\5" + bytes([len(text)]) + text + b"\x80"
+    picture = Writer().ue(0, 7, 0).bits(3, 4).nal(0x65)
+    reader = reader_for("h264", sps + PPS)
+    assert reader.read(message + picture, True).start
+    assert reader.read(picture, True).start is start
+
+
+@pytest.mark.parametrize("kind", [16, 17, 18])
+def test_hevc_broken_links_are_irregular_but_the_first(kind: int) -> None:
+    picture = b"\0\0\1" + bytes([kind << 1, 1, 0x80])
+    reader = reader_for("hevc", b"")
+    assert [reader.read(picture, True).irregular for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("kind", [36, 37])
+def test_hevc_what_comes_behind_an_end_is_irregular(kind: int) -> None:
+    picture, end = b"\0\0\1" + bytes([21 << 1, 1, 0x80]), b"\0\0\1" + bytes([kind << 1, 1])
+    reader = reader_for("hevc", b"")
+    packets = [picture, picture + picture + end, picture, picture, end + picture, picture + end]
+    assert [reader.read(packet, True).irregular for packet in packets] == [False, False, True, False, True, False]

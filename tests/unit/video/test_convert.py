@@ -11,9 +11,10 @@ import pytest
 from cv2 import videoio_registry
 
 from tests.support import clips
-from tests.support.decoding import plain
+from tests.support.decoding import ours, plain, video
 from vllm_omni_sched.video import convert
 from vllm_omni_sched.video.convert import Converter
+from vllm_omni_sched.video.index import shown_pts
 
 NOT_BY_OPENCV = {"h264_interlaced", "av1", "av1_mkv"}  # it fails to convert the first, and has no decoder for AV1
 
@@ -41,6 +42,8 @@ COLOURS = {
     "bt709_full": {"colorspace": 1, "color_range": 2},
     "bt601": {"colorspace": 5, "color_range": 1},
     "bt2020_10_bit": {"colorspace": 9, "color_range": 1, "pixel_format": "yuv420p10le"},
+    "pq": {"options": {"x264-params": "colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc"}},
+    "wide_gamut": {"options": {"x264-params": "colorprim=bt2020:transfer=bt709:colormatrix=bt709"}},
     "odd_height": {"encoder": "libvpx-vp9", "container": "webm", "size": (112, 83)},
     "odd_both": {"encoder": "libvpx-vp9", "container": "webm", "size": (107, 83), "colorspace": 1},
     "vp9_full": {"encoder": "libvpx-vp9", "container": "webm", "color_range": 2},
@@ -126,3 +129,27 @@ def test_a_frame_of_another_size_is_scaled() -> None:
     Converter(0).convert(frame, slot)
     small = cv2.resize(plain("h264")[0][1], (56, 40), interpolation=cv2.INTER_AREA)
     assert np.abs(slot.astype(int) - small).mean() < 12
+
+
+@pytest.mark.parametrize("colours", [{"colorspace": 10}, {"colorspace": 8}, {"colorspace": 10, "color_primaries": 9}])
+def test_a_colour_space_that_is_refused_is_as_one_unknown(colours: dict[str, int]) -> None:
+    frame = frame_of("h264")
+    expected = np.empty((frame.height, frame.width, 3), np.uint8)
+    Converter(0).convert(frame, expected)
+    for name, value in colours.items():
+        setattr(frame, name, value)
+    slot = np.empty_like(expected)
+    Converter(0).convert(frame, slot)
+    assert np.array_equal(slot, expected)
+
+
+def test_a_frame_that_cannot_be_converted_is_missing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert_one = Converter.convert
+
+    def refuse(self: Converter, frame: av.VideoFrame, slot: np.ndarray) -> int:
+        if frame.pts == shown_pts(video("h264").index)[3]:
+            raise av.FFmpegError(95, "not supported")
+        return convert_one(self, frame, slot)
+
+    monkeypatch.setattr(Converter, "convert", refuse)
+    assert sorted(ours(video("h264"), [1, 3, 5]).frames) == [1, 5]

@@ -11,8 +11,9 @@ import pytest
 
 from tests.support import clips
 from tests.support.clips import SOUND, clip
-from tests.support.decoding import as_file, video
+from tests.support.decoding import as_file, index_of, ours, video
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, SequenceReason
 from vllm_omni_sched.video.index import shown_frames
@@ -163,3 +164,52 @@ def test_noise_in_a_file_is_no_crash() -> None:
             read(bytes(data))
         except VideoInputError as error:
             assert str(error).startswith("video: ")  # noqa: PT017 - most of them are read
+
+
+@pytest.mark.parametrize("container", ["avi", "mov"])
+def test_a_palette_comes_with_its_packet(container: str) -> None:
+    out = io.BytesIO()
+    with av.open(out, "w", format=container) as file:
+        stream = file.add_stream("rawvideo", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "pal8"
+        for n in range(6):
+            image = av.VideoFrame.from_ndarray(clips.scene(n, 64, 48), format="rgb24").reformat(format="rgb8")
+            frame = av.VideoFrame(64, 48, "pal8")
+            frame.planes[0].update(bytes(image.planes[0]))
+            frame.planes[1].update(bytes(i % 256 for i in range(1024)))
+            frame.pts = n
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    source = index_of(out.getvalue())
+    with av.open(io.BytesIO(out.getvalue())) as file:
+        expected = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+    found = ours(source, [0, 2, 5]).frames
+    assert len(source.index.palettes) == 1
+    assert all(np.array_equal(found[n], expected[n]) for n in (0, 2, 5))
+
+
+DESCRIPTION = """Input #0, matroska,webm, from 'fd:':
+  Metadata:
+    title           : Stream #0:0 displaymatrix: rotation of -90.00 degrees
+  Stream #0:0: Video: h264 (High), yuv420p
+      Metadata:
+        title           : Stream #0:0 displaymatrix: rotation of -90.00 degrees
+  Stream #0:1(eng): Video: h264 (High), yuv420p
+  Stream #0:10[0x1](und): Video: h264 (High), yuv420p
+      Side data:
+        Display Matrix: rotation of -90.00 degrees
+"""
+
+
+@pytest.mark.parametrize(("index", "rotation"), [(0, 0), (1, 0), (10, 90)])
+def test_only_side_data_of_the_stream_itself_turns_it(index: int, rotation: int) -> None:
+    assert demux._rotation_in(DESCRIPTION, index) == rotation
+
+
+def test_a_codec_tag_that_is_no_text() -> None:
+    data = clip("mpeg4").replace(b"mp4v", b"\xff\xfe4v")
+    with av.open(io.BytesIO(data)) as file, pytest.raises(UnicodeDecodeError):
+        _ = file.streams.video[0].codec_context.codec_tag
+    source = index_of(data)
+    assert source.index.codec_tag == ""
+    assert sorted(ours(source, [0, 5]).frames) == [0, 5]

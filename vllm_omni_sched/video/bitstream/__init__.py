@@ -13,7 +13,10 @@ from vllm_omni_sched.video.bitstream.hevc import HevcReader
 from vllm_omni_sched.video.bitstream.mpeg4 import Mpeg4Reader
 from vllm_omni_sched.video.bitstream.vpx import Vp8Reader, Vp9Reader
 
-_INTRA_ONLY = {"mjpeg", "prores", "dnxhd", "rawvideo", "huffyuv", "png", "v210"}
+_INTRA_ONLY = {"prores", "dnxhd", "rawvideo", "huffyuv", "png", "v210"}
+
+
+_QUANTISATION_TABLES, _HUFFMAN_TABLES, _SCAN = b"\xff\xdb", b"\xff\xc4", b"\xff\xda"  # markers of JPEG
 
 
 class IntraReader:
@@ -22,6 +25,24 @@ class IntraReader:
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
         return PacketFacts(start=True, droppable=True)
+
+
+class MjpegReader:
+    """Reads packets of Motion JPEG. A picture that leaves out tables, and takes those of one before, is irregular.
+
+    Huffman tables that no picture has had are the standard's, as in AVI.
+    """
+
+    def __init__(self) -> None:
+        self._huffman = False
+
+    def read(self, data: bytes, key: bool) -> PacketFacts:
+        """See `PacketReader.read`."""
+        head = data[: data.find(_SCAN)] if _SCAN in data else data
+        here = _HUFFMAN_TABLES in head
+        alone = _QUANTISATION_TABLES in head and (here or not self._huffman)
+        self._huffman |= here
+        return PacketFacts(start=alone, droppable=alone, irregular=not alone)
 
 
 def reader_for(codec: str, extradata: bytes) -> PacketReader | None:
@@ -40,6 +61,8 @@ def reader_for(codec: str, extradata: bytes) -> PacketReader | None:
         return Mpeg4Reader(extradata)
     if codec in ("vp8", "vp9"):
         return Vp8Reader() if codec == "vp8" else Vp9Reader()
+    if codec == "mjpeg":
+        return MjpegReader()
     return IntraReader() if codec in _INTRA_ONLY else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
@@ -9,6 +10,8 @@ from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, unescape
 
 _SLICE, _PARTITION_A, _IDR, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8
 _RECOVERY_POINT = 6
+_X264 = re.compile(rb"x264 - core (\d+)")
+_OWN_DIRECT_BEFORE, _OWN_444_BEFORE = 34, 151  # builds of x264: of temporal direct prediction, of CABAC with 4:4:4
 _I_SLICE, _ALL_I = 2, 7
 _WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles, 7.3.2.1.1
 
@@ -18,6 +21,9 @@ class H264Reader:
 
     A start is an IDR picture, or an I picture at a recovery point of zero frames (an open GOP). A recovery point
     some frames ahead, as with periodic intra refresh, is none: the frames until there would not be exact.
+
+    The builds of x264 that did otherwise than the standard are decoded as they did, so what tells of them, mostly in
+    the first packet only, is a parameter.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -26,6 +32,7 @@ class H264Reader:
         self._fields: dict[int, int] = {}  # sps: bits of frame_num where pictures may be fields
         self._sps_of: dict[int, int] = {}  # pps: sps
         self._separate_planes: set[int] = set()
+        self._full_chroma = False  # 4:4:4
         if extradata[:1] == b"\1":
             self._length_bytes = (extradata[4] & 3) + 1 if len(extradata) > 4 else 4
             for nal in _of_avcc(extradata):
@@ -46,7 +53,12 @@ class H264Reader:
                 droppable = not nal[0] & 0x60 and not self._sets.needed_later
                 return PacketFacts(start and self._sets.complete and not alone, droppable, irregular=alone)
             if kind == _SEI:
-                exact_recovery |= _is_exact_recovery_point(unescaped(nal, 512)[1:])
+                message = unescaped(nal, 512)
+                exact_recovery |= _is_exact_recovery_point(message[1:])
+                if build := _X264.search(message):
+                    own = 0 < int(build[1]) < (_OWN_444_BEFORE if self._full_chroma else _OWN_DIRECT_BEFORE)
+                    if own:
+                        self._sets.in_packet(kind, 0, message)
             elif kind in (_SPS, _PPS):
                 self._parameters(nal, self._sets.in_packet)
         return PacketFacts(irregular=True)  # no picture in it
@@ -97,6 +109,7 @@ class H264Reader:
         number = bits.ue()
         if profile in _WITH_CHROMA_FORMAT:
             chroma = bits.ue()
+            self._full_chroma |= chroma == 3
             if chroma == 3 and bits.flag():
                 self._separate_planes.add(number)
             bits.ue(), bits.ue(), bits.read(1)  # bit depths, lossless bypass

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
 
 _VOP = b"\0\0\1\xb6"
+_ENCODERS = tuple(b"\xb2" + name for name in (b"DivX", b"FFmpe", b"ffmpeg", b"Lavc", b"XviD"))  # in user data
 _I, _B = 0, 2
 _SHORT_BYTES = 12
 """A VOP of at most so many bytes may be one that is not coded, for which decoders show no frame."""
 
 
 class Mpeg4Reader:
-    """Reads packets of MPEG-4. Two VOPs in one packet, as AVI had them for B-VOPs, are irregular."""
+    """Reads packets of MPEG-4. Two VOPs in one packet, as AVI had them for B-VOPs, are irregular.
+
+    What user data says of the encoder is a parameter: decoders do as that encoder did, be it by the standard or not.
+    """
 
     def __init__(self, extradata: bytes) -> None:
         self._sets = ParameterSets()
@@ -31,7 +35,9 @@ class Mpeg4Reader:
         return PacketFacts(kind == _I and self._sets.complete, kind == _B, 0, irregular)
 
     def _parameters(self, headers: bytes, note: Callable[[int, int, bytes], None]) -> None:
-        """Note the video object layer's header."""
+        """Note the video object layer's header, and the encoder."""
         for part in headers.split(b"\0\0\1")[1:]:
             if part and 0x20 <= part[0] <= 0x2F:
                 note(0, part[0], part)
+            elif part.startswith(_ENCODERS):
+                note(1, part[1], part)
