@@ -18,6 +18,7 @@ from tests.support.live import GOP, plain, stream
 from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import LiveFrame, LiveVideo, Sampling
 from vllm_omni_sched.video.live import stream as stream_module
+from vllm_omni_sched.video.live.ring import ring_memory
 from vllm_omni_sched.video.options import VideoOptions
 
 PATIENCE = 20.0  # of tests that expect something to come; those that do not fail take a second
@@ -172,6 +173,24 @@ def test_a_frame_stays_what_it_is_while_anybody_looks_at_a_part_of_it(live: Any)
     gc.collect()
     assert np.array_equal(corner, whole[0][:8, :8])
     assert not corner.flags.writeable
+
+
+def test_its_process_cannot_take_the_frames_memory_away(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def memory(nbytes: int) -> int:
+        made.append(os.dup(fd := ring_memory(nbytes)))
+        return fd
+
+    monkeypatch.setattr(stream_module, "ring_memory", memory)
+    one = live()
+    frames = decode(one, stream().data)
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(made[0], 0)
+    finally:
+        os.close(made[0])
+    assert np.array_equal(pixels(frames), plain(stream().data))
 
 
 def test_two_streams_at_once(live: Any) -> None:

@@ -9,52 +9,21 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import messages
+from vllm_omni_sched.video.live.base import Counts, LiveFrame
 from vllm_omni_sched.video.live.process import Process
-from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes
+from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes, ring_memory
 from vllm_omni_sched.video.live.sampling import Sampling
 from vllm_omni_sched.video.messages import Failure
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.wire import close_all
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 _GONE_SECONDS = 0.1  # until a process that does not read any more has ended
 _ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
-
-
-class LiveFrame(NamedTuple):
-    """A frame that has arrived.
-
-    Attributes:
-        number: in display order, from 0, counting those that the sampling rule left out.
-        pts_seconds: when it is shown, from the first frame.
-        pixels: uint8 of shape (height, width, 3), RGB, read-only, in shared memory. It holds a slot of the ring until
-            it goes: copy what is to be kept.
-    """
-
-    number: int
-    pts_seconds: float
-    pixels: npt.NDArray[np.uint8]
-
-
-class Counts(NamedTuple):
-    """Of frames: ``arrived`` so far; the others are known when the stream has ended, and 0 before.
-
-    ``dropped``: wanted, and left out because nobody had taken those before. ``damaged``: packets that could not be
-    decoded, and a container that broke off.
-    """
-
-    decoded: int
-    arrived: int
-    dropped: int
-    damaged: int
 
 
 class LiveVideo:
@@ -311,9 +280,8 @@ class LiveVideo:
                 f"'max_output_bytes' allows {self._options.max_output_bytes}; take fewer slots or raise the option"
             )
             return
-        memory = os.memfd_create("omni-sched-live", os.MFD_CLOEXEC)
+        memory = ring_memory(nbytes)
         try:
-            os.ftruncate(memory, nbytes)
             free = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._ring = Ring(memory, free, self._slots, height, width)
             self._process.channel.send(messages.Room(), [memory, free])
