@@ -305,6 +305,36 @@ def test_silence_has_a_deadline_on_both_sides(live: Any) -> None:
         full.feed(stream(gops=8, width=320).data * 8)
 
 
+def test_silence_has_a_deadline_however_short_each_wait_is(live: Any) -> None:
+    data, now = stream(gops=8, width=320).data * 8, [0.0]
+    one = live(slots=2, silence_seconds=5.0, clock=lambda: now[0])
+    os.kill(one.pid, signal.SIGSTOP)
+    fed = one.feed(data, wait_seconds=0.0)
+    assert fed < len(data)
+    now[0] = 4.0
+    assert one.feed(data[fed:], wait_seconds=0.0) == 0
+    assert one.ready() == []
+    now[0] = 6.0
+    with pytest.raises(VideoDeadlineError, match="silence_seconds"):
+        one.ready()
+    with pytest.raises(VideoDeadlineError, match="silence_seconds"):
+        one.feed(data[fed:], wait_seconds=0.0)
+
+
+def test_a_frame_given_back_ends_silence(live: Any) -> None:
+    data, now = stream(gops=8, width=320).data * 8, [0.0]
+    one = live(slots=2, silence_seconds=PATIENCE, clock=lambda: now[0])
+    fed = one.feed(data, wait_seconds=0.0)
+    held = take(one, 2)
+    while more := one.feed(data[fed:], wait_seconds=0.0):
+        fed += more
+    os.kill(one.pid, signal.SIGSTOP)
+    now[0] = PATIENCE + 1
+    held.clear()
+    assert one.ready() == []
+    one.feed(data[fed:], wait_seconds=0.0)
+
+
 def test_a_closed_stream_says_so_to_whoever_waits(live: Any) -> None:
     one = live()
     said: list[str] = []

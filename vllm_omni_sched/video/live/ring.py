@@ -52,6 +52,8 @@ class Ring:
         self._used = np.frombuffer(self._map, np.uint8, slots)
         self._free, self._slots = free, slots
         self._shape = (height, width, 3)
+        self.returned = 0
+        """How often the owner's side has given a slot back."""
         self._close = weakref.finalize(self, os.close, free)
 
     def fileno(self) -> int:
@@ -88,6 +90,7 @@ class Ring:
 
     def _give_back(self, slot: int) -> None:
         self._used[slot] = 0
+        self.returned += 1
         os.eventfd_write(self._free, 1)
 
     def _at(self, slot: int) -> npt.NDArray[np.uint8]:
