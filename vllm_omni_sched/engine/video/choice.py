@@ -92,4 +92,5 @@ def video_options(config: OmniSchedConfig) -> VideoOptions:
 
 
 def _video(media_io_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    return dict((media_io_kwargs or {}).get("video") or {})
+    video = media_io_kwargs.get("video") if isinstance(media_io_kwargs, Mapping) else None
+    return dict(video) if isinstance(video, Mapping) else {}  # what is neither is vLLM's to refuse

@@ -54,6 +54,11 @@ def service() -> FlashCodec:
                 f"video_backend is {NAME!r}, which this server was not started with: leave it out, or start with "
                 f'--media-io-kwargs \'{{"video": {{"video_backend": "{NAME}"}}}}\''
             )
+        if _service is not None and not _service.alive:
+            logger.error("%s: decoding of videos has ended by itself, and is started anew", NAME)
+            _observed().renewed()
+            dead, _service = _service, None
+            _ended(dead)
         if _service is None:
             from vllm_omni_sched.video.service import FlashCodec
 
@@ -67,8 +72,13 @@ def close() -> None:
     global _service
     with _lock:
         closing, _service = _service, None
-    if closing is not None:
-        closing.close()
+        if closing is not None:
+            _ended(closing)
+
+
+def _ended(service: FlashCodec) -> None:
+    service.close()
+    _observed().busy(0, 0)
 
 
 def observe_stock(reason: StockReason) -> None:
@@ -98,7 +108,7 @@ def _observed() -> VideoMetrics:
 
 def _forget() -> None:
     """In a forked child: the service belongs to the parent, and so does whoever held the lock."""
-    global _service, _metrics, _lock
+    global _service, _lock
     _service, _lock = None, threading.Lock()
 
 
