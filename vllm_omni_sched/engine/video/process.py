@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm_omni_sched.engine.video.rules import NAME, StockReason
 from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.video.options import VideoOptions
 
 if TYPE_CHECKING:
@@ -21,17 +22,27 @@ logger = logging.getLogger("vllm_omni_sched")
 _lock = threading.Lock()
 _options = VideoOptions()
 _refused = False
+_first_class = INTERACTIVE.name
 _service: FlashCodec | None = None
 _metrics: VideoMetrics | None = None
 _logged: set[StockReason] = set()
 
 
-def configure(options: VideoOptions) -> None:
-    """Serve videos of this process with these options, from the next one on."""
-    global _options, _refused
+def configure(options: VideoOptions, first_class: str = INTERACTIVE.name) -> None:
+    """Serve videos of this process with these options, from the next one on.
+
+    Args:
+        first_class: the first of the classes that requests may name.
+    """
+    global _options, _refused, _first_class
     close()
     with _lock:
-        _options, _refused = options, False
+        _options, _refused, _first_class = options, False, first_class
+
+
+def first_class() -> str:
+    """The first of the classes that requests may name."""
+    return _first_class
 
 
 def refuse() -> None:

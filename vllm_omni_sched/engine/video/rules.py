@@ -9,9 +9,13 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 
 NAME = "omni_flashcodec"
 """Of our loader, in vLLM's registry."""
+
+CLASSES = {sla.name: sla for sla in (REALTIME, INTERACTIVE, BATCH)}
+"""Of requests, by name; the first go first."""
 
 ENVIRONMENT = "VLLM_VIDEO_LOADER_BACKEND"
 _DEFAULT = "opencv"
