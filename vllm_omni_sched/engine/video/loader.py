@@ -91,7 +91,7 @@ class FlashCodecLoader:
         decoded_by: list[StockReason | None] = []
         with _instead(functools.partial(_decode, service, sla, decoded_by)):
             found = rule.load_bytes(data, **kwargs)
-        reason = decoded_by[-1] if decoded_by else _why_never(kwargs)
+        reason = decoded_by[-1] if decoded_by else StockReason.OWN_DECODING
         if reason is not None:
             process.observe_stock(reason)
         return found
@@ -117,10 +117,6 @@ def _class(name: str) -> SlaClass:
     if name not in allowed:
         raise RequestError(f"omni_class is {name!r}; on this server a request may name one of {allowed}")
     return CLASSES[name]
-
-
-def _why_never(kwargs: dict[str, Any]) -> StockReason:
-    return StockReason.OTHER_CODEC if kwargs.get("backend", "opencv") != "opencv" else StockReason.OWN_DECODING
 
 
 def _decode(

@@ -24,7 +24,6 @@ _DEFAULT = "opencv"
 class StockReason(str, Enum):
     """Why a video was decoded by vLLM's own code although our loader was asked."""
 
-    OTHER_CODEC = "other_codec"  # `backend` names another decoder than the default one
     OWN_READER = "own_reader"  # the rule reads frames in a way of its own
     OWN_DECODING = "own_decoding"  # the rule never came to the decoder that ours stands for
 
