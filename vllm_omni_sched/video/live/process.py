@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import socket
@@ -35,17 +34,18 @@ class Process:
                 undo.callback(end.close)
             with their_control, their_data:
                 arguments = (their_data.fileno(), their_control.fileno(), memory_bytes, os.getpid())
-                start = functools.partial(
-                    subprocess.Popen[bytes],
-                    [sys.executable, "-m", "vllm_omni_sched.video.live.worker", *map(str, arguments)],
-                    pass_fds=arguments[:2],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    env=environment(),
-                    start_new_session=True,
+                command = [sys.executable, "-m", "vllm_omni_sched.video.live.worker", *map(str, arguments)]
+                self._popen = start_for_life(
+                    lambda: subprocess.Popen(
+                        command,
+                        pass_fds=arguments[:2],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        cwd="/",
+                        env=environment(),
+                        start_new_session=True,
+                    )
                 )
-                self._popen = start_for_life(start)
             self.data.setblocking(False)
             self.channel = wire.Channel(control, to_owner)
             self._gone = weakref.finalize(self, _end, self._popen, control, self.data)
