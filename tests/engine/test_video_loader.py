@@ -148,6 +148,12 @@ def test_our_limits_hold():
         ),
         ({"sampling": "omni_flashcodec"}, "none of vLLM's sampling rules"),
         ({"sampling": "pynvvideocodec"}, "none of vLLM's sampling rules"),
+        (
+            {"backend": "torchcodec"},
+            "backend is 'torchcodec', and this server decodes videos by 'omni_flashcodec' alone",
+        ),
+        ({"device": "cuda"}, "device is 'cuda', and this server"),
+        ({"omni_class": "realtime"}, r"a request may name one of \['interactive', 'batch'\]"),
         ({"omni_class": "urgent"}, r"omni_class is 'urgent'; it must be one of \['realtime', 'interactive', 'batch'\]"),
     ],
 )

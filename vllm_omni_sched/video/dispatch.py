@@ -74,6 +74,11 @@ class Dispatcher:
         self._closed = False
         self._thread: threading.Thread | None = None
 
+    @property
+    def alive(self) -> bool:
+        """Whether it takes tasks."""
+        return not self._closed
+
     def start(self, kind: str) -> None:
         """Start decoders of a kind, ahead of the first video.
 

@@ -18,6 +18,7 @@ from tests.support.live import GOP, plain, stream
 from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import LiveFrame, LiveVideo, Sampling
 from vllm_omni_sched.video.live import stream as stream_module
+from vllm_omni_sched.video.live.ring import ring_memory
 from vllm_omni_sched.video.options import VideoOptions
 
 PATIENCE = 20.0  # of tests that expect something to come; those that do not fail take a second
@@ -174,6 +175,24 @@ def test_a_frame_stays_what_it_is_while_anybody_looks_at_a_part_of_it(live: Any)
     assert not corner.flags.writeable
 
 
+def test_its_process_cannot_take_the_frames_memory_away(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def memory(nbytes: int) -> int:
+        made.append(os.dup(fd := ring_memory(nbytes)))
+        return fd
+
+    monkeypatch.setattr(stream_module, "ring_memory", memory)
+    one = live()
+    frames = decode(one, stream().data)
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(made[0], 0)
+    finally:
+        os.close(made[0])
+    assert np.array_equal(pixels(frames), plain(stream().data))
+
+
 def test_two_streams_at_once(live: Any) -> None:
     first, second = stream(), stream("matroska", width=96)
     ones = live(slots=70), live(slots=70)
@@ -284,6 +303,36 @@ def test_silence_has_a_deadline_on_both_sides(live: Any) -> None:
     full = live(slots=2, silence_seconds=1.0)
     with pytest.raises(VideoDeadlineError, match="take frames"):
         full.feed(stream(gops=8, width=320).data * 8)
+
+
+def test_silence_has_a_deadline_however_short_each_wait_is(live: Any) -> None:
+    data, now = stream(gops=8, width=320).data * 8, [0.0]
+    one = live(slots=2, silence_seconds=5.0, clock=lambda: now[0])
+    os.kill(one.pid, signal.SIGSTOP)
+    fed = one.feed(data, wait_seconds=0.0)
+    assert fed < len(data)
+    now[0] = 4.0
+    assert one.feed(data[fed:], wait_seconds=0.0) == 0
+    assert one.ready() == []
+    now[0] = 6.0
+    with pytest.raises(VideoDeadlineError, match="silence_seconds"):
+        one.ready()
+    with pytest.raises(VideoDeadlineError, match="silence_seconds"):
+        one.feed(data[fed:], wait_seconds=0.0)
+
+
+def test_a_frame_given_back_ends_silence(live: Any) -> None:
+    data, now = stream(gops=8, width=320).data * 8, [0.0]
+    one = live(slots=2, silence_seconds=PATIENCE, clock=lambda: now[0])
+    fed = one.feed(data, wait_seconds=0.0)
+    held = take(one, 2)
+    while more := one.feed(data[fed:], wait_seconds=0.0):
+        fed += more
+    os.kill(one.pid, signal.SIGSTOP)
+    now[0] = PATIENCE + 1
+    held.clear()
+    assert one.ready() == []
+    one.feed(data[fed:], wait_seconds=0.0)
 
 
 def test_a_closed_stream_says_so_to_whoever_waits(live: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.live import GOP, plain, stream
-from vllm_omni_sched.errors import ConfigError, VideoInputError
+from vllm_omni_sched.errors import ConfigError, VideoDeadlineError, VideoInputError
 from vllm_omni_sched.video.live import LiveVideo, Sampling
 from vllm_omni_sched.video.live.follow import follow
 from vllm_omni_sched.video.live.sampling import Sampler
@@ -69,6 +71,14 @@ def test_a_file_is_followed_while_it_grows(tmp_path: Path, by: str) -> None:
         )
         assert len(frames) == 4 * GOP
         assert np.array_equal([frame.pixels for frame in frames], plain(data))
+
+
+def test_a_file_is_not_followed_by_a_process_that_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "file.ts").write_bytes(stream("mpegts", gops=8, width=320).data * 8)
+    with LiveVideo(slots=2, silence_seconds=0.5) as live:
+        os.kill(live.pid, signal.SIGSTOP)
+        with pytest.raises(VideoDeadlineError, match="silence_seconds"):
+            list(follow(tmp_path / "file.ts", live))
 
 
 def test_a_file_that_is_not_there_cannot_be_followed(tmp_path: Path) -> None:

@@ -24,6 +24,24 @@ print(json.dumps(pids), flush=True)
 {}
 """
 
+LIVE_OWNER = """
+import json, os, signal, threading
+from vllm_omni_sched.video.live import LiveVideo
+made = []
+asker = threading.Thread(target=lambda: made.append(LiveVideo()))
+asker.start()
+asker.join()
+(live,) = made
+while not live._process.channel.receive(wait=True):  # it is locked in
+    pass
+os.kill(live.pid, signal.SIGSTOP)  # as one that spins: it hears of nothing
+print(json.dumps([live.pid]), flush=True)
+while (state := open(f"/proc/{live.pid}/stat").read().rpartition(")")[2].split()[0]) not in "TZ":
+    pass
+print(state, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 ENDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
@@ -51,11 +69,11 @@ print("well", flush=True)
 """
 
 
-def owner(end: str) -> tuple[list[int], str]:
+def owner(code: str) -> tuple[list[int], str]:
     """Run an owner to its end; the pids of its decoders, and what else it said."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     run = subprocess.run(
-        [sys.executable, "-c", OWNER.format(end)],
+        [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -68,15 +86,25 @@ def owner(end: str) -> tuple[list[int], str]:
 
 def decodes(pid: int) -> bool:
     try:
-        return b"omni_sched.video.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"omni_sched.video." in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
 @pytest.mark.parametrize("end", list(ENDS))
 def test_decoders_end_with_their_owner(end: str) -> None:
-    pids, _ = owner(ENDS[end])
+    pids, _ = owner(OWNER.format(ENDS[end]))
     assert len(pids) == 2
+    wait_for_end(pids)
+
+
+def test_a_stream_s_process_ends_with_its_owner_not_with_the_thread_that_asked_for_it() -> None:
+    pids, stopped = owner(LIVE_OWNER)
+    assert stopped == "T\n"
+    wait_for_end(pids)
+
+
+def wait_for_end(pids: list[int]) -> None:
     limit = time.monotonic() + 20
     while any(map(decodes, pids)):
         assert time.monotonic() < limit
@@ -84,4 +112,4 @@ def test_decoders_end_with_their_owner(end: str) -> None:
 
 
 def test_a_forked_child_leaves_them_alone() -> None:
-    assert owner(FORK)[1] == "well\n"
+    assert owner(OWNER.format(FORK))[1] == "well\n"

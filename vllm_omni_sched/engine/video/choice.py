@@ -16,8 +16,9 @@ from typing import Any
 
 from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options
 from vllm_omni_sched.engine.video import process
-from vllm_omni_sched.engine.video.rules import ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
+from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
 from vllm_omni_sched.errors import ConfigError, RequestError
+from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.video.options import VideoOptions
 
 _DECODED_ELSEWHERE = ("backend", "device")  # arguments that name a decoder
@@ -63,6 +64,9 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
             f"--media-io-kwargs name {NAME!r} and the decoder {operators['backend']!r}, which would decode in its "
             "place: leave out 'backend' or 'video_backend'"
         )
+    first_class = operators.get("omni_class", INTERACTIVE.name)
+    if first_class not in CLASSES:
+        raise ConfigError(f"--media-io-kwargs: omni_class is {first_class!r}; it must be one of {list(CLASSES)}")
     video = {
         key: value
         for key, value in _video(multimodal.media_io_kwargs).items()
@@ -75,7 +79,7 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     except RequestError as error:
         raise ConfigError(f"--media-io-kwargs: {error}") from None
     multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
-    process.configure(options)
+    process.configure(options, first_class)
     # The parent of several API servers decodes nothing, nor do most stages of vLLM-Omni: there the first video starts
     # the decoders.
     if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0 and "vllm_omni" not in sys.modules:
@@ -92,4 +96,5 @@ def video_options(config: OmniSchedConfig) -> VideoOptions:
 
 
 def _video(media_io_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    return dict((media_io_kwargs or {}).get("video") or {})
+    video = media_io_kwargs.get("video") if isinstance(media_io_kwargs, Mapping) else None
+    return dict(video) if isinstance(video, Mapping) else {}  # what is neither is vLLM's to refuse

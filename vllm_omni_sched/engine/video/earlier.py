@@ -63,9 +63,7 @@ def load_by_capture(
         raise _NeverNamed
 
     reason = None
-    if kwargs.get("backend", "opencv") != "opencv":
-        reason = StockReason.OTHER_CODEC
-    elif not hasattr(rule, "open_video_capture"):
+    if not hasattr(rule, "open_video_capture"):
         reason = StockReason.OWN_DECODING
     elif reads_itself(rule):
         reason = StockReason.OWN_READER

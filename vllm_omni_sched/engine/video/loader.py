@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vllm_omni_sched import compat
 from vllm_omni_sched.engine.video import process
 from vllm_omni_sched.engine.video.earlier import load_by_capture
-from vllm_omni_sched.engine.video.rules import StockReason, default_rule, reads_itself, rule_named
+from vllm_omni_sched.engine.video.rules import CLASSES, NAME, StockReason, default_rule, reads_itself, rule_named
 from vllm_omni_sched.engine.video.source import frame_size, source_of
 from vllm_omni_sched.engine.video.wanted import wanted_of
 from vllm_omni_sched.errors import RequestError
-from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass
+from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 
 if TYPE_CHECKING:
     from vllm_omni_sched.video.base import Decoded
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm_omni_sched")
 
 _MARK = "__omni_sched__"
-_CLASSES = {sla.name: sla for sla in (REALTIME, INTERACTIVE, BATCH)}
 
 Decode = Callable[..., Any]
 """As vLLM's ``decode_opencv``: (rule, data, target, sampling_kwargs, frame_recovery=) to
@@ -75,15 +74,16 @@ class FlashCodecLoader:
             kwargs: the rule's own, such as ``num_frames`` and ``fps``.
 
         Raises:
-            RequestError: there is no such rule or class, or nobody chose our loader for this server.
+            RequestError: there is no such rule or class, another decoder is named, or nobody chose our loader for this
+                server.
             VideoInputError: the video cannot be read, or is larger than the options allow.
             VideoDeadlineError: it was not decoded in time.
             DecoderError: no decoder is left.
             ValueError: the rule's own.
         """
         rule = rule_named(sampling or default_rule())
-        if (sla := _CLASSES.get(omni_class)) is None:
-            raise RequestError(f"omni_class is {omni_class!r}; it must be one of {list(_CLASSES)}")
+        _check_decoder(kwargs)
+        sla = _class(omni_class)
         service = self._service or process.service()
         found: tuple[Any, dict[str, Any]]
         if not replace_decoding():
@@ -91,14 +91,32 @@ class FlashCodecLoader:
         decoded_by: list[StockReason | None] = []
         with _instead(functools.partial(_decode, service, sla, decoded_by)):
             found = rule.load_bytes(data, **kwargs)
-        reason = decoded_by[-1] if decoded_by else _why_never(kwargs)
+        reason = decoded_by[-1] if decoded_by else StockReason.OWN_DECODING
         if reason is not None:
             process.observe_stock(reason)
         return found
 
 
-def _why_never(kwargs: dict[str, Any]) -> StockReason:
-    return StockReason.OTHER_CODEC if kwargs.get("backend", "opencv") != "opencv" else StockReason.OWN_DECODING
+def _check_decoder(kwargs: dict[str, Any]) -> None:
+    for name, own in (("backend", "opencv"), ("device", "cpu")):
+        if kwargs.get(name, own) not in (None, own):
+            raise RequestError(
+                f"{name} is {kwargs[name]!r}, and this server decodes videos by {NAME!r} alone: leave {name!r} out"
+            )
+
+
+def _class(name: str) -> SlaClass:
+    """
+    Raises:
+        RequestError: there is none, or it goes before what the operator allows.
+    """
+    known = list(CLASSES)
+    if name not in known:
+        raise RequestError(f"omni_class is {name!r}; it must be one of {known}")
+    allowed = known[known.index(process.first_class()) :]
+    if name not in allowed:
+        raise RequestError(f"omni_class is {name!r}; on this server a request may name one of {allowed}")
+    return CLASSES[name]
 
 
 def _decode(

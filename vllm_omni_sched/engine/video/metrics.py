@@ -73,6 +73,11 @@ VIDEO_METRICS = (
         "reason",
     ),
     VideoMetric("video_worker_restarts_total", "counter", "Decoder processes that died and were replaced."),
+    VideoMetric(
+        "video_service_restarts_total",
+        "counter",
+        "Times that all of decoding had ended by itself and was started anew; more than none is an error of ours.",
+    ),
 )
 
 
@@ -117,6 +122,10 @@ class VideoMetrics(Collector):
     def restarted(self, kind: str) -> None:
         """A decoder process has died and another one runs in its place."""
         self._metrics["video_worker_restarts_total"].inc()
+
+    def renewed(self) -> None:
+        """All of decoding had ended, and begins anew."""
+        self._metrics["video_service_restarts_total"].inc()
 
     def missed(self, frames: int) -> None:
         """So many frames of a video were wanted and are not sound."""

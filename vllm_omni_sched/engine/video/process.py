@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm_omni_sched.engine.video.rules import NAME, StockReason
 from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.video.options import VideoOptions
 
 if TYPE_CHECKING:
@@ -21,17 +22,27 @@ logger = logging.getLogger("vllm_omni_sched")
 _lock = threading.Lock()
 _options = VideoOptions()
 _refused = False
+_first_class = INTERACTIVE.name
 _service: FlashCodec | None = None
 _metrics: VideoMetrics | None = None
 _logged: set[StockReason] = set()
 
 
-def configure(options: VideoOptions) -> None:
-    """Serve videos of this process with these options, from the next one on."""
-    global _options, _refused
+def configure(options: VideoOptions, first_class: str = INTERACTIVE.name) -> None:
+    """Serve videos of this process with these options, from the next one on.
+
+    Args:
+        first_class: the first of the classes that requests may name.
+    """
+    global _options, _refused, _first_class
     close()
     with _lock:
-        _options, _refused = options, False
+        _options, _refused, _first_class = options, False, first_class
+
+
+def first_class() -> str:
+    """The first of the classes that requests may name."""
+    return _first_class
 
 
 def refuse() -> None:
@@ -54,6 +65,11 @@ def service() -> FlashCodec:
                 f"video_backend is {NAME!r}, which this server was not started with: leave it out, or start with "
                 f'--media-io-kwargs \'{{"video": {{"video_backend": "{NAME}"}}}}\''
             )
+        if _service is not None and not _service.alive:
+            logger.error("%s: decoding of videos has ended by itself, and is started anew", NAME)
+            _observed().renewed()
+            dead, _service = _service, None
+            _ended(dead)
         if _service is None:
             from vllm_omni_sched.video.service import FlashCodec
 
@@ -67,8 +83,13 @@ def close() -> None:
     global _service
     with _lock:
         closing, _service = _service, None
-    if closing is not None:
-        closing.close()
+        if closing is not None:
+            _ended(closing)
+
+
+def _ended(service: FlashCodec) -> None:
+    service.close()
+    _observed().busy(0, 0)
 
 
 def observe_stock(reason: StockReason) -> None:
@@ -98,7 +119,7 @@ def _observed() -> VideoMetrics:
 
 def _forget() -> None:
     """In a forked child: the service belongs to the parent, and so does whoever held the lock."""
-    global _service, _metrics, _lock
+    global _service, _lock
     _service, _lock = None, threading.Lock()
 
 

@@ -9,9 +9,13 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 
 NAME = "omni_flashcodec"
 """Of our loader, in vLLM's registry."""
+
+CLASSES = {sla.name: sla for sla in (REALTIME, INTERACTIVE, BATCH)}
+"""Of requests, by name; the first go first."""
 
 ENVIRONMENT = "VLLM_VIDEO_LOADER_BACKEND"
 _DEFAULT = "opencv"
@@ -20,7 +24,6 @@ _DEFAULT = "opencv"
 class StockReason(str, Enum):
     """Why a video was decoded by vLLM's own code although our loader was asked."""
 
-    OTHER_CODEC = "other_codec"  # `backend` names another decoder than the default one
     OWN_READER = "own_reader"  # the rule reads frames in a way of its own
     OWN_DECODING = "own_decoding"  # the rule never came to the decoder that ours stands for
 

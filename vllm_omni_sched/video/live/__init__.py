@@ -11,7 +11,8 @@ that the sampling rule wants. Memory is bounded on every way: where nobody takes
 stops reading, so the socket is full, so `LiveVideo.feed` waits.
 """
 
+from vllm_omni_sched.video.live.base import Counts, LiveFrame
 from vllm_omni_sched.video.live.sampling import Sampling
-from vllm_omni_sched.video.live.stream import Counts, LiveFrame, LiveVideo
+from vllm_omni_sched.video.live.stream import LiveVideo
 
 __all__ = ["Counts", "LiveFrame", "LiveVideo", "Sampling"]

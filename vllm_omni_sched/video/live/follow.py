@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.errors import VideoInputError
-from vllm_omni_sched.video.live.stream import LiveFrame, LiveVideo
+from vllm_omni_sched.video.live.base import LiveFrame
+from vllm_omni_sched.video.live.stream import LiveVideo
 
 _CHUNK = 1 << 18
 _LOOK_SECONDS = 0.02  # between looks at a file that does not grow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import weakref
 
 from vllm_omni_sched.video import wire
 from vllm_omni_sched.video.live.messages import Settings, to_owner
+from vllm_omni_sched.video.live.starter import start_for_life
 from vllm_omni_sched.video.process import environment
 
 _END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in the kernel
@@ -31,19 +33,18 @@ class Process:
             for end in (control, self.data):
                 undo.callback(end.close)
             with their_control, their_data:
-                self._popen = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "vllm_omni_sched.video.live.worker",
-                        *map(str, (their_data.fileno(), their_control.fileno(), memory_bytes)),
-                    ],
-                    pass_fds=(their_data.fileno(), their_control.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    env=environment(),
-                    start_new_session=True,
+                arguments = (their_data.fileno(), their_control.fileno(), memory_bytes, os.getpid())
+                command = [sys.executable, "-m", "vllm_omni_sched.video.live.worker", *map(str, arguments)]
+                self._popen = start_for_life(
+                    lambda: subprocess.Popen(
+                        command,
+                        pass_fds=arguments[:2],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        cwd="/",
+                        env=environment(),
+                        start_new_session=True,
+                    )
                 )
             self.data.setblocking(False)
             self.channel = wire.Channel(control, to_owner)

@@ -6,6 +6,7 @@ when the frame is gone, which may be in a garbage collection: so that is one sto
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -18,11 +19,24 @@ if TYPE_CHECKING:
 
 MAX_SLOTS = 256
 _HEAD = mmap.PAGESIZE
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def ring_bytes(slots: int, height: int, width: int) -> int:
     """Memory of a ring."""
     return _HEAD + slots * height * width * 3
+
+
+def ring_memory(nbytes: int) -> int:
+    """Memory for a ring: a descriptor, for the caller to close. Whoever gets it cannot take the memory away again."""
+    memory = os.memfd_create("omni-sched-live", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(memory, nbytes)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(memory)
+        raise
+    return memory
 
 
 class Ring:
@@ -38,6 +52,8 @@ class Ring:
         self._used = np.frombuffer(self._map, np.uint8, slots)
         self._free, self._slots = free, slots
         self._shape = (height, width, 3)
+        self.returned = 0
+        """How often the owner's side has given a slot back."""
         self._close = weakref.finalize(self, os.close, free)
 
     def fileno(self) -> int:
@@ -74,6 +90,7 @@ class Ring:
 
     def _give_back(self, slot: int) -> None:
         self._used[slot] = 0
+        self.returned += 1
         os.eventfd_write(self._free, 1)
 
     def _at(self, slot: int) -> npt.NDArray[np.uint8]:

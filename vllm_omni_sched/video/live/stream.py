@@ -9,52 +9,22 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
+from vllm_omni_sched.errors import ConfigError, DecoderError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import messages
+from vllm_omni_sched.video.live.base import Counts, LiveFrame
 from vllm_omni_sched.video.live.process import Process
-from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes
+from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes, ring_memory
 from vllm_omni_sched.video.live.sampling import Sampling
+from vllm_omni_sched.video.live.silence import Silence
 from vllm_omni_sched.video.messages import Failure
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.wire import close_all
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 _GONE_SECONDS = 0.1  # until a process that does not read any more has ended
 _ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
-
-
-class LiveFrame(NamedTuple):
-    """A frame that has arrived.
-
-    Attributes:
-        number: in display order, from 0, counting those that the sampling rule left out.
-        pts_seconds: when it is shown, from the first frame.
-        pixels: uint8 of shape (height, width, 3), RGB, read-only, in shared memory. It holds a slot of the ring until
-            it goes: copy what is to be kept.
-    """
-
-    number: int
-    pts_seconds: float
-    pixels: npt.NDArray[np.uint8]
-
-
-class Counts(NamedTuple):
-    """Of frames: ``arrived`` so far; the others are known when the stream has ended, and 0 before.
-
-    ``dropped``: wanted, and left out because nobody had taken those before. ``damaged``: packets that could not be
-    decoded, and a container that broke off.
-    """
-
-    decoded: int
-    arrived: int
-    dropped: int
-    damaged: int
 
 
 class LiveVideo:
@@ -107,14 +77,13 @@ class LiveVideo:
             raise ConfigError(f"live video: silence_seconds must be positive, got {silence_seconds}")
         sampling, options = sampling or Sampling(), options or VideoOptions()
         self._slots, self._options = slots, options
-        self._silence_seconds, self._clock = silence_seconds, clock
+        self._silence, self._clock = Silence(silence_seconds, clock), clock
         self._lock = threading.Lock()  # of what the process has said
         self._waiting: deque[LiveFrame] = deque()
         self._ring: Ring | None = None
         self._error: Exception | None = None
         self._ended = self._closed = False
         self._counts = Counts(0, 0, 0, 0)
-        self._moved = clock()
         self.size: tuple[int, int] | None = None
         """Width and height of frames, once known."""
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # another thread has listened to the process
@@ -158,9 +127,9 @@ class LiveVideo:
                 return len(left)
             try:
                 taken += self._process.data.send(left[taken:], socket.MSG_NOSIGNAL)
-                self._moved = self._clock()
+                self._silence.ends()
             except BlockingIOError:
-                patience = self._patience(begun)
+                patience = self._silence.refused(self._returned)
                 if wait_seconds is not None:
                     patience = min(patience, begun + wait_seconds - self._clock())
                     if patience <= 0:
@@ -174,22 +143,25 @@ class LiveVideo:
         """There are no more bytes. Frames still come, and then their end."""
         with contextlib.suppress(OSError):
             self._process.data.shutdown(socket.SHUT_WR)
-        self._moved = self._clock()
+        self._silence.ends()
 
     def ready(self) -> list[LiveFrame]:
         """Frames that have arrived and were not taken yet; waits for nothing.
 
         Raises:
             VideoInputError, VideoLimitError, DecoderError: there are none, and there will be none.
+            VideoDeadlineError: `feed` found no room, and nothing has moved for ``silence_seconds`` since.
         """
         self._listen()
         with self._lock:
             found = list(self._waiting)
             self._waiting.clear()
         if found:
-            self._moved = self._clock()
+            self._silence.ends()
         else:
             self._check()
+            if self._silence.is_refused and not self._ended:
+                self._silence.refused(self._returned)
         return found
 
     def __iter__(self) -> Iterator[LiveFrame]:
@@ -205,7 +177,7 @@ class LiveVideo:
             with self._lock:
                 frame = self._waiting.popleft() if self._waiting else None
             if frame is not None:
-                self._moved = self._clock()
+                self._silence.ends()
                 yield frame
                 del frame  # or its slot would be in use while we wait for the next one
                 begun = self._clock()
@@ -213,7 +185,7 @@ class LiveVideo:
             self._check()
             if self._ended:
                 return
-            self._wait(self._patience(begun))
+            self._wait(self._silence.left(begun))
 
     def close(self) -> None:
         """End the process. Frames that were taken stay good. May be called again."""
@@ -236,25 +208,15 @@ class LiveVideo:
         if news >= 0:
             os.close(news)
 
+    @property
+    def _returned(self) -> int:
+        return self._ring.returned if self._ring is not None else 0
+
     def _check(self) -> None:
         if self._closed:
             raise DecoderError("live video: it was closed before")
         if self._error is not None:
             raise self._error
-
-    def _patience(self, begun: float) -> float:
-        """Seconds left for something to move.
-
-        Raises:
-            VideoDeadlineError: none.
-        """
-        left = max(self._moved, begun) + self._silence_seconds - self._clock()
-        if left <= 0:
-            raise VideoDeadlineError(
-                f"live video: nothing has moved for {self._silence_seconds:g} s (silence_seconds): feed or end the "
-                "stream, and take frames"
-            )
-        return left
 
     def _wait(self, seconds: float, to_send: bool = False) -> None:
         """For the process to say something; and whoever takes frames, for whoever feeds to have heard it; whoever
@@ -284,7 +246,7 @@ class LiveVideo:
                     self._error = DecoderError(f"live video: the decoder process {self._process.end()}")
                 except (OSError, ValueError) as error:
                     self._error = DecoderError(f"live video: the decoder process does not answer as it should: {error}")
-                self._moved = self._clock()
+                self._silence.ends()
             return before != (len(self._waiting), self._error, self._ended)
 
     def _hear(self, message: Any) -> None:
@@ -311,9 +273,8 @@ class LiveVideo:
                 f"'max_output_bytes' allows {self._options.max_output_bytes}; take fewer slots or raise the option"
             )
             return
-        memory = os.memfd_create("omni-sched-live", os.MFD_CLOEXEC)
+        memory = ring_memory(nbytes)
         try:
-            os.ftruncate(memory, nbytes)
             free = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._ring = Ring(memory, free, self._slots, height, width)
             self._process.channel.send(messages.Room(), [memory, free])

@@ -1,6 +1,7 @@
-"""The process that decodes a stream: ``python -m vllm_omni_sched.video.live.worker DATA CONTROL``.
+"""The process that decodes a stream: ``python -m vllm_omni_sched.video.live.worker DATA CONTROL MEMORY OWNER``.
 
-Both arguments are numbers of sockets: the stream's bytes, and messages. It ends when its owner is gone.
+The first two are numbers of sockets: the stream's bytes, and messages; then the bytes of memory it may take, and its
+owner's process. It ends when that is gone.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ class Stream:
 
 def main() -> None:
     """Lock in, decode, say how it ended."""
-    data, control, memory_bytes = map(int, sys.argv[1:])
+    data, control, memory_bytes, owner = map(int, sys.argv[1:])
+    sandbox.die_with_parent(owner)  # nobody else ends one that spins
     av.logging.set_level(av.logging.PANIC)
     channel = wire.Channel(socket.socket(fileno=control), to_process)
     try:
