@@ -16,7 +16,7 @@ from vllm_omni_sched.errors import VideoInputError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
 from vllm_omni_sched.video.bitstream.bits import EndOfBits
 from vllm_omni_sched.video.facts import NO_TIME, PACKET, Order, SequenceReason, VideoIndex
-from vllm_omni_sched.video.index import flags, order_of, reorder_depth
+from vllm_omni_sched.video.index import flags, order_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -121,7 +121,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         duration_seconds=(container.duration or 0) / av.time_base,
         packets=packets,
         in_file=found.copy_fd is None,
-        reorder=max(context.reorder_depth, reorder_depth(packets)),
+        reorder=context.reorder_depth,
         order=order,
         why_sequence=why,
         notes=tuple(notes),
