@@ -19,6 +19,8 @@ from vllm_omni_sched.video.facts import NO_TIME, PACKET, Order, SequenceReason, 
 from vllm_omni_sched.video.index import flags, order_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
@@ -31,6 +33,7 @@ FORMATS = (
 """Containers that are read. Not among them: playlists and whatever else names other files, devices, pictures."""
 
 _HEAD_BYTES = 32  # more than what containers write before a packet
+_MOST_NEW_STREAMS = 64
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
 _ROTATION = re.compile(r"(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees")
 
@@ -78,7 +81,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
     context = stream.codec_context
     extradata = context.extradata or b""
     codec = context.codec.canonical_name
-    notes = []
+    notes: list[str] = []
     try:
         reader = reader_for(codec, extradata)
     except (EndOfBits, IndexError):
@@ -89,9 +92,8 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
-        for packet in container.demux(stream):
-            if packet.size:
-                found.add(packet)
+        for packet in _demuxed(container, stream, notes):
+            found.add(packet)
     except av.FFmpegError as error:  # what was read up to here is there
         notes.append(f"the file ends early ({_reason(error)})")
     except BaseException:
@@ -134,6 +136,17 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         start_seconds=float((stream.start_time or 0) * time_base),
     )
     return Indexed(index, found.copy_fd)
+
+
+def _demuxed(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.Packet[Any]]:
+    """The stream's packets. Where another stream begins amid the file PyAV gives up, and has to be asked again."""
+    for _ in range(_MOST_NEW_STREAMS):
+        try:
+            yield from (packet for packet in container.demux(stream) if packet.size)
+            return
+        except IndexError:  # of a packet whose stream was not there when demuxing began; none of ours is lost
+            continue
+    notes.append(f"more than {_MOST_NEW_STREAMS} streams begin amid the file; the video was read up to there")
 
 
 class _Packets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 
 import av
 import numpy as np
@@ -13,6 +14,7 @@ from tests.support import clips
 from tests.support.clips import SOUND, clip
 from tests.support.decoding import as_file, video
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, SequenceReason
 from vllm_omni_sched.video.index import shown_frames
@@ -163,3 +165,33 @@ def test_noise_in_a_file_is_no_crash() -> None:
             read(bytes(data))
         except VideoInputError as error:
             assert str(error).startswith("video: ")  # noqa: PT017 - most of them are read
+
+
+class NewStreams:
+    """A container in which other streams begin amid the file, as PyAV demuxes it: an error, then all goes on."""
+
+    def __init__(self, streams: int) -> None:
+        self.packets = [av.Packet(n + 1) for n in range(6)]
+        self._left, self._to_come = streams, iter(self.packets)
+
+    def demux(self, _: object) -> Iterator[av.Packet]:
+        for packet in self._to_come:
+            yield packet
+            if self._left:
+                self._left -= 1
+                raise IndexError("list index out of range")
+
+
+def test_streams_that_begin_amid_the_file_cost_no_packets() -> None:
+    notes: list[str] = []
+    container = NewStreams(4)
+    assert list(demux._demuxed(container, None, notes)) == container.packets
+    assert notes == []
+
+
+def test_too_many_streams_that_begin_amid_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demux, "_MOST_NEW_STREAMS", 3)
+    notes: list[str] = []
+    container = NewStreams(4)
+    assert list(demux._demuxed(container, None, notes)) == container.packets[:3]
+    assert "streams begin" in notes[0]
