@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import io
 import mmap
 from dataclasses import replace
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.clips import BROKEN, SOUND
+from tests.support.clips import BROKEN, SOUND, clip
 from tests.support.decoding import Video, ours, plain, video
 from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.video import pyav
 from vllm_omni_sched.video.base import Decoder
 from vllm_omni_sched.video.bitstream.bits import Bits, unescaped
 from vllm_omni_sched.video.facts import Order, PacketFlag
@@ -68,6 +71,20 @@ def test_sound_video(name: str, decoder: Decoder) -> None:
     check(name, decoder, threads=1)
     if name not in HEADLESS:
         assert len(expected(name)) == shown_frames(video(name).index)
+
+
+@pytest.mark.parametrize("name", [name for name in SOUND if "edit" in name or "trimmed" in name])
+def test_edits_show_what_a_plain_decoder_shows_in_that_order(name: str, decoder: Decoder) -> None:
+    """With nothing of ours on the other side: FFmpeg hides, orders and counts, and PyAV converts."""
+    with av.open(io.BytesIO(clip(name))) as file:
+        truth = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+    source = video(name)
+    assert shown_frames(source.index) == len(truth)
+    for numbers in (range(len(truth)), range(1, len(truth), 4)):
+        got = ours(source, numbers, decoder=decoder).frames
+        assert sorted(got) == list(numbers)
+        # PyAV's conversion is not always bit-exact to ours; frames beside each other differ by far more
+        assert all(np.abs(got[n].astype(int) - truth[n]).max() <= 3 for n in numbers)
 
 
 @pytest.mark.parametrize("name", ["h264_one_gop", "h264_open_gop", "h264_raw", "hevc_open_gop", "av1", "vp9", "mpeg4"])
@@ -153,7 +170,9 @@ def without_reordering_hint(extradata: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["h264_pyramid", "h264_open_gop"])
-def test_frames_are_held_back_long_enough_without_a_hint(name: str, decoder: Decoder) -> None:
+def test_frames_are_held_back_long_enough_without_a_hint(
+    name: str, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = video(name)
     numbers = list(range(shown_frames(source.index)))
     silent = Video(replace(source.index, extradata=without_reordering_hint(source.index.extradata)), source.packets)
@@ -161,6 +180,7 @@ def test_frames_are_held_back_long_enough_without_a_hint(name: str, decoder: Dec
     assert sorted(got.frames) == numbers
     assert got.repair is None
     assert all(np.array_equal(got.frames[n], expected(name)[n]) for n in numbers)
+    monkeypatch.setattr(pyav, "reorder_depth", lambda packets: 0)
     hasty = Video(replace(silent.index, reorder=0), source.packets)
     assert ours(hasty, numbers, decoder=decoder).repair is not None
 
@@ -188,3 +208,23 @@ def test_hidden_frames_are_not_counted(decoder: Decoder) -> None:
     assert (source.index.packets["flags"] & PacketFlag.HIDDEN).any()
     in_sequence = Video(replace(source.index, order=Order.SEQUENCE), source.packets)
     assert np.array_equal(ours(in_sequence, [3], decoder=decoder).frames[3], expected("h264_trimmed")[3])
+
+
+def test_damaged_times_do_not_change_how_many_frames_are_held_back(decoder: Decoder) -> None:
+    index = video("h264_times_damaged").index
+    assert index.order is Order.SEQUENCE
+    assert pyav.reorder_depth(index.packets) > index.reorder > 0
+
+
+def test_in_sequence_as_many_frames_are_held_back_as_the_container_says(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is too few a plain decoder drops frames, and counts on without them."""
+    source = video("h264_pyramid")
+    silent = without_reordering_hint(source.index.extradata)
+    in_sequence = Video(replace(source.index, extradata=silent, reorder=0, order=Order.SEQUENCE), source.packets)
+    got = ours(in_sequence, range(10), decoder=decoder).frames
+    assert not all(np.array_equal(got[n], expected("h264_pyramid")[n]) for n in got)
+    monkeypatch.setattr(pyav, "reorder_depth", lambda packets: 0)
+    by_container = ours(in_sequence, range(10), decoder=decoder).frames
+    assert all(np.array_equal(got[n], by_container[n]) for n in range(10))

@@ -128,3 +128,25 @@ def test_reorder_depth_is_how_many_frames_overtake_one() -> None:
     assert reorder_depth(packets) == 3
     packets["pts"] = np.arange(9)
     assert reorder_depth(packets) == 0
+
+
+def video_of(pts: list[int], starts: list[int]) -> VideoIndex:
+    packets = np.zeros(len(pts), PACKET)
+    packets["pts"] = pts
+    packets["flags"][starts] = START
+    order, why = order_of(packets, known=True, irregular=False)
+    return VideoIndex("h264", b"", 160, 120, 0, "", (1, 1000), 0, 0.0, 0.0, packets, True, 0, order, why)
+
+
+def test_frames_whose_pts_turn_back_at_a_start_are_had_in_sequence() -> None:
+    assert video_of([0, 1, 9, 3, 4, 5], [0, 3]).order is Order.SEQUENCE
+    assert video_of([0, 9, 1, 12, 10, 11], [0, 3]).order is Order.PTS
+
+
+def test_no_start_is_used_that_is_shown_before_a_packet_ahead_of_it() -> None:
+    """Hidden packets may have any pts."""
+    index = video_of([0, 1, 2, 3, 4, 5], [0, 3])
+    index.packets["pts"][2] = 9
+    (piece,) = plan(index, [5]).pieces
+    assert piece.wanted[0].pts == 9
+    assert piece.feed.tolist() == [0, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import struct
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
@@ -114,11 +115,51 @@ def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = No
     return out.getvalue()
 
 
+def edited(data: bytes, edits: Iterable[tuple[int, int]]) -> bytes:
+    """An MP4 with another edit list for its one track.
+
+    Args:
+        edits: of each, how long it is in 1/1000 s, and where it begins in the track's own time.
+    """
+    out = bytearray(data)
+    movie = out.index(b"moov") - 4
+    track = out.index(b"trak", movie) - 4
+    grown = 0
+    if b"edts" in out[track:]:
+        old = out.index(b"edts", track) - 4
+        grown -= int.from_bytes(out[old : old + 4], "big")
+        del out[old : old - grown]
+    body = b"".join(struct.pack(">IiHH", *edit, 1, 0) for edit in edits)
+    elst = struct.pack(">I4sII", 16 + len(body), b"elst", 0, len(body) // 12) + body
+    edts = struct.pack(">I4s", 8 + len(elst), b"edts") + elst
+    at = out.index(b"mdia", track) - 4
+    out[at:at] = edts
+    for box in (movie, track):
+        size = int.from_bytes(out[box : box + 4], "big") + grown + len(edts)
+        out[box : box + 4] = size.to_bytes(4, "big")
+    return bytes(out)
+
+
 def damaged(data: bytes, *, at: float = 0.5, nbytes: int = 40, seed: int = 0) -> bytes:
     """With some bytes overwritten, ``at`` a part of its length."""
     begin = int(len(data) * at)
     noise = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
     return data[:begin] + noise + data[begin + nbytes :]
+
+
+def times_damaged(data: bytes) -> bytes:
+    """The same packets in Matroska, with one pts that another has too, and some that are far too late."""
+    out = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(out, "w", format="matroska") as file:
+        stream = source.streams.video[0]
+        copy = file.add_stream_from_template(stream)
+        packets = [packet for packet in source.demux(stream) if packet.size]
+        packets[5].pts = packets[4].pts
+        for n, packet in enumerate(packets):
+            packet.stream = copy
+            packet.pts += 40 * 512 * (n in (13, 14))
+            file.mux(packet)
+    return out.getvalue()
 
 
 def zero_frames() -> bytes:
@@ -193,6 +234,10 @@ _SPECS: dict[str, dict[str, Any]] = {
 _DERIVED = {
     "h264_trimmed": lambda: remux(clip("h264"), "mp4", skip=17),
     "h264_open_gop_trimmed": lambda: remux(clip("h264_open_gop"), "mp4", skip=17),
+    "h264_two_edits": lambda: edited(clip("h264"), [(600, 2 * 512), (600, 32 * 512)]),
+    "h264_edits_back": lambda: edited(clip("h264_no_b"), [(600, 28 * 512), (600, 3 * 512)]),
+    "h264_same_edit_again": lambda: edited(clip("h264"), [(600, 7 * 512), (600, 7 * 512)]),
+    "h264_three_edits": lambda: edited(clip("h264"), [(166, 17 * 512), (166, 35 * 512), (166, 5 * 512)]),
     "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 48)),
     "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 48)),
     "mpeg4_mkv": lambda: remux(clip("mpeg4"), "matroska"),
@@ -202,6 +247,7 @@ _DERIVED = {
 BROKEN = {
     "h264_truncated": lambda: clip("h264_ts")[: len(clip("h264_ts")) * 2 // 3],
     "h264_mkv_truncated": lambda: clip("h264_mkv")[: len(clip("h264_mkv")) * 2 // 3],
+    "h264_times_damaged": lambda: times_damaged(clip("h264")),
     **{
         f"{name}_damaged_{n}": (lambda name=name, n=n: damaged(clip(name), at=0.2 + 0.17 * n, seed=n))
         for name in ("h264", "h264_open_gop", "hevc_open_gop", "h264_ts", "mpeg4", "vp9", "av1", "hevc_ts")

@@ -16,9 +16,11 @@ from vllm_omni_sched.errors import VideoInputError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
 from vllm_omni_sched.video.bitstream.bits import EndOfBits
 from vllm_omni_sched.video.facts import NO_TIME, PACKET, Order, SequenceReason, VideoIndex
-from vllm_omni_sched.video.index import flags, order_of, reorder_depth
+from vllm_omni_sched.video.index import flags, order_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from av.container import InputContainer
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
@@ -32,6 +34,7 @@ FORMATS = (
 """Containers that are read. Not among them: playlists and whatever else names other files, devices, pictures."""
 
 _HEAD_BYTES = 32  # more than what containers write before a packet
+_MOST_NEW_STREAMS = 64
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
 _STREAM = re.compile(r" *Stream #0:(\d+)")
 _ROTATION = re.compile(r" +(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees\s*")
@@ -80,7 +83,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
     context = stream.codec_context
     extradata = context.extradata or b""
     codec = context.codec.canonical_name
-    notes = []
+    notes: list[str] = []
     try:
         reader = reader_for(codec, extradata)
     except (EndOfBits, IndexError):
@@ -91,9 +94,8 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
-        for packet in container.demux(stream):
-            if packet.size:
-                found.add(packet)
+        for packet in _demuxed(container, stream, notes):
+            found.add(packet)
     except av.FFmpegError as error:  # what was read up to here is there
         notes.append(f"the file ends early ({_reason(error)})")
     except BaseException:
@@ -123,7 +125,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         duration_seconds=(container.duration or 0) / av.time_base,
         packets=packets,
         in_file=found.copy_fd is None,
-        reorder=max(context.reorder_depth, reorder_depth(packets)),
+        reorder=context.reorder_depth,
         order=order,
         why_sequence=why,
         notes=tuple(notes),
@@ -137,6 +139,17 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         start_seconds=float((stream.start_time or 0) * time_base),
     )
     return Indexed(index, found.copy_fd)
+
+
+def _demuxed(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.Packet[Any]]:
+    """The stream's packets. Where another stream begins amid the file PyAV gives up, and has to be asked again."""
+    for _ in range(_MOST_NEW_STREAMS):
+        try:
+            yield from (packet for packet in container.demux(stream) if packet.size)
+            return
+        except IndexError:  # of a packet whose stream was not there when demuxing began; none of ours is lost
+            continue
+    notes.append(f"more than {_MOST_NEW_STREAMS} streams begin amid the file; the video was read up to there")
 
 
 class _Packets:

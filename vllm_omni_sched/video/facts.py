@@ -38,7 +38,7 @@ class Order(str, Enum):
 class SequenceReason(str, Enum):
     """Why a video, or part of it, is decoded in sequence."""
 
-    NO_PTS = "no_pts"  # packets without a pts, or two with the same
+    NO_PTS = "no_pts"  # packets without a pts, two with the same, or pts that turn back
     NO_START = "no_start"  # no packet but the first where decoding may begin
     PACKETS_DIFFER = "packets_differ"  # parameters change within the stream, or packets hold several frames
     CODEC = "codec"  # a codec whose streams we do not know how to cut
@@ -73,7 +73,7 @@ class VideoIndex:
         duration_seconds: by the container, 0.0 when it does not say.
         packets: array of `PACKET`, shape (number of packets,).
         in_file: packets' bytes are the file's, at their offsets; else they were copied out of it.
-        reorder: frames that the decoder may hold back to put them into display order, at least.
+        reorder: frames that the decoder may hold back to put them into display order, by the container, at least.
         order: how frames are numbered, and why so.
         mean_fps: frames by time, as the container tells or probing has found; 0.0 when unknown. This is what OpenCV
             takes for the frame rate.

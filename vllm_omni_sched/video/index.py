@@ -57,6 +57,8 @@ def order_of(packets: npt.NDArray[np.void], *, known: bool, irregular: bool) -> 
     pts = packets["pts"]
     if (pts == NO_TIME).any() or len(np.unique(pts)) < len(pts):
         return Order.SEQUENCE, SequenceReason.NO_PTS
+    if _turns_back(packets):
+        return Order.SEQUENCE, SequenceReason.NO_PTS
     if irregular:
         return Order.SEQUENCE, SequenceReason.PACKETS_DIFFER
     starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
@@ -64,6 +66,21 @@ def order_of(packets: npt.NDArray[np.void], *, known: bool, irregular: bool) -> 
     if not len(starts) or (shown & (pts < pts[starts[0]])).any():
         return Order.SEQUENCE, SequenceReason.NO_START  # some frames may not come out: it is unknown how many
     return Order.PTS, SequenceReason.NO_START if len(starts) == 1 < len(pts) else None
+
+
+def _turns_back(packets: npt.NDArray[np.void]) -> bool:
+    """Whether frames come out of a decoder in another order than that of their pts.
+
+    Pts turn back at a start where another edit begins, or where times are damaged. That does no harm as long as what
+    is shown before it has a lower pts than all that is shown from there on.
+    """
+    pts, shown = packets["pts"], packets["flags"] & PacketFlag.HIDDEN == 0
+    starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
+    back = starts[pts[starts] < np.maximum.accumulate(pts)[starts]]  # never the first packet
+    limits = np.iinfo(np.int64)
+    before = np.maximum.accumulate(np.where(shown, pts, limits.min))
+    after = np.minimum.accumulate(np.where(shown, pts, limits.max)[::-1])[::-1]
+    return bool((before[back - 1] > after[back]).any())
 
 
 def reorder_depth(packets: npt.NDArray[np.void]) -> int:

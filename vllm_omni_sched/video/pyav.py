@@ -14,6 +14,7 @@ from vllm_omni_sched.errors import DecoderError
 from vllm_omni_sched.video.base import Decoder
 from vllm_omni_sched.video.convert import Converter
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, PieceResult
+from vllm_omni_sched.video.index import reorder_depth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,10 @@ _FORGETS_WHAT_IS_NOT_THERE = "mmco: unref short failure"
 _PALETTE, _NEW_EXTRADATA = 0, 1  # AV_PKT_DATA_PALETTE and so on
 
 
+class _Hidden:
+    """Marks a packet, and so its frame. One for each: PyAV forgets a mark when the first of its packets is gone."""
+
+
 class PyAvDecoder(Decoder):
     """Decodes on the CPU. Sets FFmpeg's log level while it decodes: what it logs is how it complains.
 
@@ -42,6 +47,7 @@ class PyAvDecoder(Decoder):
     def __init__(self, clock: Clock = monotonic_seconds) -> None:
         self._clock = clock
         self._index: VideoIndex | None = None
+        self._reorder = 0
         self._packets = memoryview(b"")
         self._slots: npt.NDArray[np.uint8] = np.empty((0, 0, 0, 3), np.uint8)
         self._converter: Converter | None = None
@@ -50,7 +56,8 @@ class PyAvDecoder(Decoder):
         """See `Decoder.open`."""
         self.close()
         self._index = index
-        self._context(1)  # does it exist?
+        self._reorder = max(index.reorder, reorder_depth(index.packets))
+        self._context(1, index.reorder)  # does it exist?
         self._packets = packets
         height, width = output_size(index)
         slots = frames.nbytes // (height * width * 3)
@@ -62,7 +69,9 @@ class PyAvDecoder(Decoder):
         if self._index is None or self._converter is None:
             raise DecoderError("decode: no video is open; call open first")
         run = _Run(self._index, piece, self._slots, self._converter, self._clock)
-        context = self._context(run.threads)
+        # A decoder that begins midway has not seen yet how many frames it must hold back. One that begins with the
+        # first packet holds back as many as any plain decoder, even where times are damaged.
+        context = self._context(run.threads, self._reorder if piece.feed[0] else self._index.reorder)
         began = self._clock()
         with _complaints(run.threads) as complaints:
             try:
@@ -88,11 +97,13 @@ class PyAvDecoder(Decoder):
 
     def _packet(self, number: int) -> av.Packet[Any]:
         assert self._index is not None
-        pts, dts, offset, nbytes, _ = self._index.packets[number].item()
+        pts, dts, offset, nbytes, flags = self._index.packets[number].item()
         packet = av.Packet(nbytes)  # with the room behind it that decoders read into
         packet.update(self._packets[offset : offset + nbytes])  # type: ignore[arg-type] # any buffer will do
         packet.pts = None if pts == NO_TIME else pts
         packet.dts = None if dts == NO_TIME else dts
+        if flags & PacketFlag.HIDDEN:  # by the packet: another edit may show a frame of the same pts
+            packet.opaque = _Hidden()
         changes = (_PALETTE, self._index.palettes), (_NEW_EXTRADATA, self._index.extradata_changes)
         for kind, contents in changes:
             for changed_at, content in contents:
@@ -102,7 +113,7 @@ class PyAvDecoder(Decoder):
                     packet.set_sidedata(data)
         return packet
 
-    def _context(self, threads: int) -> VideoCodecContext:
+    def _context(self, threads: int, reorder: int) -> VideoCodecContext:
         """A decoder in the state in which a container's would be before its first packet."""
         index = self._index
         assert index is not None
@@ -120,7 +131,8 @@ class PyAvDecoder(Decoder):
             context.pix_fmt = index.pixel_format
         if index.bits_per_sample:
             context.bits_per_coded_sample = index.bits_per_sample
-        context.reorder_depth = index.reorder
+        context.reorder_depth = reorder
+        context.copy_opaque = True  # from packets to their frames
         context.thread_count = threads
         context.thread_type = "AUTO"
         return context
@@ -133,8 +145,6 @@ class _Run:
         self, index: VideoIndex, piece: Piece, slots: npt.NDArray[np.uint8], converter: Converter, clock: Clock
     ) -> None:
         pts = index.packets["pts"]
-        hidden = index.packets["flags"] & PacketFlag.HIDDEN != 0
-        self._hidden = set(pts[hidden].tolist())
         # with an open GOP, frames shown before its start come after it, and cannot be decoded without those before
         self._from_pts = NO_TIME if piece.feed[0] == 0 else int(pts[piece.feed[0]])
         self._expected = "" if piece.feed[0] == 0 else _FORGETS_WHAT_IS_NOT_THERE
@@ -175,7 +185,7 @@ class _Run:
     def _keep(self, frame: av.VideoFrame) -> None:
         self.decoded += 1
         pts = frame.pts
-        if pts is not None and pts in self._hidden:
+        if isinstance(frame.opaque, _Hidden):
             return
         if self._order is Order.PTS:
             slot = self._wanted.pop(pts, None) if pts is not None else None

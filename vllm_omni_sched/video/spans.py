@@ -79,9 +79,9 @@ def cut(index: VideoIndex, numbers: Sequence[int]) -> Spans:
 
 def _starts_of(packets: npt.NDArray[np.void], pts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
+    highest = np.maximum.accumulate(packets["pts"])
+    starts = starts[packets["pts"][starts] == highest[starts]]  # one that is shown before a packet ahead of it is none
     at = packets["pts"][starts]
-    usable = at == np.maximum.accumulate(at)  # one that is shown before a start ahead of it is none
-    starts, at = starts[usable], at[usable]
     place = np.searchsorted(at, pts, side="right") - 1
     return np.where(place >= 0, starts[np.maximum(place, 0)], 0) if len(starts) else np.zeros(len(pts), np.int64)
 

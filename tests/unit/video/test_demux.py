@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 
 import av
 import numpy as np
@@ -213,3 +214,33 @@ def test_a_codec_tag_that_is_no_text() -> None:
     source = index_of(data)
     assert source.index.codec_tag == ""
     assert sorted(ours(source, [0, 5]).frames) == [0, 5]
+
+
+class NewStreams:
+    """A container in which other streams begin amid the file, as PyAV demuxes it: an error, then all goes on."""
+
+    def __init__(self, streams: int) -> None:
+        self.packets = [av.Packet(n + 1) for n in range(6)]
+        self._left, self._to_come = streams, iter(self.packets)
+
+    def demux(self, _: object) -> Iterator[av.Packet]:
+        for packet in self._to_come:
+            yield packet
+            if self._left:
+                self._left -= 1
+                raise IndexError("list index out of range")
+
+
+def test_streams_that_begin_amid_the_file_cost_no_packets() -> None:
+    notes: list[str] = []
+    container = NewStreams(4)
+    assert list(demux._demuxed(container, None, notes)) == container.packets
+    assert notes == []
+
+
+def test_too_many_streams_that_begin_amid_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demux, "_MOST_NEW_STREAMS", 3)
+    notes: list[str] = []
+    container = NewStreams(4)
+    assert list(demux._demuxed(container, None, notes)) == container.packets[:3]
+    assert "streams begin" in notes[0]

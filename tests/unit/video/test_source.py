@@ -72,7 +72,29 @@ def test_frames_before_the_first_start_do_not_count():
 
 
 def test_without_pts_the_header_is_believed():
-    assert source_of(index_of(90, hidden=20, order=Order.SEQUENCE)).total_frames == 90
+    assert source_of(index_of(90, order=Order.SEQUENCE)).total_frames == 90
+
+
+def test_hidden_frames_do_not_count_where_pts_are_no_numbers():
+    """As when two edits show the same frames."""
+    assert source_of(index_of(90, hidden=20, order=Order.SEQUENCE)).total_frames == 70
+
+
+@pytest.mark.parametrize("at", [30, 85])
+def test_a_hidden_start_behind_the_frames_that_are_shown(at):
+    """As before the last of several edits, or in a damaged file."""
+    index = index_of(90)
+    index.packets["flags"][[at, *range(at + 1, 90)]] |= PacketFlag.HIDDEN
+    index.packets["pts"][at:] -= 20 * 512
+    index.packets["pts"][89] = 10_000_000
+    index.packets["flags"][[at, 89]] |= PacketFlag.START
+    index.packets["pts"][at] = index.packets["pts"][at - 1] + 1
+    assert source_of(index).total_frames == at
+
+
+@pytest.mark.parametrize("facts", [{"fps": 1e-9, "time_base": (0, 1)}, {"fps": 0.0, "time_base": (1, 0)}])
+def test_without_any_rate_the_header_is_believed(facts):
+    assert source_of(index_of(90, hidden=20, **facts)).total_frames == 90
 
 
 def test_the_rate_is_the_mean():

@@ -67,27 +67,32 @@ def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
     It goes to a start before the target, takes that frame's number from its pts, and counts frames from there. The
     number is right where the rate is constant; vLLM believes what comes out, so we compute the same.
     """
-    if fps <= 0:
+    seconds = index.time_base[0] / index.time_base[1] if index.time_base[1] else 0.0
+    if fps < NOTHING or seconds <= 0:
         return None
-    starts = np.sort(index.packets["pts"][(index.packets["flags"] & PacketFlag.START) != 0])
+    packets = index.packets
+    is_start = packets["flags"] & PacketFlag.START != 0
+    is_shown = packets["flags"] & PacketFlag.HIDDEN == 0
     pts = shown_pts(index)
     if index.order is not Order.PTS:
-        if index.why_sequence is not SequenceReason.NO_START or not len(starts):
-            return None
-        pts = pts[pts >= starts[0]]  # what comes before cannot be decoded
+        if index.why_sequence is SequenceReason.NO_START and is_start.any():
+            pts = pts[pts >= packets["pts"][is_start].min()]  # what comes before cannot be decoded
+        else:
+            return None if is_shown.all() else len(pts)  # frames that several edits show may share a pts
     if not len(pts):
         return None
-    seconds = index.time_base[0] / index.time_base[1]
-    if len(index.packets) < index.header_frames and (pts[-1] - pts[0]) * seconds + 2 / fps < _stream_duration(index):
+    length = (int(pts[-1]) - int(pts[0])) * seconds
+    if len(packets) < index.header_frames and length + 2 / fps < _stream_duration(index):
         return None  # the file is cut off: the seek leads to where nothing is
 
+    starts = np.sort(packets["pts"][is_start & is_shown])
     back = SEEK_BACK
     while True:
         at = max(total - back, 0)
-        target = pts[0] + int(at / fps / seconds + 0.5)
+        target = int(pts[0]) + int(at / fps / seconds + 0.5)
         before = starts[starts <= target]
         first = int(np.searchsorted(pts, before[-1])) if len(before) else 0
-        number = int(fps * float(pts[first] - pts[0]) * seconds + 0.5)
+        number = int(fps * (int(pts[first]) - int(pts[0])) * seconds + 0.5)
         if number <= total - 1 or at == 0:
             break
         back = back * 3 // 2
