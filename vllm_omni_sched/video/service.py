@@ -142,6 +142,11 @@ class FlashCodec:
         return next((k for k in preferred if now - self._absent.get(k.name, -math.inf) > ABSENT_SECONDS), last)
 
     @property
+    def alive(self) -> bool:
+        """Whether it takes videos; once it does not, it never will."""
+        return self._dispatcher.alive
+
+    @property
     def used_bytes(self) -> int:
         """Of memory that decoded frames take now."""
         return self._frames.used_bytes
