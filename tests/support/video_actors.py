@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
+import sys
+import threading
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vllm_omni_sched.errors import DecoderError, VideoInputError
+from vllm_omni_sched.video import messages
 from vllm_omni_sched.video.base import Decoder
 from vllm_omni_sched.video.facts import PACKET, PacketFlag, Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.kinds import CPU, NO_DEVICE, Kind
@@ -48,10 +54,26 @@ def read_index(fd: int, limits: Limits) -> tuple[VideoIndex, None]:
     return VideoIndex("acting", said, WIDTH, HEIGHT, 0, "", (1, 10), 0, 10.0, 0.0, packets, True), None
 
 
+def say(message: bytes, *fds: int) -> None:
+    """Something to the owner that it has not asked for."""
+    number = next(int(one.partition("=")[2]) for one in sys.argv if one.startswith("--socket="))
+    with socket.socket(fileno=os.dup(number)) as end:
+        socket.send_fds(end, [b"\0" + message], fds)
+
+
 def act(what: str) -> None:
     """Do something that a decoder should not."""
     if what == "die":
         os._exit(7)
+    elif what == "odd_signal":
+        signal.pthread_kill(threading.get_ident(), 40)  # a real-time one, without a name
+    elif what == "nested":
+        say(b"\x84\xa4type\xa7Indexed\xa4task\x01\xa5index" + b"\x91" * 50_000 + b"\xc0\xa7seconds\xc0")
+    elif what == "ready_again":
+        say(msgspec.msgpack.encode(messages.Ready()), *[os.memfd_create("x") for _ in range(4)])
+    elif what == "done_with_files":
+        task = msgspec.msgpack.encode(messages.Done(1, PieceResult((), False, 0, 0.0, 0.0, 0)))
+        say(task, os.memfd_create("x"))
     elif what == "hang":
         time.sleep(3600)
     elif what == "wrong":

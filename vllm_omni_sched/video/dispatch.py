@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import threading
@@ -19,7 +20,10 @@ from vllm_omni_sched.video.process import Settings
 from vllm_omni_sched.video.share import PieceLeft, Share, VideoWork
 from vllm_omni_sched.video.team import Place, Team
 
+logger = logging.getLogger(__name__)
+
 CLOSED = "video decoding was closed"
+_BROKEN = "decoding this video went wrong, and the server's log says how"
 _LOOK_SECONDS = 1.0  # between looks at processes that do not become ready
 
 
@@ -69,7 +73,7 @@ class Dispatcher:
         self._load = (0, 0)
         self.team = Team(kinds, settings, self._watch, self._unwatch, observer.restarted)
         self._jobs: dict[int, Job] = {}
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[tuple[Callable[[], None], Job | None]] = deque()
         self._lock = threading.Lock()  # of the two below
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -101,12 +105,12 @@ class Dispatcher:
             self._jobs[job.key] = job
             job.left.update((task.number, task) for task in tasks)
 
-        self._post(add)
+        self._post(add, job)
 
     def finish(self, job: Job) -> None:
         """Have nothing more done of a job; processes that are still at it are ended, as they may hang."""
         try:
-            self._post(lambda: self._finish(job))
+            self._post(lambda: self._finish(job), job)
         except DecoderError:
             job.release()
 
@@ -135,14 +139,19 @@ class Dispatcher:
                 while job.fds:
                     os.close(job.fds.pop())
 
-    def _post(self, command: Callable[[], None]) -> None:
+    def _post(self, command: Callable[[], None], job: Job | None = None) -> None:
+        """Have the thread do it; ``job`` is over when it fails."""
         with self._lock:
             if self._closed:
                 raise DecoderError(CLOSED)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="omni-sched-video", daemon=True)
-                self._thread.start()
-            self._commands.append(command)
+                thread = threading.Thread(target=self._run, name="omni-sched-video", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise DecoderError(f"no video can be decoded: {error}") from None
+                self._thread = thread
+            self._commands.append((command, job))
             self._bell.ring()
 
     def _run(self) -> None:
@@ -154,9 +163,9 @@ class Dispatcher:
                     else:
                         self._bell.quiet()
                 while self._commands:
-                    self._commands.popleft()()
-                self._reclaim()
-                self._give_out()
+                    self._do(*self._commands.popleft())
+                self._do(self._reclaim)
+                self._do(self._give_out)
         finally:
             self._end()
 
@@ -164,10 +173,24 @@ class Dispatcher:
         with self._lock:
             self._closed = True
         while self._commands:
-            self._commands.popleft()()
+            self._do(*self._commands.popleft())
         for job in self._jobs.values():
-            job.events.put(Closed())
+            job.events.put(Closed(CLOSED))
         self.team.close()
+
+    def _do(self, what: Callable[[], None], job: Job | None = None) -> None:
+        """Whatever fails, the thread goes on: it is there for all videos."""
+        try:
+            what()
+        except Exception:
+            logger.exception("decoding of videos: something went wrong")
+            for one in [job] if job is not None else [one for one in self._jobs.values() if one.left]:
+                self._break(one)
+
+    def _break(self, job: Job) -> None:
+        """End a job of which nothing more can come."""
+        job.left.clear()
+        job.events.put(Closed(_BROKEN))
 
     def _start(self, kind: str) -> None:
         if problem := self.team.start(kind, self._clock()):
@@ -182,7 +205,15 @@ class Dispatcher:
         self._selector.unregister(place.process.fileno())
 
     def _hear(self, place: Place) -> None:
-        said = self.team.read(place) if place.process is not None else None
+        job = place.job
+        try:
+            said = self.team.read(place) if place.process is not None else None
+        except Exception:
+            logger.exception("a decoder process cannot be heard, and is ended")
+            self.team.drop(place)
+            if job is not None:
+                self._break(job)
+            return
         if said is not None:
             said[0].events.put(said[1])
 
@@ -204,12 +235,21 @@ class Dispatcher:
                 job = self._jobs[take.video]
                 task = job.left.pop(take.piece)
                 task.given = take.threads
-                lost = self.team.give(self.team.places[take.decoder], job, task, self._clock())
-                if lost is not None:
-                    job.events.put(lost)
+                self._give(self.team.places[take.decoder], job, task)
         if (load := (self.team.busy, self.team.running)) != self._load:
             self._load = load
             self._observer.busy(*load)
+
+    def _give(self, place: Place, job: Job, task: Task) -> None:
+        try:
+            lost = self.team.give(place, job, task, self._clock())
+        except Exception:
+            logger.exception("a decoder process cannot be given anything, and is ended")
+            self.team.drop(place)
+            self._break(job)
+            return
+        if lost is not None:
+            job.events.put(lost)
 
     def _left(self) -> list[VideoWork]:
         work = []

@@ -64,7 +64,9 @@ class Lost(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """Nothing comes any more."""
+    """Nothing comes any more, and why, for people."""
+
+    message: str
 
 
 @dataclass(eq=False)

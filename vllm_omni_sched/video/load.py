@@ -17,7 +17,7 @@ from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputE
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.answers import check_sound, error_of
 from vllm_omni_sched.video.base import Decoded, Report
-from vllm_omni_sched.video.dispatch import CLOSED, Dispatcher
+from vllm_omni_sched.video.dispatch import Dispatcher
 from vllm_omni_sched.video.facts import Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.frames import FrameMemory
 from vllm_omni_sched.video.input import Input
@@ -145,7 +145,7 @@ class Load:
             index = messages.index_in(answer.index)
             packets = file if index.in_file else fds[0]
             check_sound(index, os.fstat(packets).st_size)
-        except (AttributeError, IndexError, ValueError):
+        except Exception:  # noqa: BLE001 - it comes out of a process that has read hostile bytes
             raise VideoInputError("the video cannot be read: its index makes no sense") from None
         self.seconds["index"] += answer.seconds
         self.limits.check_index(index)
@@ -268,7 +268,7 @@ class Load:
                 "the video was not decoded in time; send a smaller one or raise option 'deadline_seconds'"
             ) from None
         if isinstance(event, Closed):
-            raise DecoderError(CLOSED)
+            raise DecoderError(event.message)
         return event
 
     def _left(self) -> float:

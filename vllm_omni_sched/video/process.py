@@ -97,9 +97,17 @@ class Process:
                 code = self._popen.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 return "does not end"
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+        return how_ended(code)
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, for people, by what `subprocess` says; not every signal has a name."""
+    if code >= 0:
         return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def environment() -> dict[str, str]:

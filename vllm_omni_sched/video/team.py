@@ -6,6 +6,7 @@ Used by one thread. It knows who is idle, who works on what, and which video a p
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,8 +99,8 @@ class Team:
                 if place.process is None:
                     try:
                         place.process = Process(place.kind, place.device, self._settings)
-                    except OSError as error:
-                        problem = str(error)
+                    except Exception as error:  # noqa: BLE001 - whatever it is, loads are to hear of it
+                        problem = str(error) or type(error).__name__
                         break
                     place.since = now
                     self._watch(place)
@@ -127,7 +128,9 @@ class Team:
         assert place.process is not None
         try:
             received = place.process.channel.receive()
-        except (EOFError, ValueError, OSError):
+        except Exception as error:  # noqa: BLE001 - who has been taken over may say anything
+            if not isinstance(error, EOFError):
+                logger.warning("a decoder process says what nobody can read: %s", type(error).__name__)
             return self._of_job(place)
         if received is None:
             return None
@@ -182,6 +185,17 @@ class Team:
             self._problems.setdefault(kind, f"the process {how} before it was ready")
         self._restarted(kind)
         return how
+
+    def drop(self, place: Place) -> None:
+        """End a process of which nothing can be told any more, not even how it ends."""
+        process = place.process
+        with contextlib.suppress(Exception):
+            self._unwatch(place)
+        place.process, place.ready, place.job, place.task, place.opened = None, False, None, None, None
+        if process is not None:
+            with contextlib.suppress(Exception):
+                process.end()
+        self._restarted(place.kind.name)
 
     def forget(self, job: Job) -> None:
         """A job has ended: what works on it is stopped, and who has its video open closes it."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -146,6 +147,39 @@ def test_a_piece_that_kills_decoders_is_missing(codec: FlashCodec) -> None:
     decoded = codec.load(actors.video(24, die=[9]), everything)
     check(decoded, [*range(8), *range(12, 24)])
     assert decoded.report.fallbacks.count(Fallback.DECODER_DIED.value) == 1
+
+
+@pytest.mark.parametrize("end", ["odd_signal", "nested"])
+def test_decoding_goes_on_whatever_a_process_says_or_dies_of(codec: FlashCodec, end: str) -> None:
+    decoded = codec.load(actors.video(24, **{end: [9]}), everything)
+    check(decoded, [*range(8), *range(12, 24)])
+    assert codec.alive
+    check(codec.load(actors.video(8), everything), list(range(8)))
+
+
+def test_what_fails_in_the_thread_ends_one_load(codec: FlashCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    team = codec._dispatcher.team
+    for name in ("read", "give", "forget"):
+        check(codec.load(actors.video(8), everything), list(range(8)))
+        with monkeypatch.context() as broken:
+            broken.setattr(team, name, mock.Mock(side_effect=RuntimeError("broken")))
+            if name == "forget":
+                codec.load(actors.video(8), everything)
+            else:
+                with pytest.raises(DecoderError, match="went wrong"):
+                    codec.load(actors.video(8), everything)
+        assert codec.alive
+    check(codec.load(actors.video(8), everything), list(range(8)))
+
+
+def test_a_thread_that_cannot_be_started_may_be_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with service(actors.kind(1)) as codec:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+            with pytest.raises(DecoderError, match="can't start new thread"):
+                codec.load(actors.video(8), everything)
+        check(codec.load(actors.video(8), everything), list(range(8)))
+    assert not codec.alive
 
 
 def test_a_piece_that_a_decoder_fails_at_is_missing(codec: FlashCodec) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import weakref
 from vllm_omni_sched.video import wire
 from vllm_omni_sched.video.live.messages import Settings, to_owner
 from vllm_omni_sched.video.live.starter import start_for_life
-from vllm_omni_sched.video.process import environment
+from vllm_omni_sched.video.process import environment, how_ended
 
 _END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in the kernel
 
@@ -62,7 +61,7 @@ class Process:
         code = self._popen.returncode
         if code is None:
             return "does not end"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return how_ended(code)
 
 
 def _end(popen: subprocess.Popen[bytes], control: socket.socket, data: socket.socket) -> None:
