@@ -64,13 +64,14 @@ class Dispatcher:
         clock: Clock,
         observer: Observer,
         bell: Bell,
-        reclaim: Callable[[], None],
+        reclaim: Callable[[], bool],
     ) -> None:
         self._share, self._clock, self._observer, self._reclaim = share, clock, observer, reclaim
         self._selector = selectors.DefaultSelector()
         self._bell = bell
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._load = (0, 0)
+        self._warm = False  # memory of frames stays that is to go later
         self.team = Team(kinds, settings, self._watch, self._unwatch, observer.restarted)
         self._jobs: dict[int, Job] = {}
         self._commands: deque[tuple[Callable[[], None], Job | None]] = deque()
@@ -157,14 +158,14 @@ class Dispatcher:
     def _run(self) -> None:
         try:
             while not self._closed:
-                for key, _ in self._selector.select(_LOOK_SECONDS if self._jobs else None):
+                for key, _ in self._selector.select(_LOOK_SECONDS if self._jobs or self._warm else None):
                     if isinstance(key.data, Place):
                         self._hear(key.data)
                     else:
                         self._bell.quiet()
                 while self._commands:
                     self._do(*self._commands.popleft())
-                self._do(self._reclaim)
+                self._do(self._take_back)
                 self._do(self._give_out)
         finally:
             self._end()
@@ -186,6 +187,9 @@ class Dispatcher:
             logger.exception("decoding of videos: something went wrong")
             for one in [job] if job is not None else [one for one in self._jobs.values() if one.left]:
                 self._break(one)
+
+    def _take_back(self) -> None:
+        self._warm = self._reclaim()
 
     def _break(self, job: Job) -> None:
         """End a job of which nothing more can come."""

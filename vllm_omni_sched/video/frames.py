@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
+import itertools
 import mmap
 import os
 import threading
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.errors import DecoderError, VideoDeadlineError
@@ -57,19 +60,34 @@ class FrameMemory:
     """Gives out room for frames.
 
     Room comes back without a lock (an array may go at any moment, in the middle of anything), and is taken up by
-    `reclaim`, or by whoever needs room next.
+    `reclaim`, or by whoever needs room next. Those who wait for room have it in their order; nobody passes the first,
+    or a large video would wait for ever.
+
+    Fresh memory is dear (page faults may take longer than decoding), so what was in use at once within the last seconds
+    stays: under load it is used again, and afterwards it goes.
 
     Args:
         max_bytes: given out at once.
-        keep_bytes: of what is free, how much keeps its memory.
+        keep_bytes: of what is free, how much keeps its memory for good.
         returned: called when room has come back; must not block.
+        keep_seconds: how long memory that was in use stays beyond that; up to twice as long.
+        clock: in seconds.
 
     Raises:
         OSError: there is no memory file.
     """
 
-    def __init__(self, max_bytes: int, keep_bytes: int, returned: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        keep_bytes: int,
+        returned: Callable[[], None],
+        keep_seconds: float = 0.0,
+        clock: Clock = monotonic_seconds,
+    ) -> None:
         self.max_bytes, self._keep, self._wake = max_bytes, keep_bytes, returned
+        self._clock = clock
+        self._use = _RecentUse(keep_seconds)
         nbytes = -(-max_bytes // _BLOCK) * _BLOCK * _SLACK
         fd = os.memfd_create("omni-sched-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -85,6 +103,8 @@ class FrameMemory:
         self._extents = Extents(_BLOCK, nbytes)
         self._back: deque[int] = deque()
         self._changed = threading.Condition()
+        self._waiting: list[tuple[tuple[float, ...], int]] = []  # a heap: order, number
+        self._numbers = itertools.count()
         self._kept: dict[int, int] = {}  # free extents that have memory: start -> bytes
         self._closed = False
 
@@ -98,42 +118,59 @@ class FrameMemory:
         """Given out."""
         return self._extents.used_bytes
 
-    def allocate(self, nbytes: int, wait: Callable[[], float]) -> Room:
+    def allocate(self, nbytes: int, wait: Callable[[], float], order: tuple[float, ...] = ()) -> Room:
         """Room for ``nbytes``, as soon as there is.
 
         Args:
             wait: seconds that are left to wait.
+            order: of those who wait; the least has room first, equals as they came.
 
         Raises:
             VideoDeadlineError: other videos need it all the time.
             DecoderError: closed.
         """
         with self._changed:
-            while True:
-                if self._closed:
-                    raise DecoderError("video decoding was closed")
-                self._take_back()
-                start = self._fits(nbytes)
-                if start is not None:
-                    break
-                left = wait()
-                if left <= 0:
-                    raise VideoDeadlineError(
-                        f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} are "
-                        "held by other videos; raise option 'max_output_bytes', or let go of their frames"
-                    )
-                self._changed.wait(left)
+            turn = (order, next(self._numbers))
+            heapq.heappush(self._waiting, turn)
+            try:
+                start = self._wait_for(nbytes, turn, wait)
+            finally:
+                self._waiting.remove(turn)
+                heapq.heapify(self._waiting)
+                self._changed.notify_all()  # somebody else is the first now
             self._kept_goes(start, self._extents.rounded(nbytes))
+            self._use.note(self._extents.used_bytes, self._clock())
             room = Room(self._memory, start, nbytes)
             weakref.finalize(room, _give_back, self._back, start, self._wake).atexit = False
             return room
 
-    def reclaim(self) -> None:
-        """Take up room that has come back, and tell those who wait for it."""
-        if self._back:
+    def _wait_for(self, nbytes: int, turn: tuple[tuple[float, ...], int], wait: Callable[[], float]) -> int:
+        while True:
+            if self._closed:
+                raise DecoderError("video decoding was closed")
+            self._take_back()
+            start = self._fits(nbytes) if self._waiting[0] == turn else None
+            if start is not None:
+                return start
+            left = wait()
+            if left <= 0:
+                raise VideoDeadlineError(
+                    f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} are "
+                    "held by other videos; raise option 'max_output_bytes', or let go of their frames"
+                )
+            self._changed.wait(left)
+
+    def reclaim(self) -> bool:
+        """Take up room that has come back, and tell those who wait for it; whether memory stays that is to go later."""
+        if self._back or self._warm:
             with self._changed:
                 self._take_back()
                 self._changed.notify_all()
+        return self._warm
+
+    @property
+    def _warm(self) -> bool:
+        return sum(self._kept.values()) > self._keep
 
     def close(self) -> None:
         """Nobody gets room any more; arrays that are there stay. May be called twice."""
@@ -161,7 +198,8 @@ class FrameMemory:
             start = self._back.popleft()
             nbytes = self._extents.free(start)
             self._kept[start] = nbytes
-        over = sum(self._kept.values()) - self._keep
+        used = self._extents.used_bytes
+        over = sum(self._kept.values()) - max(self._keep, self._use.peak(used, self._clock()) - used)
         while over > 0 and not self._closed:  # the highest first: room is given out from below
             start = max(self._kept)
             nbytes = self._kept.pop(start)
@@ -180,6 +218,25 @@ class FrameMemory:
                     self._kept[other] = start - other
                 if other + length > start + nbytes:
                     self._kept[start + nbytes] = other + length - start - nbytes
+
+
+class _RecentUse:
+    """The most bytes in use at once, of the last one to two periods."""
+
+    def __init__(self, period_seconds: float) -> None:
+        self._period = period_seconds
+        self._began = float("-inf")
+        self._now = self._before = 0
+
+    def note(self, used: int, now: float) -> None:
+        if now - self._began >= self._period:
+            self._before = self._now if now - self._began < 2 * self._period else 0
+            self._now, self._began = 0, now
+        self._now = max(self._now, used)
+
+    def peak(self, used: int, now: float) -> int:
+        self.note(used, now)
+        return max(self._now, self._before)
 
 
 def _give_back(back: deque[int], start: int, wake: Callable[[], None]) -> None:

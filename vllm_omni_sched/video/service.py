@@ -24,6 +24,7 @@ from vllm_omni_sched.video.share import Share
 
 _ALIVE = Lifetimes()
 ABSENT_SECONDS = 60.0
+_KEEP_SECONDS = 10.0  # memory of frames beyond `keep_bytes`
 READ_INDEX = "vllm_omni_sched.video.demux:read_index"
 
 
@@ -61,7 +62,9 @@ class FlashCodec:
         self._kinds = tuple(kinds) if kinds is not None else kinds_of(self.options)
         self._absent: dict[str, float] = {}  # kinds that could not be started, and when that was
         bell = Bell()
-        self._frames = FrameMemory(self.options.max_output_bytes, self.options.keep_bytes, bell.ring)
+        self._frames = FrameMemory(
+            self.options.max_output_bytes, self.options.keep_bytes, bell.ring, _KEEP_SECONDS, clock
+        )
         settings = Settings(
             self._frames.fd,
             self.options.worker_memory_bytes,

@@ -129,3 +129,59 @@ def test_nobody_can_cut_it_off(returned: Returned) -> None:
         with pytest.raises(PermissionError):
             os.ftruncate(memory.fd, nbytes)
     memory.close()
+
+
+def test_nobody_passes_the_first_who_waits(returned: Returned) -> None:
+    """Else a large video would wait as long as small ones come."""
+    memory = FrameMemory(8 * MIB, 0, returned)
+    held = [memory.allocate(6 * MIB, now)]
+    got: list[int] = []
+    asked = {8 * MIB: (0.0,), 2 * MIB: (1.0,)}  # the small one would fit now
+    waits = {nbytes: threading.Event() for nbytes in asked}
+
+    def take(nbytes: int) -> None:
+        def wait() -> float:
+            waits[nbytes].set()
+            return 60.0
+
+        room = memory.allocate(nbytes, wait, asked[nbytes])
+        got.append(room.nbytes)
+
+    threads = [threading.Thread(target=take, args=(nbytes,)) for nbytes in asked]
+    for thread, event in zip(threads, waits.values(), strict=True):
+        thread.start()
+        assert event.wait(30.0)
+    assert got == []
+    held.clear()
+    while any(thread.is_alive() for thread in threads):
+        memory.reclaim()
+        threads[0].join(0.01)
+    assert got == [8 * MIB, 2 * MIB]
+    memory.close()
+
+
+def test_the_first_gives_up_and_the_next_has_room(returned: Returned) -> None:
+    memory = FrameMemory(8 * MIB, 0, returned)
+    held = memory.allocate(4 * MIB, now)
+    with pytest.raises(VideoDeadlineError):
+        memory.allocate(8 * MIB, now)
+    assert memory.allocate(4 * MIB, now).nbytes == held.nbytes
+    memory.close()
+
+
+def test_memory_that_was_in_use_lately_stays_and_then_goes(returned: Returned) -> None:
+    clock = [100.0]
+    memory = FrameMemory(64 * MIB, 4 * MIB, returned, keep_seconds=10.0, clock=lambda: clock[0])
+    room = filled(memory.allocate(20 * MIB, now), 1)
+    del room
+    assert memory.reclaim()  # it is to be looked after again
+    assert resident(memory) == 20 * MIB
+    clock[0] += 9.0
+    small = filled(memory.allocate(2 * MIB, now), 1)
+    assert resident(memory) == 20 * MIB
+    clock[0] += 11.0
+    memory.reclaim()
+    clock[0] += 11.0
+    assert not memory.reclaim()  # for 20 seconds no more than 2 MiB were in use
+    assert (len(small), resident(memory)) == (2 * MIB, 6 * MIB)
+    memory.close()
