@@ -222,7 +222,13 @@ class Dispatcher:
             said[0].events.put(said[1])
 
     def _finish(self, job: Job) -> None:
-        self.team.forget(job)
+        try:
+            self.team.forget(job)
+        except Exception:
+            logger.exception("the processes that are at a video cannot be told that it is over, and are ended")
+            for place in self.team.places:
+                if job in (place.job, place.opened):
+                    self.team.drop(place)
         job.release()
         self._jobs.pop(job.key, None)
 
