@@ -134,6 +134,21 @@ class RefusingDecoder(ActingDecoder):
         raise DecoderError("cannot open this one")
 
 
+class OutOfMemoryDecoder(ActingDecoder):
+    """Opens nothing, and says it as torch does."""
+
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+class DyingDecoder(ActingDecoder):
+    """Dies of any piece."""
+
+    def decode(self, piece: Piece) -> PieceResult:
+        act("die")
+        raise AssertionError
+
+
 class AbsentDecoder(ActingDecoder):
     """Its library is not there."""
 

@@ -198,6 +198,8 @@ def test_a_piece_that_a_decoder_fails_at_is_missing(codec: FlashCodec) -> None:
         (actors.video(index="nonsense"), VideoInputError, "makes no sense"),
         (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
         (actors.video(greedy=[3]), VideoLimitError, "worker_memory_bytes"),
+        (actors.video(4, die=[1]), DecoderError, "none of the 4 frames.* exit code 7"),
+        (actors.video(4, wrong=[1]), DecoderError, "none of the 4 frames.*something is wrong"),
         (actors.video(refuse=[3]), DecoderError, "such a thing"),
         (actors.video(refuse_open=[3]), DecoderError, "cannot open"),
     ],
@@ -247,16 +249,21 @@ def test_no_room_for_frames() -> None:
 
 @pytest.mark.parametrize(
     ("decoder", "reason"),
-    [("RefusingDecoder", Fallback.DECODER_REFUSED), ("AbsentDecoder", Fallback.DECODER_ABSENT)],
+    [
+        ("RefusingDecoder", Fallback.DECODER_REFUSED),
+        ("OutOfMemoryDecoder", Fallback.DECODER_REFUSED),
+        ("DyingDecoder", Fallback.DECODER_DIED),
+        ("AbsentDecoder", Fallback.DECODER_ABSENT),
+    ],
 )
 def test_another_kind_takes_over(decoder: str, reason: Fallback) -> None:
     with service(actors.kind(2, "other", decoder), actors.kind(1)) as codec:
-        decoded = codec.load(actors.video(24), everything)
-        check(decoded, list(range(24)))
+        decoded = codec.load(actors.video(4), everything)
+        check(decoded, list(range(4)))
         assert set(decoded.report.fallbacks) == {reason.value}
-        again = codec.load(actors.video(24), everything)  # it may decode another video, but not what cannot be started
-        check(again, list(range(24)))
-        assert set(again.report.fallbacks) == ({reason.value} if reason is Fallback.DECODER_REFUSED else set())
+        again = codec.load(actors.video(4), everything)  # it may decode another video, but not what cannot be started
+        check(again, list(range(4)))
+        assert set(again.report.fallbacks) == (set() if reason is Fallback.DECODER_ABSENT else {reason.value})
 
 
 def test_no_decoder_can_be_started() -> None:
