@@ -149,7 +149,7 @@ def test_a_piece_that_kills_decoders_is_missing(codec: FlashCodec) -> None:
     assert decoded.report.fallbacks.count(Fallback.DECODER_DIED.value) == 1
 
 
-@pytest.mark.parametrize("end", ["odd_signal", "nested"])
+@pytest.mark.parametrize("end", ["odd_signal", "nested", "ready_again"])
 def test_decoding_goes_on_whatever_a_process_says_or_dies_of(codec: FlashCodec, end: str) -> None:
     decoded = codec.load(actors.video(24, **{end: [9]}), everything)
     check(decoded, [*range(8), *range(12, 24)])
