@@ -193,7 +193,7 @@ def test_a_piece_that_a_decoder_fails_at_is_missing(codec: FlashCodec) -> None:
     [
         (b"no video", VideoInputError, "no video that can be read"),
         (b"", VideoInputError, "no video that can be read"),
-        (actors.video(index="wrong"), VideoInputError, "something is wrong"),
+        (actors.video(index="wrong"), DecoderError, "something is wrong"),
         (actors.video(index="die"), VideoInputError, "twice"),
         (actors.video(index="nonsense"), VideoInputError, "makes no sense"),
         (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
@@ -298,7 +298,7 @@ def test_many_at_once_among_them_bad_ones(codec: FlashCodec) -> None:
             if n % 4:
                 check(load.result(timeout=30), list(range(20)))
             else:
-                assert isinstance(load.exception(timeout=30), VideoInputError)
+                assert isinstance(load.exception(timeout=30), DecoderError)
 
 
 def resources() -> tuple[int, int]:
