@@ -71,9 +71,6 @@ def act(what: str) -> None:
         say(b"\x84\xa4type\xa7Indexed\xa4task\x01\xa5index" + b"\x91" * 50_000 + b"\xc0\xa7seconds\xc0")
     elif what == "ready_again":
         say(msgspec.msgpack.encode(messages.Ready()), *[os.memfd_create("x") for _ in range(4)])
-    elif what == "done_with_files":
-        task = msgspec.msgpack.encode(messages.Done(1, PieceResult((), False, 0, 0.0, 0.0, 0)))
-        say(task, os.memfd_create("x"))
     elif what == "hang":
         time.sleep(3600)
     elif what == "wrong":
@@ -132,6 +129,21 @@ class RefusingDecoder(ActingDecoder):
 
     def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
         raise DecoderError("cannot open this one")
+
+
+class OutOfMemoryDecoder(ActingDecoder):
+    """Opens nothing, and says it as torch does."""
+
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+class DyingDecoder(ActingDecoder):
+    """Dies of any piece."""
+
+    def decode(self, piece: Piece) -> PieceResult:
+        act("die")
+        raise AssertionError
 
 
 class AbsentDecoder(ActingDecoder):

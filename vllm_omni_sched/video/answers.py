@@ -20,7 +20,7 @@ def error_of(failed: Failed) -> VideoError:
         )
     if failed.failure is Failure.DECODER:
         return DecoderError(failed.message)
-    return VideoInputError(f"the video cannot be read: {failed.message}")
+    return DecoderError(f"the decoder itself went wrong, which need not be the video's fault: {failed.message}")
 
 
 def check_sound(index: VideoIndex, nbytes: int) -> None:

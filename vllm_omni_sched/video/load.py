@@ -36,7 +36,7 @@ class Fallback(str, Enum):
 
     DECODER_ABSENT = "decoder_absent"  # decoders of the kind that was to do it cannot be started
     DECODER_REFUSED = "decoder_refused"  # they cannot decode this video
-    DECODER_DIED = "decoder_died"  # processes ended at a piece, twice; its frames are missing
+    DECODER_DIED = "decoder_died"  # processes ended at a piece, twice; on a CPU, its frames are missing
     DECODER_FAILED = "decoder_failed"  # a decoder raised what it should not; the frames of a piece are missing
     MISSING = "missing"  # a frame that was wanted is not there
     RECOVERED = "recovered"  # a frame after it stands in for one that is missing
@@ -81,6 +81,7 @@ class Load:
     decoded: int = 0
     copied: int = 0
     input: Input | None = None
+    problem: str = ""  # what decoders failed at last, where it need not be the video's fault
 
     def run(self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool) -> Decoded:
         """All of it; see `FlashCodec.load`."""
@@ -99,9 +100,10 @@ class Load:
             found = [slot for slot in found if slot in there]
             self.fallbacks += [Fallback.MISSING.value] * (len(wanted) - len(found))
             if not found:
-                raise VideoInputError(
-                    f"none of the {len(wanted)} frames that were wanted could be decoded: the video is damaged"
-                )
+                none = f"none of the {len(wanted)} frames that were wanted could be decoded"
+                if self.problem:
+                    raise DecoderError(f"{none}: {self.problem}")
+                raise VideoInputError(f"{none}: the video is damaged")
         began = self.clock()
         frames = np.empty(shape, np.uint8) if self.job.room is None else self.job.room.array().reshape(shape)
         for place, slot in enumerate(found):
@@ -220,18 +222,20 @@ class Load:
         """See to a piece that came to nothing; what is to be waited for in its place."""
         failure = event.failure if isinstance(event, Lost) else getattr(event.message, "failure", Failure.INTERNAL)
         task = event.task
-        if failure is None:
-            self.fallbacks.append(Fallback.DECODER_DIED.value)
-            return {}
         if task.kind != CPU:
-            absent = failure is Failure.START
-            self.fallbacks.append((Fallback.DECODER_ABSENT if absent else Fallback.DECODER_REFUSED).value)
+            reasons = {None: Fallback.DECODER_DIED, Failure.START: Fallback.DECODER_ABSENT}
+            self.fallbacks.append(reasons.get(failure, Fallback.DECODER_REFUSED).value)
             self.kind = CPU
             return self._add([piece], CPU)
+        if failure is None:
+            self.fallbacks.append(Fallback.DECODER_DIED.value)
+            self.problem = f"{event.message} over it, twice"
+            return {}
         if failure is Failure.MEMORY and task.given > 1:
             return self._add([replace(piece, threads=1)], CPU)
         if failure is Failure.INTERNAL:
             self.fallbacks.append(Fallback.DECODER_FAILED.value)
+            self.problem = getattr(event.message, "message", "a decoder gave the answer to another question")
             return {}
         raise DecoderError(event.message) if isinstance(event, Lost) else error_of(event.message)
 

@@ -22,7 +22,7 @@ class VideoOptions(BaseModel):
     )
     nice: int = Field(0, ge=0, le=19, description="Niceness of decoder processes, added to that of the server.")
     worker_memory_bytes: int = Field(
-        4 * GIB, ge=64 * MIB, description="Private memory of one decoder process; a video that needs more is refused."
+        4 * GIB, ge=128 * MIB, description="Private memory of one decoder process; a video that needs more is refused."
     )
     deadline_seconds: float = Field(
         60.0, gt=0.0, le=86_400.0, description="A video that is not decoded within it is given up, with an error."

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import TYPE_CHECKING, Any
 
 import av
+import av.subtitles.stream  # PyAV loads it with the first file, when a decoder process may have too little memory
 import numpy as np
 from av.packet import PacketSideData
 
@@ -29,6 +31,8 @@ _SILENT_WITH_THREADS = {"mpeg4", "vp8"}
 
 _FORGETS_WHAT_IS_NOT_THERE = "mmco: unref short failure"
 """H.264, behind the start of an open GOP: a reference from before it is not needed any longer. It changes nothing."""
+
+_FRAME_BYTES = 8  # of a pixel, at most, with what codecs keep beside it
 
 _PALETTE, _NEW_EXTRADATA = 0, 1  # AV_PKT_DATA_PALETTE and so on
 
@@ -175,9 +179,14 @@ class _Run:
         frames: list[av.VideoFrame] = []
         try:
             frames = context.decode(packet)
-        except av.FFmpegError:
-            self.damaged |= matters
-        self.damaged |= matters and any(message.strip() != self._expected for _, _, message in complaints)
+            failed = False
+        except av.FFmpegError as error:
+            _check_memory(error)
+            failed = True
+        failed |= any(message.strip() != self._expected for _, _, message in complaints)
+        if failed:
+            _check_room(context.width * context.height)
+        self.damaged |= matters and failed
         complaints.clear()
         for frame in frames:
             self._keep(frame)
@@ -197,7 +206,8 @@ class _Run:
         began = self._clock()
         try:
             self.bytes_written += self._converter.convert(frame, self._slots[slot])
-        except av.FFmpegError:  # this frame is missing, and no other
+        except av.FFmpegError as error:  # this frame is missing, and no other
+            _check_memory(error)
             self.damaged = True
         else:
             self.damaged |= frame.is_corrupt
@@ -208,6 +218,25 @@ class _Run:
 def output_size(index: VideoIndex) -> tuple[int, int]:
     """Height and width of frames as they are put out, in pixels."""
     return (index.width, index.height) if index.rotation in (90, 270) else (index.height, index.width)
+
+
+def _check_memory(error: av.FFmpegError) -> None:
+    """A shortage of memory is no damage of the video.
+
+    Raises:
+        MemoryError: there was too little.
+    """
+    if error.errno == errno.ENOMEM:
+        raise MemoryError from None
+
+
+def _check_room(pixels: int) -> None:
+    """Where a codec complains for want of memory, it often calls that damage: H.264 says "no frame!".
+
+    Raises:
+        MemoryError: there is too little for one more frame.
+    """
+    np.empty(_FRAME_BYTES * pixels, np.uint8)  # of which nothing is touched
 
 
 @contextlib.contextmanager

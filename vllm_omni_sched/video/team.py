@@ -135,7 +135,11 @@ class Team:
         if received is None:
             return None
         message, fds = received
-        if isinstance(message, messages.Ready):
+        ready = isinstance(message, messages.Ready)
+        if len(fds) > isinstance(message, messages.Indexed) or (ready and place.ready):
+            wire.close_all(fds)
+            return self._of_job(place)  # only an index has a descriptor, and nobody is ready twice
+        if ready:
             place.ready = True
             self._failed_starts.pop(place.kind.name, None)
             if message.missing and not self.missing:
@@ -145,10 +149,10 @@ class Team:
         if isinstance(message, messages.Failed) and message.failure is Failure.START:
             self._problems[place.kind.name] = message.message
             return self._of_job(place)
-        if place.task is None or place.job is None or message.task != place.task.number:
+        job, task = place.job, place.task
+        if task is None or job is None or not _answers(message, task):
             wire.close_all(fds)
             return self._of_job(place)  # it says what it was not asked
-        job, task = place.job, place.task
         place.job = place.task = None
         return job, Answer(task, message, fds)
 
@@ -216,3 +220,9 @@ class Team:
                 self._unwatch(place)
                 place.process.end()
                 place.process, place.ready = None, False
+
+
+def _answers(message: messages.Indexed | messages.Done | messages.Failed, task: Task) -> bool:
+    """Whether it is an answer to this task."""
+    right = messages.Done if task.needs_open else messages.Indexed
+    return message.task == task.number and isinstance(message, (right, messages.Failed))

@@ -48,7 +48,7 @@ class Worker:
         self._channel, self._decoder, self._read_index, self._frames = channel, decoder, read_index, frames
         self._packets: mmap.mmap | None = None
         self._slots, self._slot_bytes = 0, 0  # where those of the open video begin, and how large they are
-        self._unopened = ""  # why the video that was to be opened is not
+        self._unopened: tuple[Failure, str] | None = None  # why the video that was to be opened is not
 
     def serve(self) -> None:
         """Until the owner is gone."""
@@ -98,7 +98,7 @@ class Worker:
             out.append(packets)
         return messages.Indexed(message.task, msgspec.Raw(messages.index_out(index)), monotonic_seconds() - began)
 
-    def _open(self, message: messages.Open, fds: Sequence[int]) -> str:
+    def _open(self, message: messages.Open, fds: Sequence[int]) -> tuple[Failure, str] | None:
         self._close()
         packets, index = fds
         try:
@@ -108,13 +108,17 @@ class Worker:
             self._slots, self._slot_bytes = message.start, known.width * known.height * 3
             frames = memoryview(self._frames)[message.start : message.start + message.nbytes]
             self._decoder.open(known, memoryview(self._packets), frames)
-        except (DecoderError, MemoryError, OSError, ValueError) as error:
-            return str(error) or type(error).__name__
-        return ""
+        except MemoryError:
+            return Failure.MEMORY, ""
+        except DecoderError as error:
+            return Failure.DECODER, str(error)
+        except Exception as error:  # noqa: BLE001 - torch's are RuntimeErrors; another kind may open it
+            return Failure.DECODER, f"{type(error).__name__}: {error}"
+        return None
 
-    def _decode(self, message: messages.Decode) -> messages.Done:
-        if self._unopened:
-            raise DecoderError(self._unopened)
+    def _decode(self, message: messages.Decode) -> messages.Done | messages.Failed:
+        if self._unopened is not None:
+            return messages.Failed(message.task, *self._unopened)
         piece = messages.piece_in(message.piece)
         began = monotonic_seconds()
         self._touch([one.slot for one in piece.wanted])

@@ -124,6 +124,15 @@ def test_limits(option: str, allowed: float) -> None:
         codec.load(clips.clip("h264"), all_of)
 
 
+def test_too_little_memory_is_not_taken_for_damage() -> None:
+    fits = clips.encode(frames=4)
+    large = clips.encode(frames=2, size=(5120, 2880), options={"preset": "ultrafast"})
+    with FlashCodec(VideoOptions(decoders=1, worker_memory_bytes=128 << 20)) as codec:
+        assert codec.load(fits, all_of).indices == [0, 1, 2, 3]  # the least that may be chosen is enough for something
+        with pytest.raises(VideoLimitError, match="worker_memory_bytes"):
+            codec.load(large, all_of)
+
+
 def test_importing_it_loads_neither_av_nor_torch_nor_vllm() -> None:
     """Decoding happens elsewhere; and a decoder is small."""
     ask = (

@@ -149,7 +149,7 @@ def test_a_piece_that_kills_decoders_is_missing(codec: FlashCodec) -> None:
     assert decoded.report.fallbacks.count(Fallback.DECODER_DIED.value) == 1
 
 
-@pytest.mark.parametrize("end", ["odd_signal", "nested"])
+@pytest.mark.parametrize("end", ["odd_signal", "nested", "ready_again"])
 def test_decoding_goes_on_whatever_a_process_says_or_dies_of(codec: FlashCodec, end: str) -> None:
     decoded = codec.load(actors.video(24, **{end: [9]}), everything)
     check(decoded, [*range(8), *range(12, 24)])
@@ -193,11 +193,13 @@ def test_a_piece_that_a_decoder_fails_at_is_missing(codec: FlashCodec) -> None:
     [
         (b"no video", VideoInputError, "no video that can be read"),
         (b"", VideoInputError, "no video that can be read"),
-        (actors.video(index="wrong"), VideoInputError, "something is wrong"),
+        (actors.video(index="wrong"), DecoderError, "something is wrong"),
         (actors.video(index="die"), VideoInputError, "twice"),
         (actors.video(index="nonsense"), VideoInputError, "makes no sense"),
         (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
         (actors.video(greedy=[3]), VideoLimitError, "worker_memory_bytes"),
+        (actors.video(4, die=[1]), DecoderError, "none of the 4 frames.* exit code 7"),
+        (actors.video(4, wrong=[1]), DecoderError, "none of the 4 frames.*something is wrong"),
         (actors.video(refuse=[3]), DecoderError, "such a thing"),
         (actors.video(refuse_open=[3]), DecoderError, "cannot open"),
     ],
@@ -247,16 +249,21 @@ def test_no_room_for_frames() -> None:
 
 @pytest.mark.parametrize(
     ("decoder", "reason"),
-    [("RefusingDecoder", Fallback.DECODER_REFUSED), ("AbsentDecoder", Fallback.DECODER_ABSENT)],
+    [
+        ("RefusingDecoder", Fallback.DECODER_REFUSED),
+        ("OutOfMemoryDecoder", Fallback.DECODER_REFUSED),
+        ("DyingDecoder", Fallback.DECODER_DIED),
+        ("AbsentDecoder", Fallback.DECODER_ABSENT),
+    ],
 )
 def test_another_kind_takes_over(decoder: str, reason: Fallback) -> None:
     with service(actors.kind(2, "other", decoder), actors.kind(1)) as codec:
-        decoded = codec.load(actors.video(24), everything)
-        check(decoded, list(range(24)))
+        decoded = codec.load(actors.video(4), everything)
+        check(decoded, list(range(4)))
         assert set(decoded.report.fallbacks) == {reason.value}
-        again = codec.load(actors.video(24), everything)  # it may decode another video, but not what cannot be started
-        check(again, list(range(24)))
-        assert set(again.report.fallbacks) == ({reason.value} if reason is Fallback.DECODER_REFUSED else set())
+        again = codec.load(actors.video(4), everything)  # it may decode another video, but not what cannot be started
+        check(again, list(range(4)))
+        assert set(again.report.fallbacks) == (set() if reason is Fallback.DECODER_ABSENT else {reason.value})
 
 
 def test_no_decoder_can_be_started() -> None:
@@ -291,7 +298,7 @@ def test_many_at_once_among_them_bad_ones(codec: FlashCodec) -> None:
             if n % 4:
                 check(load.result(timeout=30), list(range(20)))
             else:
-                assert isinstance(load.exception(timeout=30), VideoInputError)
+                assert isinstance(load.exception(timeout=30), DecoderError)
 
 
 def resources() -> tuple[int, int]:

@@ -27,7 +27,7 @@ def test_defaults_can_be_used() -> None:
         ("decoders", True),
         ("nvdec_engines", 0),
         ("deadline_seconds", 0),
-        ("worker_memory_bytes", 1),
+        ("worker_memory_bytes", (128 << 20) - 1),
         ("nvdec", "perhaps"),
         ("max_pixel", 5),
     ],
