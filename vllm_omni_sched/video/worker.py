@@ -21,7 +21,7 @@ import msgspec
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import DecoderError, VideoInputError, VideoLimitError
-from vllm_omni_sched.video import messages, sandbox, wire
+from vllm_omni_sched.video import heap, messages, sandbox, wire
 from vllm_omni_sched.video.messages import Failure
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Worker:
             return
         if isinstance(message, messages.Close):
             self._close()
+            heap.give_back()
             return
         out: list[int] = []
         try:
@@ -158,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     channel = wire.Channel(socket.socket(fileno=given.socket), messages.to_worker)
     try:
         os.nice(given.nice)
+        heap.keep()
         frames = mmap.mmap(given.frames, 0)
         os.close(given.frames)
         if _HUGE_PAGES is not None:
