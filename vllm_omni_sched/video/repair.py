@@ -39,9 +39,9 @@ def repair(
 
     A decoder that meets damage goes on with what it has decoded before, and that differs between one that began in
     the middle and one that began with the first packet; likewise with what was left out, and with the number of
-    threads. What is damaged is to come out as a plain decoder would give it, so it is done as that does it: from the first
-    packet, with nothing left out, by one thread. All damaged pieces together, so that the first packets are decoded
-    once. What is damaged or missing after that is so for everyone: there is no second repair.
+    threads. What is damaged is to come out as a plain decoder would give it, so it is done as that does it: from the
+    first packet, with nothing left out, by one thread. All damaged pieces together, so that the first packets are
+    decoded once. What is damaged or missing after that is so for everyone: there is no second repair.
 
     Damage in packets that nobody wants and nobody needs is not seen, as they are not decoded. A plain decoder may
     carry it into frames beside or behind them; here these come out as if those packets were sound.
