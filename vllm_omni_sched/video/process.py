@@ -74,6 +74,11 @@ class Process:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._popen.poll() is None
+
     def fileno(self) -> int:
         """Readable when it has said something, or has ended."""
         return self.channel.fileno()

@@ -112,6 +112,10 @@ class Team:
     def give(self, place: Place, job: Job, task: Task, now: float) -> Lost | None:
         """Let an idle decoder do a task; what has become of it when its process has ended meanwhile."""
         assert place.process is not None
+        if not place.process.alive:  # ended while it was idle: the task has no part in it
+            self.stop(place)
+            job.left[task.number] = task
+            return None
         place.job, place.task, task.started = job, task, now
         try:
             if task.needs_open and place.opened is not job:

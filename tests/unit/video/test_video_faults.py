@@ -301,6 +301,13 @@ def test_many_at_once_among_them_bad_ones(codec: FlashCodec) -> None:
                 assert isinstance(load.exception(timeout=30), DecoderError)
 
 
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def resources() -> tuple[int, int]:
     """Descriptors of this process, and its children."""
     children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
@@ -345,5 +352,6 @@ def test_a_killed_decoder_is_replaced() -> None:
         pids = [place.process.pid for place in codec._dispatcher.team.places if place.process]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        until(lambda: all(ended(pid) for pid in pids))
         check(codec.load(actors.video(24), everything), list(range(24)))
     assert seen.restarts == len(pids) == 2
