@@ -1,4 +1,5 @@
-"""Which files a decoder process may read, by the kernel's Landlock (Linux 5.13)."""
+"""Which files a decoder process may read, and that it signals nobody else, by the kernel's Landlock (Linux 5.13; signals
+since 6.12)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same numbers on all machines
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _READ_FILE, _READ_DIR = 1, 4, 8
 _KNOWN_RIGHTS = (1 << 13) - 1  # of the first version: files and directories
+_SCOPES, _SCOPED_SINCE = 1 | 2, 6  # abstract sockets, signals: to this process's own only
 
 
 def version() -> int:
@@ -20,14 +22,16 @@ def version() -> int:
 
 
 def read_only(paths: Iterable[str]) -> None:
-    """From now on this thread, and those it starts, may only read beneath ``paths``. Paths that are not there are
-    left out.
+    """From now on this thread, and those it starts, may only read beneath ``paths``, and signal each other. Paths that
+    are not there are left out.
 
     Raises:
         OSError: the kernel refuses.
     """
     libc = _libc()
     handled = struct.pack("=Q", _KNOWN_RIGHTS)
+    if version() >= _SCOPED_SINCE:
+        handled = struct.pack("=QQQ", _KNOWN_RIGHTS, 0, _SCOPES)
     rules = _checked(libc.syscall(_CREATE, handled, len(handled), 0))
     try:
         for path in paths:

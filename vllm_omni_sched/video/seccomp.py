@@ -110,6 +110,9 @@ _REFUSED = {
 # the C library knows what to do without them, and the others' flags lie where a filter cannot look
 _ABSENT = {"clone3": (435, 435), "openat2": (437, 437)}
 _OPENS = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # and which argument has the flags
+# a file that signals whom it is told to, as this user may: by fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX, and by ioctl's
+# FIOSETOWN, SIOCSPGRP; and ioctl's TIOCSTI, TIOCLINUX, which type into a terminal
+_COMMANDS = {"fcntl": (72, 25, (8, 10, 15)), "ioctl": (16, 29, (0x8901, 0x8902, 0x5412, 0x541C))}
 _CLONE, _TGKILL, _PRLIMIT = (56, 220), (234, 131), (302, 261)
 
 
@@ -166,6 +169,10 @@ def program(profile: Profile, machine: str, pid: int) -> list[tuple[int, int, in
             code.append((_EQ, 0, len(body) + 1, number_of))
             code.extend([*body, (_RETURN, 0, 0, _ALLOW)])
 
+    for x86, arm, commands in _COMMANDS.values():
+        *others, last = commands
+        found = [(_EQ, len(others) - at, 0, one) for at, one in enumerate(others)]
+        judge((x86, arm)[column], 1, *found, (_EQ, 0, 1, last))
     judge(_CLONE[column], 0, (_AND_SET, 1, 0, _CLONE_THREAD))
     judge(_TGKILL[column], 0, (_EQ, 1, 0, pid))
     # limits may be asked for; new ones are where the pointer, in two words, is not null
