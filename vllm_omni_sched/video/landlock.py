@@ -1,5 +1,4 @@
-"""Which files a decoder process may read, and that it signals nobody else, by the kernel's Landlock (Linux 5.13; signals
-since 6.12)."""
+"""What a decoder process may read (Linux 5.13), and signal (6.12), by the kernel's Landlock."""
 
 from __future__ import annotations
 

@@ -17,16 +17,20 @@ from vllm_omni_sched.video.sandbox import Part, Profile
 from vllm_omni_sched.video.service import FlashCodec
 
 ATTEMPTS = """
-import fcntl, json, os, resource, socket, struct, sys, threading
+import ctypes, fcntl, json, os, resource, socket, struct, sys, threading
 from pathlib import Path
 from vllm_omni_sched.video import sandbox
 secret, there = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
 pair, file = socket.socketpair(), os.memfd_create("file")
 said = {"missing": [part.value for part in sandbox.enter(sandbox.Profile.CPU, memory_bytes=1 << 28, file_bytes=1000)]}
 def thread():
     one = threading.Thread(target=int)
     one.start()
     one.join()
+def called(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
 attempts = {
     "socket": lambda: socket.socket(),
     "unix": lambda: socket.socket(socket.AF_UNIX),
@@ -41,6 +45,13 @@ attempts = {
     "owner by ioctl": lambda: fcntl.ioctl(pair[0], 0x8901, struct.pack("=i", os.getppid())),  # FIOSETOWN
     "group by ioctl": lambda: fcntl.ioctl(pair[0], 0x8902, struct.pack("=i", os.getppid())),  # SIOCSPGRP
     "not to block": lambda: pair[0].setblocking(False),
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19),
+    "processors": lambda: os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0)),
+    "own processors": lambda: os.sched_getaffinity(0),
+    "times": lambda: os.utime(secret, (0, 0)),
+    "attribute": lambda: os.removexattr(secret, "user.none"),
+    "mode": lambda: called(452, -100, secret.encode(), 0o777, 0),  # fchmodat2
+    "tree": lambda: called(428, -100, b"/", 0),  # open_tree
     "write": lambda: open(there + "/new", "w"),
     "append": lambda: open(secret, "a"),
     "delete": lambda: os.unlink(secret),
@@ -89,13 +100,16 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
     assert said == {
         **dict.fromkeys(("socket", "unix", "connect", "exec", "fork", "spawn", "signal"), denied),
         **dict.fromkeys(("owner", "owner's signal", "owner of a kind", "owner by ioctl", "group by ioctl"), denied),
+        **dict.fromkeys(("priority", "processors", "times", "attribute", "mode", "tree"), denied),
         **dict.fromkeys(("write", "append", "delete", "rename"), denied),
         "raise limits": "ValueError",
         "read": "done" if Part.LANDLOCK in missing else denied,
         "memory": "MemoryError",
         "large file": "OSError",
         "files": "OSError",
-        **dict.fromkeys(("limits", "code", "import", "thread", "memory file", "not to block"), "done"),
+        **dict.fromkeys(
+            ("limits", "code", "import", "thread", "memory file", "not to block", "own processors"), "done"
+        ),
     }
     assert secret.read_text() == "text"
 
@@ -161,6 +175,12 @@ WRONLY = os.O_WRONLY | os.O_CREAT
         (X86, CPU, (59,), "EPERM"),  # execve
         (ARM, DEVICE, (221,), "EPERM"),
         (X86, CPU, (435,), "ENOSYS"),  # clone3
+        (X86, CPU, (29,), "EPERM"),  # shmget
+        (ARM, CPU, (186,), "EPERM"),  # msgget
+        (X86, DEVICE, (240,), "EPERM"),  # mq_open
+        (ARM, DEVICE, (119,), "EPERM"),  # sched_setscheduler
+        (ARM, CPU, (235,), "allowed"),  # mbind; utimes on the other machine
+        (X86, DEVICE, (203,), "allowed"),  # sched_setaffinity
         (X86, CPU, (56, 0x3D0F00), "allowed"),  # clone, a thread
         (X86, CPU, (56, 17), "EPERM"),  # clone, a process
         (ARM, CPU, (220, 17), "EPERM"),
