@@ -1,4 +1,4 @@
-"""Which files a decoder process may read, by the kernel's Landlock (Linux 5.13)."""
+"""What a decoder process may read (Linux 5.13), and signal (6.12), by the kernel's Landlock."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same numbers on all machines
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _READ_FILE, _READ_DIR = 1, 4, 8
 _KNOWN_RIGHTS = (1 << 13) - 1  # of the first version: files and directories
+_SCOPES, _SCOPED_SINCE = 1 | 2, 6  # abstract sockets, signals: to this process's own only
 
 
 def version() -> int:
@@ -20,14 +21,16 @@ def version() -> int:
 
 
 def read_only(paths: Iterable[str]) -> None:
-    """From now on this thread, and those it starts, may only read beneath ``paths``. Paths that are not there are
-    left out.
+    """From now on this thread, and those it starts, may only read beneath ``paths``, and signal each other. Paths that
+    are not there are left out.
 
     Raises:
         OSError: the kernel refuses.
     """
     libc = _libc()
     handled = struct.pack("=Q", _KNOWN_RIGHTS)
+    if version() >= _SCOPED_SINCE:
+        handled = struct.pack("=QQQ", _KNOWN_RIGHTS, 0, _SCOPES)
     rules = _checked(libc.syscall(_CREATE, handled, len(handled), 0))
     try:
         for path in paths:

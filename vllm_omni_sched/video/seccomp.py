@@ -53,6 +53,29 @@ _REFUSED = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "kcmp": (312, 272),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+    # others' share of the processors and disks
+    "setpriority": (141, 140),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    # memory, queues and semaphores of the whole machine, which outlive the process
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     # the file system; opening is seen to below
     "creat": (85, -1),
     "truncate": (76, 45),
@@ -73,6 +96,7 @@ _REFUSED = {
     "chmod": (90, -1),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
     "chown": (92, -1),
     "fchown": (93, 55),
     "lchown": (94, -1),
@@ -80,12 +104,29 @@ _REFUSED = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
     "utimensat": (280, 88),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
+    "fanotify_init": (300, 262),
     # the machine
     "mount": (165, 40),
     "umount2": (166, 39),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
     "pivot_root": (155, 41),
     "chroot": (161, 51),
     "unshare": (272, 97),
@@ -110,6 +151,9 @@ _REFUSED = {
 # the C library knows what to do without them, and the others' flags lie where a filter cannot look
 _ABSENT = {"clone3": (435, 435), "openat2": (437, 437)}
 _OPENS = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # and which argument has the flags
+# a file that signals whom it is told to, as this user may: by fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX, and by ioctl's
+# FIOSETOWN, SIOCSPGRP; and ioctl's TIOCSTI, TIOCLINUX, which type into a terminal
+_COMMANDS = {"fcntl": (72, 25, (8, 10, 15)), "ioctl": (16, 29, (0x8901, 0x8902, 0x5412, 0x541C))}
 _CLONE, _TGKILL, _PRLIMIT = (56, 220), (234, 131), (302, 261)
 
 
@@ -120,7 +164,10 @@ class Profile(str, Enum):
     DEVICE = "device"  # a GPU's driver: it writes to device files, and talks to its daemons
 
 
-_DEVICE_NEEDS = {"socketpair", "connect", "bind", "process_vm_readv", "mknod", "mknodat", "mkdir", "mkdirat", "chmod"}
+_DEVICE_NEEDS = {
+    *("socketpair", "connect", "bind", "process_vm_readv", "mknod", "mknodat", "mkdir", "mkdirat", "chmod"),
+    "sched_setaffinity",  # of the driver's threads
+}
 
 
 def supported() -> bool:
@@ -166,6 +213,10 @@ def program(profile: Profile, machine: str, pid: int) -> list[tuple[int, int, in
             code.append((_EQ, 0, len(body) + 1, number_of))
             code.extend([*body, (_RETURN, 0, 0, _ALLOW)])
 
+    for x86, arm, commands in _COMMANDS.values():
+        *others, last = commands
+        found = [(_EQ, len(others) - at, 0, one) for at, one in enumerate(others)]
+        judge((x86, arm)[column], 1, *found, (_EQ, 0, 1, last))
     judge(_CLONE[column], 0, (_AND_SET, 1, 0, _CLONE_THREAD))
     judge(_TGKILL[column], 0, (_EQ, 1, 0, pid))
     # limits may be asked for; new ones are where the pointer, in two words, is not null

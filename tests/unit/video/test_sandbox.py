@@ -12,21 +12,25 @@ from pathlib import Path
 import pytest
 
 from tests.support import video_actors as actors
-from vllm_omni_sched.video import sandbox, seccomp
+from vllm_omni_sched.video import landlock, sandbox, seccomp
 from vllm_omni_sched.video.sandbox import Part, Profile
 from vllm_omni_sched.video.service import FlashCodec
 
 ATTEMPTS = """
-import json, os, resource, socket, sys, threading
+import ctypes, fcntl, json, os, resource, socket, struct, sys, threading
 from pathlib import Path
 from vllm_omni_sched.video import sandbox
 secret, there = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
 pair, file = socket.socketpair(), os.memfd_create("file")
 said = {"missing": [part.value for part in sandbox.enter(sandbox.Profile.CPU, memory_bytes=1 << 28, file_bytes=1000)]}
 def thread():
     one = threading.Thread(target=int)
     one.start()
     one.join()
+def called(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
 attempts = {
     "socket": lambda: socket.socket(),
     "unix": lambda: socket.socket(socket.AF_UNIX),
@@ -35,6 +39,19 @@ attempts = {
     "fork": lambda: os.fork(),
     "spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     "signal": lambda: os.kill(os.getppid(), 0),
+    "owner": lambda: fcntl.fcntl(pair[0], fcntl.F_SETOWN, os.getppid()),
+    "owner's signal": lambda: fcntl.fcntl(pair[0], 10, 9),  # F_SETSIG
+    "owner of a kind": lambda: fcntl.fcntl(pair[0], 15, struct.pack("=ii", 1, os.getppid())),  # F_SETOWN_EX
+    "owner by ioctl": lambda: fcntl.ioctl(pair[0], 0x8901, struct.pack("=i", os.getppid())),  # FIOSETOWN
+    "group by ioctl": lambda: fcntl.ioctl(pair[0], 0x8902, struct.pack("=i", os.getppid())),  # SIOCSPGRP
+    "not to block": lambda: pair[0].setblocking(False),
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19),
+    "processors": lambda: os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0)),
+    "own processors": lambda: os.sched_getaffinity(0),
+    "times": lambda: os.utime(secret, (0, 0)),
+    "attribute": lambda: os.removexattr(secret, "user.none"),
+    "mode": lambda: called(452, -100, secret.encode(), 0o777, 0),  # fchmodat2
+    "tree": lambda: called(428, -100, b"/", 0),  # open_tree
     "write": lambda: open(there + "/new", "w"),
     "append": lambda: open(secret, "a"),
     "delete": lambda: os.unlink(secret),
@@ -60,6 +77,10 @@ print(json.dumps(said))
 """
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def test_what_a_process_cannot_do(tmp_path: Path) -> None:
     missing = sandbox.missing()
     if Part.SECCOMP in missing:
@@ -70,7 +91,7 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
         [sys.executable, "-c", ATTEMPTS, secret, tmp_path],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=environment(),
         timeout=60,
     )
     said = json.loads(run.stdout)
@@ -78,13 +99,17 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
     denied = "PermissionError"
     assert said == {
         **dict.fromkeys(("socket", "unix", "connect", "exec", "fork", "spawn", "signal"), denied),
+        **dict.fromkeys(("owner", "owner's signal", "owner of a kind", "owner by ioctl", "group by ioctl"), denied),
+        **dict.fromkeys(("priority", "processors", "times", "attribute", "mode", "tree"), denied),
         **dict.fromkeys(("write", "append", "delete", "rename"), denied),
         "raise limits": "ValueError",
         "read": "done" if Part.LANDLOCK in missing else denied,
         "memory": "MemoryError",
         "large file": "OSError",
         "files": "OSError",
-        **dict.fromkeys(("limits", "code", "import", "thread", "memory file"), "done"),
+        **dict.fromkeys(
+            ("limits", "code", "import", "thread", "memory file", "not to block", "own processors"), "done"
+        ),
     }
     assert secret.read_text() == "text"
 
@@ -150,11 +175,24 @@ WRONLY = os.O_WRONLY | os.O_CREAT
         (X86, CPU, (59,), "EPERM"),  # execve
         (ARM, DEVICE, (221,), "EPERM"),
         (X86, CPU, (435,), "ENOSYS"),  # clone3
+        (X86, CPU, (29,), "EPERM"),  # shmget
+        (ARM, CPU, (186,), "EPERM"),  # msgget
+        (X86, DEVICE, (240,), "EPERM"),  # mq_open
+        (ARM, DEVICE, (119,), "EPERM"),  # sched_setscheduler
+        (ARM, CPU, (235,), "allowed"),  # mbind; utimes on the other machine
+        (X86, DEVICE, (203,), "allowed"),  # sched_setaffinity
         (X86, CPU, (56, 0x3D0F00), "allowed"),  # clone, a thread
         (X86, CPU, (56, 17), "EPERM"),  # clone, a process
         (ARM, CPU, (220, 17), "EPERM"),
         (X86, CPU, (234, 77), "allowed"),  # tgkill, itself
         (X86, CPU, (234, 78), "EPERM"),
+        (X86, DEVICE, (72, 3, 8, 78), "EPERM"),  # fcntl, F_SETOWN
+        (ARM, CPU, (25, 3, 10, 9), "EPERM"),  # F_SETSIG
+        (X86, CPU, (72, 3, 15 | 1 << 32), "EPERM"),  # F_SETOWN_EX, and what the kernel does not look at
+        (X86, CPU, (72, 3, 1030), "allowed"),  # F_DUPFD_CLOEXEC
+        (ARM, DEVICE, (29, 3, 0x8901), "EPERM"),  # ioctl, FIOSETOWN
+        (X86, CPU, (16, 3, 0x541C), "EPERM"),  # TIOCLINUX
+        (X86, DEVICE, (16, 3, 0xC020462A), "allowed"),  # of the driver
         (X86, CPU, (257, 0, 0, os.O_RDONLY | os.O_CLOEXEC), "allowed"),  # openat
         (X86, CPU, (257, 0, 0, WRONLY), "EPERM"),
         (ARM, CPU, (56, 0, 0, WRONLY), "EPERM"),
@@ -189,3 +227,21 @@ def test_another_machines_calls_end_the_process() -> None:
     assert program[0][3] == 4  # the machine is looked at first
     assert program[1][3] == 0xC000003E
     assert program[2][3] == 0x80000000
+
+
+SIGNALS = """
+import os, sys
+from vllm_omni_sched.video import landlock
+landlock.read_only(["/usr"])
+os.kill(os.getpid(), 0)
+try:
+    os.kill(os.getppid(), 0)
+except PermissionError:
+    print("denied")
+"""
+
+
+@pytest.mark.skipif(landlock.version() < 6, reason="this kernel's Landlock knows no signals")
+def test_landlock_keeps_signals_inside() -> None:
+    run = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, env=environment(), timeout=60)
+    assert run.stdout == "denied\n", run.stderr
