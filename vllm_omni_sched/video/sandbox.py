@@ -2,7 +2,8 @@
 reading others' files, and memory beyond its bound.
 
 Codecs are large, old, and fed by strangers. What a video could make of them ends at the border of a process that can
-decode, and do nothing else.
+decode, and do nothing else: the server is beyond it. Other videos are not: a decoder process has the memory of all frames
+of its service, and could read and change what others decode there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import ctypes
 import os
 import resource
 import signal
+import site
 import sys
+import sysconfig
 from enum import Enum
 
 from vllm_omni_sched.video import landlock, seccomp
@@ -22,6 +25,7 @@ __all__ = ["Part", "Profile", "die_with_parent", "enter", "missing"]
 _PR_SET_PDEATHSIG = 1
 _FILES = 64
 _READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu", "/proc/self", "/proc/cpuinfo")
+_PACKAGES = (__name__.partition(".")[0], "av", "numpy", "msgspec")  # wherever they were loaded from
 
 
 class Part(str, Enum):
@@ -73,7 +77,7 @@ def enter(profile: Profile, *, memory_bytes: int, file_bytes: int) -> tuple[Part
     _prctl(seccomp.PR_SET_NO_NEW_PRIVS, 1)
     if profile is Profile.CPU:
         try:
-            landlock.read_only((*_READABLE, sys.prefix, sys.base_prefix, *filter(None, sys.path)))
+            landlock.read_only((*_READABLE, *_code()))
         except OSError:
             without.append(Part.LANDLOCK)
     try:
@@ -83,6 +87,16 @@ def enter(profile: Profile, *, memory_bytes: int, file_bytes: int) -> tuple[Part
     except OSError:
         without.append(Part.SECCOMP)
     return tuple(without)
+
+
+def _code() -> set[str]:
+    """Folders of the interpreter's library, of what is installed for it, and of our own package."""
+    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    found |= {os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
+    found |= {*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])}
+    for name in _PACKAGES:
+        found.update(getattr(sys.modules.get(name), "__path__", ()))
+    return {path for path in found if path}
 
 
 def _prctl(option: int, value: int) -> None:

@@ -58,6 +58,9 @@ attempts = {
     "rename": lambda: os.rename(secret, there + "/other"),
     "raise limits": lambda: resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, 1 << 40)),
     "read": lambda: open(secret).read(),
+    "read beside code": lambda: open(sys.path[1] + "/beside").read(),
+    "list beside code": lambda: os.listdir(sys.path[1]),
+    "own code": lambda: open(sandbox.__file__).read(10),
     "memory": lambda: bytearray(1 << 29),
     "large file": lambda: [os.write(file, b"x" * 999), os.write(file, b"x" * 999)] and os.write(file, b"x"),
     "limits": lambda: resource.getrlimit(resource.RLIMIT_STACK),
@@ -77,8 +80,8 @@ print(json.dumps(said))
 """
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+def environment(*first: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((*first, *filter(None, sys.path)))}
 
 
 def test_what_a_process_cannot_do(tmp_path: Path) -> None:
@@ -87,11 +90,14 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
         pytest.skip("this kernel filters no system calls")
     secret = tmp_path / "secret"
     secret.write_text("text")
+    on_path = tmp_path / "on path"
+    on_path.mkdir()
+    (on_path / "beside").write_text("text")
     run = subprocess.run(
         [sys.executable, "-c", ATTEMPTS, secret, tmp_path],
         capture_output=True,
         text=True,
-        env=environment(),
+        env=environment(str(on_path)),
         timeout=60,
     )
     said = json.loads(run.stdout)
@@ -103,12 +109,14 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
         **dict.fromkeys(("priority", "processors", "times", "attribute", "mode", "tree"), denied),
         **dict.fromkeys(("write", "append", "delete", "rename"), denied),
         "raise limits": "ValueError",
-        "read": "done" if Part.LANDLOCK in missing else denied,
+        **dict.fromkeys(
+            ("read", "read beside code", "list beside code"), "done" if Part.LANDLOCK in missing else denied
+        ),
         "memory": "MemoryError",
         "large file": "OSError",
         "files": "OSError",
         **dict.fromkeys(
-            ("limits", "code", "import", "thread", "memory file", "not to block", "own processors"), "done"
+            ("limits", "code", "own code", "import", "thread", "memory file", "not to block", "own processors"), "done"
         ),
     }
     assert secret.read_text() == "text"
