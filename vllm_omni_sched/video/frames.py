@@ -184,6 +184,7 @@ class FrameMemory:
         """Close the file in a forked child, where locks may be held by threads that are not there."""
         if not self._closed:
             self._closed = True
+            self._changed = threading.Condition()
             os.close(self._memory.fd)
 
     def _fits(self, nbytes: int) -> int | None:

@@ -2,8 +2,8 @@
 reading others' files, and memory beyond its bound.
 
 Codecs are large, old, and fed by strangers. What a video could make of them ends at the border of a process that can
-decode, and do nothing else: the server is beyond it. Other videos are not: a decoder process has the memory of all frames
-of its service, and could read and change what others decode there.
+decode, and do nothing else: the server is beyond it. Other videos are not: a decoder process has the memory of all
+frames of its service, and could read and change what others decode there.
 """
 
 from __future__ import annotations
