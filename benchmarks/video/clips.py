@@ -66,7 +66,9 @@ def made(clip: Clip) -> Path:
 
 def _encode(clip: Clip, path: Path) -> None:
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(clip.codec, rate=FPS, options=dict(clip.options))
+        # no key frames of x264's own choice
+        options = dict(clip.options) | ({"sc_threshold": "0"} if clip.codec == "libx264" else {})
+        stream = container.add_stream(clip.codec, rate=FPS, options=options)
         stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, "yuv420p"
         stream.gop_size = clip.gop
         stream.time_base = Fraction(1, FPS)
