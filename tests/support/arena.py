@@ -132,7 +132,8 @@ class Actor:
         """Ask for every message again and again; numbers of those that were got, whole."""
         got: list[int] = []
         ended, held = False, list[Any]()
-        while True:
+        until = monotonic_seconds() + LONG
+        while monotonic_seconds() < until:
             for i in range(count):
                 arrival = self.path.get(EDGE, f"{i}") if i not in got else None
                 if arrival is not None:
@@ -143,6 +144,7 @@ class Actor:
             if ended:
                 return got
             ended = self.get(f"end {receiver}") is not None
+        raise AssertionError(f"nobody said that it was the end: {len(got)} of {count} messages were got")
 
     def come_and_go(self, options: dict[str, Any], count: int) -> int:
         """Open a path, send a message to oneself and close it; how often it was there."""

@@ -13,6 +13,8 @@ from typing import Any
 import av
 import numpy as np
 
+from benchmarks.harness.priority import kept_priority
+
 SIZE = (112, 80)
 
 
@@ -49,7 +51,7 @@ def encode(
         stream_attributes: set on the stream's codec context.
     """
     out = io.BytesIO()
-    with av.open(out, "w", format=container) as file:
+    with kept_priority(), av.open(out, "w", format=container) as file:
         stream = file.add_stream(encoder, rate=rate)
         stream.width, stream.height = size
         stream.pix_fmt = pixel_format

@@ -19,6 +19,7 @@ import av
 import numpy as np
 import torch
 
+from benchmarks.harness.priority import kept_priority
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex, Wanted
 from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
 from vllm_omni_sched.video.nvdec.library import Library
@@ -163,7 +164,7 @@ def video(
 ) -> bytes:
     """A moving gradient, 64x48, GOP 16; ``options`` as ``name=value`` separated by blanks."""
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as out:
+    with kept_priority(), av.open(file, "w", format=container) as out:
         stream = out.add_stream(codec, rate=Fraction(30))
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = 64, 48, pixels, 16
         stream.options = dict(option.split("=", 1) for option in options.split())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.nvdec import CODECS
+from benchmarks.harness.priority import kept_priority
 from vllm_omni_sched.video.facts import PACKET, VideoIndex
 
 EMBEDDED = Path(__file__).with_name("clip.json")
@@ -79,7 +80,7 @@ def made(codec: str, seconds: int, width: int = 1280, height: int = 720, rate: i
     noise = np.random.default_rng(0).integers(0, 256, (height // 4 + 60, width // 4 + 120, 3), dtype=np.uint8)
     texture = np.kron(noise, np.ones((4, 4, 1), np.uint8))
     y, x = np.mgrid[:height, :width]
-    with av.open(file, "w", format="mp4") as out:
+    with kept_priority(), av.open(file, "w", format="mp4") as out:
         stream = out.add_stream(encoder, rate=Fraction(rate))
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", gop
         stream.options = {"g": str(gop), **dict(option.split("=", 1) for option in options.split())}
