@@ -53,23 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not clip.path.exists():
             console.print(f"encoding {clip.name}: {clip.seconds} s of {clip.width}x{clip.height}", highlight=False)
         made(clip)
-    with ExitStack() as stack:
-        sides: dict[tuple[str, int], Child] = {}
-        version = "?"
-        for task in options.tasks:
+    version = "?"
+    for task, clip in plan:
+        with ExitStack() as stack:  # new processes for each, so that none holds what the task before has left it
+            sides: dict[str, Child] = {}
             for variant in TASKS[task].variants:
-                key = (variant, TASKS[task].cores)
-                if key not in sides:
-                    words = ["--variant", variant, "--cores", str(TASKS[task].cores)]
-                    sides[key] = stack.enter_context(Child("benchmarks.video.peer", words, python=options.python))
-                    version = sides[key].next_event()["vllm"].split("+")[0]
-        for task, clip in plan:
+                words = ["--variant", variant, "--cores", str(TASKS[task].cores)]
+                sides[variant] = stack.enter_context(Child("benchmarks.video.peer", words, python=options.python))
+                version = sides[variant].next_event()["vllm"].split("+")[0]
             try:
                 found = one_task(sides, task, clip, options.rounds, order)
             except ChildFailed as failure:
                 raise SystemExit(f"{task} of {clip}: {failure}") from None
-            samples |= {(task, clip, variant): rounds for variant, rounds in found.items()}
-            console.print(line(task, clip, found), highlight=False)
+        samples |= {(task, clip, variant): rounds for variant, rounds in found.items()}
+        console.print(line(task, clip, found), highlight=False)
     records = record(samples)
     console.print(table(records))
     path = options.out / f"video-{version}{options.name}.json"
@@ -98,7 +95,7 @@ def files_of(task: Task, clip: str) -> list[Clip]:
 
 
 def one_task(
-    sides: dict[tuple[str, int], Child], name: str, clip: str, rounds: int, order: random.Random
+    sides: dict[str, Child], name: str, clip: str, rounds: int, order: random.Random
 ) -> dict[str, list[dict[str, Any]]]:
     """Each variant once a round, in random order, after one load that warms up and tells how much memory it takes."""
     task = TASKS[name]
@@ -107,10 +104,10 @@ def one_task(
     found: dict[str, list[dict[str, Any]]] = {}
     peaks = {}
     for variant in task.variants:
-        peaks[variant] = sides[variant, task.cores].ask(**request, memory=True)["peak_bytes"]
+        peaks[variant] = sides[variant].ask(**request, memory=True)["peak_bytes"]
     for _ in range(rounds):
         for variant in order.sample(list(task.variants), len(task.variants)):
-            answer = sides[variant, task.cores].ask(**request)
+            answer = sides[variant].ask(**request)
             found.setdefault(variant, []).append({**answer, "peak_bytes": peaks[variant]})
     return {variant: found[variant] for variant in task.variants}
 

@@ -51,7 +51,7 @@ def test_an_encoder_may_not_keep_the_processors_for_itself(raised):
 def samples(monkeypatch, task="32 frames", **digests):
     monkeypatch.setattr(__main__, "made", lambda clip: clip.path)
     sides = {
-        (variant, 0): Peer(seconds, digests.get(variant, 1))
+        variant: Peer(seconds, digests.get(variant, 1))
         for variant, seconds in ((STOCK, 4.0), (FFMPEG, 3.0), (OURS, 1.0))
     }
     found = __main__.one_task(sides, task, "h264-gop60", 3, random.Random(0))

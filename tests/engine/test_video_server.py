@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,20 @@ SOUND = ["h264_open_gop", "h264_vfr", "vp9", "h264_trimmed"]
 @pytest.fixture(scope="module")
 def servers(qwen2_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ["--max-model-len", "4096", "--additional-config", json.dumps({"omni_sched": {"video": {"decoders": 2}}})]
+    options += trusting()
     log = tmp_path_factory.mktemp("video") / "server.log"
     with Server(qwen2_vl, options, {**OUR_PLUGIN, **VARIABLE}, log=log) as server:
         server.wait_until_healthy()
         yield server
+
+
+def trusting() -> list[str]:
+    """The flag without which newer vLLMs refuse `media_io_kwargs` of requests."""
+    if find_spec("vllm.entrypoints.launchers") is None:
+        return []
+    from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
+
+    return ["--trust-request-mm-kwargs"] if hasattr(BaseFrontendArgs, "trust_request_mm_kwargs") else []
 
 
 def ask(server: Server, video: bytes, **media_io: Any) -> tuple[int, str]:
