@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 
-from patches.series import Series  # noqa: E402
+from patches.series import Series, title_of  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
 from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
@@ -44,7 +44,9 @@ from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
+from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS  # noqa: E402
 from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
+from vllm_omni_sched.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -69,6 +71,35 @@ def options(model: type[BaseModel] = OmniSchedConfig) -> str:
             shown = "" if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
         rows.append((f"`{name}`", _values(field), shown, field.description or ""))
     return table(("option", "values", "default", "meaning"), rows)
+
+
+def stage_options() -> str:
+    """Options of each section of the stage scheduler, and of what they hold, as a table of its own."""
+    parts = []
+    for name, field in StageSchedConfig.model_fields.items():
+        parts.append(f"\n### {name}\n\n{field.description}\n\n")
+        parts.append(table(("option", "values", "default", "meaning"), _option_rows(field.annotation, "")))
+    return "".join(parts)
+
+
+def _option_rows(model: Any, prefix: str) -> Iterable[Sequence[str]]:
+    for name, field in model.model_fields.items():
+        key, annotation = f"{prefix}{name}", field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _option_rows(annotation, f"{key}.")
+            continue
+        inner = get_args(annotation)[1] if get_origin(annotation) is dict else None
+        named = isinstance(inner, type) and issubclass(inner, BaseModel)
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, Enum):
+            shown = f"`{default.value}`"
+        elif isinstance(default, dict):
+            shown = ", ".join(f"`{entry}`" for entry in default)
+        else:
+            shown = "" if default is None or default is PydanticUndefined else f"`{json.dumps(default)}`"
+        yield f"`{key}`", "options by name" if named else _values(field), shown, field.description or ""
+        if named:
+            yield from _option_rows(inner, f"{key}.*.")
 
 
 def pool_options() -> str:
@@ -123,6 +154,16 @@ def video_metrics() -> str:
     return table(("name", "kind", "labels", "meaning"), rows)
 
 
+def stage_metrics() -> str:
+    rows = []
+    for metric in STAGE_METRICS:
+        labels = [f"`{label}`" for label in metric.scope.value]
+        if metric.label:
+            labels += [f'`{metric.label}="{value}"`' for value in metric.values] or [f"`{metric.label}`"]
+        rows.append((f"`{metric.name}`", metric.kind, ", ".join(labels), metric.help))
+    return table(("name", "kind", "labels", "meaning"), rows)
+
+
 def connector_metrics() -> str:
     rows = [(f"`{name}`", "histogram", "`path`", text) for name, text in TIMES.values()]
     for fact in FACTS:
@@ -158,7 +199,7 @@ def patches() -> str:
             for p in series.patches
         ]
         header = ("patch", "what it does", "upstream", "without it", "remove when")
-        parts.append(f"\n### vLLM {series.version}\n\n" + table(header, rows))
+        parts.append(f"\n### {title_of(series.version)}\n\n" + table(header, rows))
     return "".join(parts)
 
 
@@ -187,6 +228,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "compression-options": lambda: options(CompressionOptions),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
+    "stage-options": stage_options,
+    "stage-metrics": stage_metrics,
     "video-options": lambda: options(VideoOptions),
     "video-metrics": video_metrics,
     "watch-options": lambda: options(WatchOptions),

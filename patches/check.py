@@ -2,8 +2,8 @@
 
 For each version that has a folder: fetch the pristine source, lint the headers, apply and reverse the series (without
 fuzz, at the lines it names, back to the same bytes), compile what it touches; compare the pristine and the patched tree
-by what their schedulers decide on random workloads and by vLLM's own tests of the touched files. Then report drift:
-where else each patch applies, and whether what it mends is still there.
+by what their schedulers decide on random workloads (vLLM's only) and by the project's own tests of the touched files.
+Then report drift: where else each patch applies, and whether what it mends is still there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from patches.decisions import run_decisions
-from patches.series import Patch, PatchError, Series, git_apply
+from patches.series import Patch, PatchError, Series, git_apply, release_of, title_of
 from patches.sources import VERSIONS, SourceError, fetch_source, is_cached, patched_source
 from patches.upstream import Comparison, UpstreamError, extras, python_for, run_tests
 
@@ -117,8 +117,12 @@ def drift_table(all_series: list[Series], fetch: bool) -> Table:
         title="Drift: does it apply elsewhere, and is what it mends still there",
     )
     for series in all_series:
+        others = {v for v in versions if release_of(v)[0] == release_of(series.version)[0]}
         for patch in series.patches:
-            cells = ["[bold]own[/]" if v == series.version else drift(patch, series, v) for v in versions]
+            cells = [
+                "[bold]own[/]" if v == series.version else drift(patch, series, v) if v in others else ""
+                for v in versions
+            ]
             table.add_row(f"{series.version}/{patch.name.removesuffix('.patch')}", *cells)
     return table
 
@@ -131,18 +135,20 @@ def report(faults: list[str], what: str) -> int:
 
 
 def check(series: Series, fast: bool) -> int:
-    console.print(f"[bold]vLLM {series.version}[/], {len(series.patches)} patches")
+    project, _ = release_of(series.version)
+    console.print(f"[bold]{title_of(series.version)}[/], {len(series.patches)} patches")
     faults = report(series.lint(), "headers and series")
     pristine = fetch_source(series.version)
     round_trip = check_round_trip(series, pristine)
     faults += report(round_trip, f"apply, compile, reverse: {len(series.touched())} files")
     if fast or round_trip:
         return faults
-    faults += report(*compare_decisions(series, pristine))
+    if project == "vllm":
+        faults += report(*compare_decisions(series, pristine))
     compared = compare_tests(series, pristine)
     faults += report(
         compared.broken,
-        f"vLLM's own tests: {compared.num_passed} pass on the patched tree, {len(compared.added)} of them added; "
+        f"tests of the project: {compared.num_passed} pass on the patched tree, {len(compared.added)} of them added; "
         f"{len(compared.failing_on_stock)} fail on stock here",
     )
     for test in compared.failing_on_stock:
@@ -165,7 +171,7 @@ def main() -> int:
     except (SourceError, UpstreamError) as error:
         console.print(f"[red]patches not checked:[/] {error}")
         return 2
-    how = "without running vLLM" if arguments.fast else "with random workloads and vLLM's own tests"
+    how = "without running vLLM" if arguments.fast else "with random workloads and the projects' own tests"
     verdict = f"[red]{faults} faults[/]" if faults else "[green]all good[/]"
     console.print(f"{num_patches} patches for {len(all_series)} versions checked {how}: {verdict}")
     return 1 if faults else 0

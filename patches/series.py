@@ -7,14 +7,15 @@ A patch file is a header and a unified diff:
     Why: …            the cost or fault, and where it is
     Upstream: …       pull requests and issues, or `not yet proposed`
     Touches: …        the files of the diff, nothing else
-    Tests: …          vLLM's own test files that judge it, run on the patched tree
+    Tests: …          the project's own test files that judge it, run on the patched tree
     Mends: …          `path :: text`: stock code (\n for a new line) that is there as long as the patch is needed
     Remove-when: …    what has to have happened
     Without-it: …     what was measured
     ---
     diff --git a/… b/…
 
-`series` names the patches of a folder in the order they apply.
+`series` names the patches of a folder in the order they apply. A folder is named after a version of vLLM (`0.32.0`), or
+after another project and its version (`vllm-omni-0.30.0`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "patches"
+PROJECTS = {"vllm": "vLLM", "vllm-omni": "vLLM-Omni"}
 FIELDS = ("Why", "Upstream", "Touches", "Tests", "Mends", "Remove-when", "Without-it")
 
 
 class PatchError(RuntimeError):
     """A patch does not apply, or not exactly where it says."""
+
+
+def release_of(version: str) -> tuple[str, str]:
+    """The project and the version that a folder is named after."""
+    project, _, number = version.rpartition("-")
+    return project or "vllm", number
+
+
+def title_of(version: str) -> str:
+    """For people: `vLLM-Omni 0.30.0`."""
+    project, number = release_of(version)
+    return f"{PROJECTS[project]} {number}"
+
+
+def _sort_key(version: str) -> tuple[str, list[int]]:
+    project, number = release_of(version)
+    return project, [int(part) for part in number.split(".")]
 
 
 @dataclass(frozen=True)
@@ -109,7 +128,7 @@ class Series:
 
     @staticmethod
     def versions() -> list[str]:
-        return sorted((p.parent.name for p in FOLDER.glob("*/series")), key=lambda v: [int(n) for n in v.split(".")])
+        return sorted((p.parent.name for p in FOLDER.glob("*/series")), key=_sort_key)
 
     def lint(self) -> list[str]:
         faults = [f"{patch.name}: {fault}" for patch in self.patches for fault in patch.lint()]

@@ -1,4 +1,4 @@
-"""vLLM's own tests, run on a pristine and on a patched tree, and compared.
+"""A project's own tests, run on a pristine and on a patched tree, and compared.
 
 Some fail on stock here: they want a GPU, a hub, an older transformers. What counts is that the patched tree passes
 whatever the pristine one passes, and the tests that the patches add.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patches.models import write_models
-from patches.series import ROOT
+from patches.series import ROOT, release_of
 from patches.sources import CACHE
 
 # What vLLM's sources import beyond the locked environments: 0.22 wants gguf at import time.
@@ -56,7 +56,8 @@ class Comparison:
 
 def python_for(version: str) -> str:
     """The interpreter whose compiled operators are nearest to a version, of the environments that are built."""
-    latest = tuple(map(int, version.split("."))) >= (0, 32)
+    project, number = release_of(version)
+    latest = project == "vllm" and tuple(map(int, number.split("."))) >= (0, 32)
     for name in (".venv-latest", ".venv") if latest else (".venv", ".venv-latest"):
         python = ROOT / name / "bin" / "python"
         if python.exists():
@@ -67,6 +68,8 @@ def python_for(version: str) -> str:
 def run_tests(tree: Path, tests: list[str], python: str) -> dict[str, str]:
     """Outcome by test id: `passed`, `failed`, `skipped`. Kept on disk: a tree is named after its content."""
     present = [test for test in tests if (tree / test).is_file()]
+    if not present:
+        return {}
     key = hashlib.sha256(json.dumps([tree.name, python, present]).encode()).hexdigest()[:16]
     stored = CACHE / f"outcomes-{key}.json"
     if stored.is_file():

@@ -23,8 +23,10 @@ __all__ = [
     "OrderMode",
     "ReleaseMode",
     "Toggle",
+    "explain",
     "load_config",
     "read_options",
+    "read_yaml",
 ]
 
 KEY = "omni_sched"
@@ -49,7 +51,7 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     options = additional_config.get(KEY, {})
     where = f"additional_config[{KEY!r}]"
     if isinstance(options, str):
-        options, where = _read_yaml(options), options
+        options, where = read_yaml(options, where), options
     if not isinstance(options, Mapping):
         kind = type(options).__name__
         raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
@@ -77,7 +79,7 @@ def read_options(
     try:
         return model(**{str(k): v for k, v in options.items()})
     except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_explain(e, model, prefix) for e in error.errors())) from None
+        raise ConfigError(f"{where}: " + "; ".join(explain(e, model, prefix) for e in error.errors())) from None
 
 
 def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
@@ -93,14 +95,18 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
         yield f"option {name!r} needs our encoder cache manager: set 'encoder_cache' to 'auto', or leave {name!r} out"
 
 
-def _read_yaml(path: str) -> Any:
+def read_yaml(path: str, named_by: str) -> Any:
+    """What a YAML file holds; an empty one holds an empty mapping.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML. The message names it, and `named_by` which names it.
+    """
     import yaml
 
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        where = f"additional_config[{KEY!r}] names the file {path!r}"
-        raise ConfigError(f"{where}, which cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{named_by} names the file {path!r}, which cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
     try:
@@ -110,7 +116,7 @@ def _read_yaml(path: str) -> Any:
     return {} if options is None else options
 
 
-def _explain(error: Any, model: type[BaseModel], prefix: str) -> str:
+def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     """One validation error in one sentence that says what would be right."""
     name = str(error["loc"][0]) if error["loc"] else ""  # what follows are the branches of a union
     if not name:  # of several options together, in our own words

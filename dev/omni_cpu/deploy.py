@@ -29,7 +29,7 @@ def _deploy(spec: PipelineSpec) -> dict[str, Any]:
         "enable_prefix_caching": False,  # to vLLM all prompts of a later stage look alike
         "connectors": {"c": {"name": spec.connector, "extra": dict(spec.extra)}},
         "stages": [_stage(spec, number) for number in range(spec.stages)],
-    }
+    } | ({} if spec.scheduling is None else {"omni_sched": dict(spec.scheduling)})
 
 
 def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
         "gpu_memory_utilization": 0.05,
         "engine_extras": {"kv_cache_memory_bytes": KV_CACHE_BYTES, "block_size": 32, "seed": 0},
     }
-    if number == spec.stages - 1 and spec.replicas > 1:
+    if number == spec.replicated % spec.stages and spec.replicas > 1:
         stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
     if number > 0:
         stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}

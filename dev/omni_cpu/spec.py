@@ -25,7 +25,9 @@ class PipelineSpec:
     extra: Mapping[str, Any] = field(default_factory=dict)
     entrypoint: Literal["AsyncOmni", "Omni"] = "AsyncOmni"
     workers: bool = False  # in processes of their own
-    replicas: int = 1  # of the last stage
+    replicas: int = 1  # of one stage
+    replicated: int = -1  # that stage; the last one
+    scheduling: Mapping[str, Any] | None = None  # options of the stage scheduler; None: vLLM-Omni alone
     max_num_seqs: int = 8
     max_model_len: int = 1024
 

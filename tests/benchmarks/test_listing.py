@@ -11,8 +11,19 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
 def test_every_benchmark_is_listed_and_explained():
-    names = ["connectors", "encoder_cache", "gpu.ipc", "gpu.lanes", "gpu.nvdec", "handover", "mixed", "mooncake"]
-    names += ["overhead", "realtime", "step_cost", "tiers", "video", "video_engines", "video_server", "warm_up"]
+    names = ["connectors", "encoder_cache", "forecast", "gpu.ipc", "gpu.lanes", "gpu.nvdec", "handover", "mixed"]
+    names += [
+        "mooncake",
+        "overhead",
+        "realtime",
+        "stages",
+        "step_cost",
+        "tiers",
+        "video",
+        "video_engines",
+        "video_server",
+    ]
+    names += ["warm_up"]
     assert [name for name, _ in entries()] == names
     readme = (ROOT / "benchmarks" / "README.md").read_text()
     for name, question in entries():

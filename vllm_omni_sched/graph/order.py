@@ -69,9 +69,12 @@ class WaitingRequest:
     ``affinity``: the ``mm_hash`` and prefix ids that other requests may have too.
     ``priority``: as in vLLM, lower is earlier.
     ``holds_memory``: it has KV blocks already, as a session between two inputs has.
+    ``deadline``: when it must be done here, on the same clock; None: arrival + the TTFT target of its class.
+    ``due``: when it should have started here, if that is earlier than the last moment: a request
+    with more stages before it leaves them a part of its slack. It sorts by this, and is late by ``deadline``.
 
     Raises:
-        ValueError: arrival or cost is not a finite number, or the cost is negative.
+        ValueError: arrival or cost is not a finite number, the cost is negative, or a time is not a number.
     """
 
     request_id: str
@@ -82,17 +85,22 @@ class WaitingRequest:
     affinity: frozenset[str] = frozenset()
     priority: int = 0
     holds_memory: bool = False
+    deadline: float | None = None
+    due: float = math.inf
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.arrival):
             raise ValueError(f"request {self.request_id!r}: arrival must be finite, got {self.arrival}")
         if not 0 <= self.cost_seconds < math.inf:
             raise ValueError(f"request {self.request_id!r}: cost_seconds must be finite and >= 0")
+        if math.isnan(self.due) or (self.deadline is not None and math.isnan(self.deadline)):
+            raise ValueError(f"request {self.request_id!r}: deadline and due must be numbers")
 
     @property
     def latest_start(self) -> float:
-        """The last moment to start and still meet the TTFT target; the slack is this minus ``now``."""
-        return self.arrival + self.sla.ttft_seconds - self.cost_seconds
+        """The last moment to start and still meet the deadline; the slack is this minus ``now``."""
+        deadline = self.arrival + self.sla.ttft_seconds if self.deadline is None else self.deadline
+        return deadline - self.cost_seconds
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ class Key(NamedTuple):
     late: bool
     priority: int
     due: float
+    cost: float
     arrival: float
     request_id: str
 
@@ -125,8 +134,10 @@ class WaitingOrder:
        both would wait for ever.
     2. A request that has waited ``max_wait_seconds`` goes first; of several, the one that arrived first.
        Otherwise classes go by rank: realtime, interactive, batch.
-    3. In a class, by user priority, then least slack first: arrival + TTFT target - now - cost.
-       In a class without a target, by arrival.
+    3. In a class, by user priority, then least slack first: deadline (arrival + TTFT target) - now - cost; or by
+       when it is due, if that is earlier. In a class without a target, by arrival; with ``shortest_first`` the
+       cheapest first (SPT, the shortest mean wait: Smith, "Various Optimizers for Single-Stage Production", 1956),
+       which rule 2 bounds.
     4. A request that cannot meet its deadline any more goes behind those of its class that can.
     5. Requests of one class that share an affinity key stand together, if by the estimated costs
        no request in between misses a deadline for it that it would have met. None moves ahead of an aged one,
@@ -140,10 +151,11 @@ class WaitingOrder:
         ConfigError: ``max_wait_seconds`` is not above 0.
     """
 
-    def __init__(self, max_wait_seconds: float = 30.0) -> None:
+    def __init__(self, max_wait_seconds: float = 30.0, shortest_first: bool = False) -> None:
         if not max_wait_seconds > 0:
             raise ConfigError(f"max_wait_seconds must be above 0, got {max_wait_seconds}")
         self.max_wait_seconds = max_wait_seconds
+        self.shortest_first = shortest_first
 
     def plan(self, waiting: Iterable[WaitingRequest], now: float) -> tuple[Placed, ...]:
         """All of ``waiting``, first to run first. O(n log n)."""
@@ -178,10 +190,11 @@ class WaitingOrder:
         """What to sort by at ``now``, affinity aside."""
         arrival, request_id, needs = request.arrival, request.request_id, not request.holds_memory
         if now >= self.aged_at(request):
-            return Key(needs, _AGED_RANK, False, 0, arrival, arrival, request_id)
+            return Key(needs, _AGED_RANK, False, 0, arrival, 0.0, arrival, request_id)
         late = now > request.latest_start
-        due = arrival if late else request.latest_start
-        return Key(needs, request.sla.rank, late, request.priority, due, arrival, request_id)
+        due = arrival if late else min(request.latest_start, request.due)
+        cost = request.cost_seconds if self.shortest_first and due == math.inf else 0.0
+        return Key(needs, request.sla.rank, late, request.priority, due, cost, arrival, request_id)
 
     def aged_at(self, request: WaitingRequest) -> float:
         """When the request has waited long enough to go first."""

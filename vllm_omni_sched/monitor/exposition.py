@@ -69,7 +69,7 @@ def _family(spec: Metric, metrics: SchedulerMetrics) -> Family:
     if spec.kind == "histogram":
         histograms = HistogramMetricFamily(spec.full_name, spec.help, labels=label_names)
         for label_value, histogram in values_of(spec, metrics):
-            histograms.add_metric([label_value] if spec.label else [], _cumulative(histogram), histogram.total)
+            histograms.add_metric([label_value] if spec.label else [], cumulative(histogram), histogram.total)
         return histograms
     kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
     numbers: CounterMetricFamily | GaugeMetricFamily = kind(spec.full_name, spec.help, labels=label_names)
@@ -78,7 +78,7 @@ def _family(spec: Metric, metrics: SchedulerMetrics) -> Family:
     return numbers
 
 
-def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
     """Buckets as Prometheus wants them: each holds the ones below it, the last is "+Inf"."""
     seen = 0
     buckets = []

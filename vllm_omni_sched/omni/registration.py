@@ -9,16 +9,18 @@ from typing import Any
 
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
 from vllm_omni_sched.engine.metrics_bridge import attach
+from vllm_omni_sched.omni.stages.seam import hook
 
 
 def register_connectors() -> None:
-    """Register by name; nothing is imported or made before a stage config names one. Twice is fine."""
+    """Register by name, and hook what schedules stages; nothing is made before a config asks for it. Twice is fine."""
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 
     known = OmniConnectorFactory.list_registered_connectors()
     for name, make in CONNECTORS.items():
         if name not in known:
             OmniConnectorFactory.register_connector(name, make)
+    hook()
     attach()  # for what stages will tell
     # stages inherit it from the process that starts them, and so meet in one arena
     os.environ.setdefault(ARENA_VARIABLE, f"run-{secrets.token_hex(8)}")

@@ -41,6 +41,9 @@ class PidBatch(PeriodicControl):
     4. The output changes by at most ``max_factor`` per interval, before it is rounded.
     5. Within ``tolerance`` of the target nothing moves.
 
+    Args:
+        start: the first limit; default: ``minimum``.
+
     Raises:
         ConfigError: ``max_factor`` is not above 1.
     """
@@ -54,6 +57,7 @@ class PidBatch(PeriodicControl):
         gains: PidGains | None = None,
         max_factor: float = 2.0,
         tolerance: float = 0.05,
+        start: int | None = None,
     ) -> None:
         super().__init__(target_seconds, interval_seconds, minimum, maximum, tolerance)
         if not 1 < max_factor < math.inf:
@@ -61,9 +65,16 @@ class PidBatch(PeriodicControl):
         self.gains = gains or PidGains()
         self.max_factor = max_factor
         self._low, self._high = math.log(minimum), math.log(maximum)
-        self._integral = self._output = self._low
+        self.limit = minimum if start is None else min(max(start, minimum), maximum)
+        self._integral = self._output = math.log(self.limit)
         self._slope = 0.0
         self._former: float | None = None
+
+    def raise_to(self, limit: int) -> None:
+        """Allow as many at once, since the load is known to come; what steps take then decides from there."""
+        if limit > self.limit:
+            self._set(limit, over=False)
+            self._integral = self._output = math.log(self.limit)
 
     def _decide(self, mean_seconds: float) -> None:
         gains, measured = self.gains, math.log(mean_seconds)

@@ -13,6 +13,6 @@ SHM = Path("/dev/shm")  # where vLLM-Omni's own connector keeps payloads, under 
 
 @dataclass(frozen=True)
 class RunSpec(PipelineSpec):
-    """A pipeline, and what is asked of it (`scenarios.py`)."""
+    """A pipeline, and what is asked of it (`scenarios.py`, `stage_scenarios.py`)."""
 
     scenarios: Sequence[str] = ("one_by_one", "together", "one_leaves")

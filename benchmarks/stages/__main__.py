@@ -1,0 +1,80 @@
+"""`python -m benchmarks.stages`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
+from benchmarks.harness.provenance import ROOT, write_result
+from benchmarks.harness.screen import console
+from benchmarks.stages import balance, death, merging, overhead, priority
+from benchmarks.stages.settings import Settings
+
+TASKS: dict[str, Callable[[Settings], list[dict[str, Any]]]] = {
+    module.TASK: module.run for module in (merging, balance, death, priority, overhead)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    from dev.tiny_models.llama import write_llama
+
+    options = parse(arguments)
+    interrupt_on_terminate()
+    settings = Settings(write_llama(ROOT / ".models" / "llama"), 1 if options.quick else options.rounds, options.seed)
+    records: list[dict[str, Any]] = []
+    for task in options.tasks:
+        try:
+            own = TASKS[task](settings)
+        except ChildFailed as failure:
+            raise SystemExit(f"{task}: {failure}") from None
+        records += own
+        console.print(table(task, own))
+    if not options.quick:
+        workload = {"tasks": options.tasks, "rounds": options.rounds}
+        path = options.out / "stages.json"
+        console.print(str(write_result(path, "stages", records, seed=options.seed, workload=workload)))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__)
+    parser.add_argument("--tasks", type=_tasks, default=list(TASKS), help=f"of {','.join(TASKS)}")
+    parser.add_argument("--rounds", type=int, default=7, help="of each task; at most 5 deaths")
+    parser.add_argument("--quick", action="store_true", help="one round, and nothing is written: does it run?")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+def _tasks(words: str) -> list[str]:
+    chosen = words.split(",")
+    if unknown := [word for word in chosen if word not in TASKS]:
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    return chosen
+
+
+def table(task: str, records: Sequence[dict[str, Any]]) -> Table:
+    title = f"{task}: medians of {records[0]['ours']['samples']}, worst in parentheses"
+    shown = Table(title=title, title_justify="left")
+    for column in ("", "stock", "ours", "of stock", "bar", ""):
+        shown.add_column(column, justify="right" if column else "left")
+    for one in records:
+        ratio = f"{one['of_stock']:.3f}" if "of_stock" in one else ""
+        bar = f"{one['bar']:g} ({one['judged_by']})" if "bar" in one else ""
+        met = {True: "met", False: "MISSED", None: ""}[one.get("met")]
+        unit = "" if one["unit"] == "seconds" else f", {one['unit']}"
+        shown.add_row(one["measure"] + unit, _cell(one.get("stock")), _cell(one["ours"]), ratio, bar, met)
+    return shown
+
+
+def _cell(summary: dict[str, float] | None) -> str:
+    return f"{summary['median']:,.4g} ({summary['worst']:,.4g})" if summary else ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,89 @@
+"""Requests of very different cost before two replicas that run one at a time each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from benchmarks.stages import OURS, STOCK, VARIANTS
+from benchmarks.stages.load import Request, heavy_clients, skewed
+from benchmarks.stages.pair import Turn
+from benchmarks.stages.record import Bar, different, entry
+from benchmarks.stages.settings import Settings
+
+TASK = "balance"
+REQUESTS, REPLICAS = 24, 2
+SEQS = 1
+"""As where one request fills a device; on this CPU eight small ones take about as long as one."""
+MOST_STEPS = 900
+LOADS: dict[str, Callable[[int, Random], list[Request]]] = {
+    "images": partial(skewed, tokens_per_step=14.0, most=MOST_STEPS),
+    "heavy clients": partial(heavy_clients, steps=11.0, most=MOST_STEPS),
+}
+
+Round = tuple[list[Request], Turn]
+
+
+def run(settings: Settings) -> list[dict[str, Any]]:
+    dice = settings.dice(TASK)
+    with settings.pair(SEQS) as pair:
+        rounds: dict[str, list[Round]] = {load: [] for load in LOADS}
+        pair.turn(LOADS["images"](REQUESTS, dice), dice)
+        for _ in range(settings.rounds):
+            for load, asks in LOADS.items():
+                requests = asks(REQUESTS, dice)
+                rounds[load].append((requests, pair.turn(requests, dice)))
+    return [one for load, own in rounds.items() for one in record(load, own)]
+
+
+def record(load: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:
+    """The makespan; what it would be by the steps alone; how busy replicas were, which tells what limited it."""
+    spans = [[turn[name]["seconds"] for _, turn in rounds] for name in VARIANTS]
+    stock, ours = spans
+    found = [entry(TASK, "makespan", ours, stock, bar=Bar(0.85))]
+    found[0]["of_stock_in_total"] = round(sum(ours) / sum(stock), 4)
+    by_steps = [[one([r.says for r in requests]) for requests, _ in rounds] for one in (first_free, in_turns)]
+    found.append(entry(TASK, "makespan by the steps alone", *by_steps, unit="steps"))
+    found[-1]["of_stock_in_total"] = round(sum(by_steps[0]) / sum(by_steps[1]), 4)
+    for which, place in (("busiest", -1), ("other", 0)):
+        shares = {
+            name: [sorted(replica_seconds(turn[name]))[place] / turn[name]["seconds"] for _, turn in rounds]
+            for name in VARIANTS
+        }
+        label = f"CPU time of the {which} replica, of the makespan"
+        found.append(entry(TASK, label, shares[OURS], shares[STOCK], unit="share"))
+    cores = {
+        name: [sum(turn[name]["cpu_seconds"].values()) / turn[name]["seconds"] for _, turn in rounds]
+        for name in VARIANTS
+    }
+    found.append(entry(TASK, "cores busy with the pipeline", cores[OURS], cores[STOCK], unit="cores"))
+    others = [different(turn[OURS], turn[STOCK]) for _, turn in rounds]
+    found.append(entry(TASK, "answers other than stock's", others, unit="answers"))
+    skews = [skew(requests) for requests, _ in rounds]
+    found.append(entry(TASK, "costliest by the median request", skews, unit="times"))
+    return [one | {"measure": f"{load}: {one['measure']}"} for one in found]
+
+
+def replica_seconds(wave: dict[str, Any]) -> list[float]:
+    return [seconds for who, seconds in wave["cpu_seconds"].items() if who.startswith("1/")]
+
+
+def first_free(costs: Sequence[float]) -> float:
+    """When the last is done if each goes, in order, to the replica that is free first."""
+    loads = [0.0] * REPLICAS
+    for cost in costs:
+        loads[loads.index(min(loads))] += cost
+    return max(loads)
+
+
+def in_turns(costs: Sequence[float]) -> float:
+    """When the last is done by round-robin."""
+    return max(sum(costs[first::REPLICAS]) for first in range(REPLICAS))
+
+
+def skew(requests: Sequence[Request]) -> float:
+    costs = [request.says for request in requests]
+    return max(costs) / statistics.median(costs)

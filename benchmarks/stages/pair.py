@@ -1,0 +1,81 @@
+"""Stock and ours, both up, asked the same things in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.harness.child import Child
+from benchmarks.stages import OURS, STOCK, VARIANTS
+from benchmarks.stages.load import Request
+from dev.omni_cpu.distribution import OUR_PLUGIN, environment
+from dev.omni_cpu.spec import TEXT_TO_TEXT, PipelineSpec
+
+Wave = dict[str, Any]
+Turn = dict[str, Wave]  # by variant
+
+
+class Pair:
+    """Two pipelines that differ in one thing: who schedules their stages.
+
+    Stock runs without our plugin. In both the second of two stages has two replicas.
+
+    Args:
+        model: of all stages.
+        seqs: requests that a replica runs at once.
+        options: of the stage scheduler.
+    """
+
+    def __init__(self, model: Path, *, seqs: int, options: Mapping[str, Any] | None = None) -> None:
+        self._model, self._seqs, self._options = model, seqs, dict(options or {})
+        self._stack = contextlib.ExitStack()
+        self._children: dict[str, Child] = {}
+        self.version = ""
+
+    def __enter__(self) -> Pair:
+        try:
+            for variant in VARIANTS:
+                self._children[variant] = self._start(variant)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self, variant: str) -> Child:
+        folder = Path(tempfile.mkdtemp(prefix="stages-"))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        spec = PipelineSpec(
+            TEXT_TO_TEXT,
+            "full_payload",
+            replicas=2,
+            replicated=1,
+            scheduling=self._options if variant == OURS else None,
+            max_num_seqs=self._seqs,
+        )
+        around = environment(folder / "site", {})
+        if variant == STOCK:
+            plugins = around["VLLM_PLUGINS"].split(",")
+            around["VLLM_PLUGINS"] = ",".join(name for name in plugins if name != OUR_PLUGIN)
+        path = [Path(word) for word in around.pop("PYTHONPATH").split(":")]
+        words = ["--model", str(self._model), "--folder", str(folder), "--spec", json.dumps(spec.to_json())]
+        child = Child("benchmarks.stages.serve", words, path=path, environment=around)
+        self._stack.enter_context(child)
+        self.version = child.next_event()["vllm_omni"]
+        return child
+
+    def ask(self, variant: str, requests: Sequence[Request], *, kill: Any = None, together: bool = True) -> Wave:
+        plain = [request.plain() for request in requests]
+        return self._children[variant].ask(requests=plain, together=together, kill=kill)
+
+    def turn(self, requests: Sequence[Request], dice: Random, *, together: bool = True) -> Turn:
+        """Both, in random order."""
+        return {name: self.ask(name, requests, together=together) for name in dice.sample(VARIANTS, len(VARIANTS))}

@@ -1,0 +1,25 @@
+"""What the tasks are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from benchmarks.stages.pair import Pair
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``rounds`` are those that are measured."""
+
+    model: Path
+    rounds: int
+    seed: int
+
+    def dice(self, task: str) -> Random:
+        """Each task has its own, so that it draws the same whichever others run."""
+        return Random(f"{self.seed} {task}")
+
+    def pair(self, seqs: int, options: dict[str, object] | None = None) -> Pair:
+        return Pair(self.model, seqs=seqs, options=options)

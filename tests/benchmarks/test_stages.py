@@ -1,0 +1,170 @@
+"""What `benchmarks.stages` asks, and what it makes of the answers; no engine runs here."""
+
+from __future__ import annotations
+
+import statistics
+from random import Random
+from typing import Any
+
+import pytest
+
+from benchmarks.stages import OURS, STOCK, balance, death, merging, overhead, priority
+from benchmarks.stages.__main__ import TASKS, parse, table
+from benchmarks.stages.load import alike, bursts, classes, images, skewed, spread
+from benchmarks.stages.record import Bar, answered, different, entry, latencies, runs
+
+
+def told(end: float, at: float = 0.0, said: int = 1, error: str | None = None) -> dict[str, Any]:
+    answer = None if error else {"text": {"0": [said]}}
+    return {"at": at, "first": end, "end": end, "answer": answer, "error": error}
+
+
+def wave(ends: list[float], where: dict[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    found = {"told": [told(end) for end in ends], "seconds": max(ends), "runs": where or {}, "death": None}
+    return found | {"cpu_seconds": {"front end": 1.0, "1/0": 2.0, "1/1": 1.0}} | more
+
+
+def by_measure(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {record["measure"]: record for record in records}
+
+
+# ---- what is asked
+
+
+def test_the_same_seed_asks_the_same_and_names_and_prompts_are_never_used_twice() -> None:
+    assert bursts(20, 4, Random(1)) == bursts(20, 4, Random(1))
+    dice = Random(1)
+    asked = [request for _ in range(3) for request in (*alike(9, dice, thinks=2, says=3), *bursts(9, 3, dice))]
+    assert len({request.name for request in asked}) == len(asked)
+    assert len({request.prompt for request in asked}) == 27 + len({r.prompt for r in asked if "Content" in r.prompt})
+
+
+def test_most_of_a_burst_are_repeats_and_the_first_of_each_content_is_none() -> None:
+    requests = bursts(merging.REQUESTS, merging.CONTENTS, Random(0))
+    marks = merging.repeats(requests)
+    assert not marks[0]
+    assert marks.count(False) == len({(r.prompt, r.thinks, r.says) for r in requests}) <= merging.CONTENTS
+    assert marks.count(True) > len(marks) / 2
+
+
+def test_images_are_as_many_as_published() -> None:
+    dice = Random(0)
+    drawn = sorted(images(dice) for _ in range(20_000))
+    assert statistics.fmean(drawn) == pytest.approx(1.59, abs=0.1)
+    assert (drawn[10_000], drawn[18_000], drawn[-1]) == (1, 3, 49)
+    assert 7 <= drawn[19_800] <= 11
+
+
+def test_costs_follow_images_and_stay_within_what_a_model_can_say() -> None:
+    steps = [r.says for r in skewed(5_000, Random(0), tokens_per_step=10.0, most=500)]
+    assert min(steps) == 2
+    assert max(steps) == 500
+    assert 54 < statistics.median(steps) < 80, "that of one image is 54; one request in five has none, or several"
+
+
+def test_arrivals_are_spread_over_the_time_and_keep_their_order() -> None:
+    requests = spread(classes(60, 12, Random(0), scale=0.3, most=400), 5.0, Random(0))
+    times = [request.at for request in requests]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(5.0)
+    assert [request.sla for request in requests].count("realtime") == 12
+
+
+# ---- what is made of the answers
+
+
+def test_a_ratio_is_the_median_of_the_rounds_and_a_worst_is_the_worst() -> None:
+    found = entry("t", "m", [1.0, 2.0, 9.0], [2.0, 2.0, 10.0], bar=Bar(0.9))
+    assert (found["of_stock"], found["met"]) == (0.9, True)
+    assert not entry("t", "m", [1.0, 2.0], [1.0, 2.0], bar=Bar(0.9))["met"]
+    assert not entry("t", "m", [0, 0, 1], bar=Bar(0, "worst"))["met"]
+    assert "of_stock" not in entry("t", "m", [1.0], [0.0])
+
+
+def test_latency_counts_from_when_a_request_was_due_and_only_if_it_was_answered() -> None:
+    one = {"told": [told(3.0, at=1.0), told(9.0, error="gone"), told(5.0)]}
+    assert latencies(one) == [2.0, 5.0]
+    assert latencies(one, [False, True, True]) == [5.0]
+    assert answered(one) == 2
+    assert different(one, {"told": [told(1.0), told(1.0), told(1.0, said=2)]}) == 1
+
+
+def test_executions_are_those_of_one_stage() -> None:
+    assert runs({"runs": {"0/0": 3, "1/0": 4, "1/1": 5}}, 1) == 9
+
+
+def test_merging_counts_executions_and_looks_at_the_repeats() -> None:
+    requests = bursts(8, 2, Random(0))
+    repeated = merging.repeats(requests)
+    distinct = repeated.count(False)
+    ours = wave([1.0] * 8, {"0/0": distinct, "1/0": 1, "1/1": distinct - 1})
+    stock = wave([4.0 if again else 2.0 for again in repeated], {"0/0": 8, "1/0": 4, "1/1": 4})
+    found = by_measure(merging.record([(requests, {OURS: ours, STOCK: stock})]))
+    assert found["of them beyond distinct inputs, stage 0"]["met"]
+    assert found["latency of duplicates, median"]["of_stock"] == 0.25
+    assert found["latency of the others, median"]["of_stock"] == 0.5
+    once_more = wave([1.0] * 8, {"0/0": distinct + 1})
+    worse = by_measure(merging.record([(requests, {OURS: once_more, STOCK: stock})]))
+    assert not worse["of them beyond distinct inputs, stage 0"]["met"]
+
+
+def test_the_steps_alone_tell_what_balance_can_gain() -> None:
+    assert balance.in_turns([4, 1, 4, 1]) == 8
+    assert balance.first_free([4, 1, 4, 1]) == 5
+    requests = balance.LOADS["images"](6, Random(0))
+    rounds = [(requests, {OURS: wave([3.0] * 6), STOCK: wave([4.0] * 6)})]
+    found = by_measure(balance.record("images", rounds))
+    assert found["images: makespan"]["of_stock"] == 0.75
+    assert found["images: makespan"]["met"]
+    assert found["images: CPU time of the busiest replica, of the makespan"]["stock"]["median"] == 0.5
+
+
+def test_a_death_counts_who_got_no_answer_and_how_long_it_took() -> None:
+    dead = {"in_flight": 32, "noticed_seconds": 0.1, "back_seconds": 9.0, "restart_seconds": 8.0}
+    calm = wave([1.0] * 32)
+    for_ever = dead | {"back_seconds": None, "restart_seconds": None}
+    failed = wave([1.0] * 32, death=for_ever) | {"told": [told(1.0)] * 24 + [told(1.0, error="dead")] * 8}
+    one = {
+        OURS: {
+            "undisturbed": calm,
+            "killed": wave([1.5] * 32, death=dead),
+            "afterwards": wave([1.0] * 32, {"1/0": 16}),
+        },
+        STOCK: {"undisturbed": calm, "killed": failed, "afterwards": calm},
+    }
+    found = by_measure(death.record([one]))
+    assert found["not answered"]["stock"]["median"] == 8
+    assert found["not answered"]["met"]
+    assert found["answers other than undisturbed"]["met"]
+    assert found["until it was back, beyond starting it"]["ours"]["median"] == 1.0
+    assert found["requests that the new replica runs afterwards"]["ours"]["median"] == 16
+    never = {**one, OURS: one[OURS] | {"killed": wave([1.5] * 32, death=for_ever)}}
+    assert not by_measure(death.record([never]))["until it was back"].get("met", False)
+
+
+def test_priority_tells_the_classes_apart() -> None:
+    requests = classes(10, 2, Random(0), scale=0.3, most=400)
+    high = [request.sla == "realtime" for request in requests]
+    ours = wave([1.0 if one else 5.0 for one in high])
+    found = by_measure(priority.record([(requests, {OURS: ours, STOCK: wave([4.0] * 10)})]))
+    assert found["latency of the high class, P99"]["of_stock"] == 0.25
+    assert found["latency of the low class, worst"]["of_stock"] == 1.25
+    assert found["not answered"]["met"]
+
+
+def test_overhead_is_a_ratio_of_turns() -> None:
+    turns = [{OURS: wave([1.02] * 5), STOCK: wave([1.0] * 5)}] * 3
+    found = overhead.record(turns)
+    assert found[0]["of_stock"] == 1.02
+    assert found[0]["met"]
+    assert table("overhead", found).row_count == len(found)
+
+
+# ---- how it is started
+
+
+def test_tasks_are_chosen_by_name() -> None:
+    assert parse([]).tasks == list(TASKS) == ["merging", "balance", "death", "priority", "overhead"]
+    assert parse(["--tasks", "death,merging", "--quick"]).tasks == ["death", "merging"]
+    with pytest.raises(SystemExit):
+        parse(["--tasks", "deaths"])

@@ -1,0 +1,207 @@
+"""What is asked of a pipeline whose stages are scheduled: the same thing by many, and deaths under load.
+
+Each returns `{"answers": {request: answer}, …}`, an answer as `asking.answer_to` gives it and `ends`: how often each
+stage said that the request was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from dev.omni_cpu.asking import Ask, sampling_params, take
+from dev.omni_cpu.spec import PipelineSpec
+
+MERGED = Ask("What is asked by many at a time.", thinks=80, says=100)
+STAGE_ASKS = {
+    "merged": MERGED,
+    "other": Ask("What some others ask.", thinks=70, says=90),
+    "parted": MERGED._replace(says=85),  # the same for the thinker only
+    "handed over": Ask("The first who asks this does not stay.", thinks=160, says=170),
+}
+CROWD = {
+    f"crowd {number}": Ask(
+        f"Number {number} of many" + " and more" * (number % 7), 12 + number % 9, 21 + 7 * number % 30
+    )
+    for number in range(16)
+}
+MANY = 6
+LEAVE_AFTER_TOKENS = 8
+UNTIL_SECONDS = 120
+METRICS = "vllm:omni_sched_stage_"
+
+Result = dict[str, Any]
+
+
+async def undisturbed(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """All that the other scenarios ask."""
+    return {"answers": await _all(omni, spec, prefix, STAGE_ASKS | CROWD)}
+
+
+async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Many ask the same at a time, and some another thing."""
+    asks = {f"merged {number}": STAGE_ASKS["merged"] for number in range(MANY)}
+    asks |= {f"other {number}": STAGE_ASKS["other"] for number in range(MANY // 2)}
+    with _counted(omni) as submitted:
+        return {"answers": await _all(omni, spec, prefix, asks), "submitted": submitted}
+
+
+async def parting(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Many ask the thinker for the same, and the talker for more and for less."""
+    asks = {f"{name} {number}": STAGE_ASKS[name] for number in range(2) for name in ("merged", "parted")}
+    with _counted(omni) as submitted:
+        return {"answers": await _all(omni, spec, prefix, asks), "submitted": submitted}
+
+
+async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """The first of three that ask the same leaves, when the two others have joined it."""
+    queue, ask = omni.engine.stage_pools[0].queue, STAGE_ASKS["handed over"]
+    joined = asyncio.Event()
+    with _counted(omni) as submitted:
+        leaving = asyncio.create_task(_leave(omni, spec, f"{prefix}-leaving", ask, joined))
+        await _until(lambda: queue.running)
+        staying = asyncio.create_task(_all(omni, spec, prefix, {f"handed over {number}": ask for number in range(2)}))
+        await _until(lambda: sum(len(queue.receivers(name)) for name in list(queue.running)) == 3)
+        joined.set()
+        await leaving
+        return {"answers": await staying, "submitted": submitted}
+
+
+async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -> Result:
+    """SIGKILL for the first replica of a stage in the middle of its work; then, the replica being back, all again."""
+    pool = omni.engine.stage_pools[stage_id]
+    answers = asyncio.create_task(_all(omni, spec, f"{prefix}-once", CROWD))
+    await _until(lambda: _in_the_middle(pool))
+    lost = sum(work.replica_id == 0 for work in list(pool.queue.running.values()))
+    for process in pool.clients[0].resources.engine_manager.processes:
+        os.kill(process.pid, signal.SIGKILL)
+    result = {"answers": await answers, "lost": lost}
+    await _until(lambda: len(pool.live_replica_ids()) == pool.num_replicas)
+    return result | {"again": await _all(omni, spec, f"{prefix}-again", CROWD)}
+
+
+async def told(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """What the metrics say, and what is left in the queues; one more request shows that the metrics go on."""
+    before = _finished(spec)
+    answers = await _all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
+    await _until(lambda: _finished(spec) > before)
+    pools = omni.engine.stage_pools
+    await _until(lambda: not any(_held(pool) for pool in pools))
+    # the page is written once a second
+    await _until(lambda: not any(value for name, _, value in _samples() if name in ("waiting", "running")))
+    return {"answers": answers, "metrics": [[name, labels, value] for name, labels, value in _samples()]}
+
+
+STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]] = {
+    "undisturbed": undisturbed,
+    "merged": merged,
+    "parting": parting,
+    "handed_over": handed_over,
+    "killed_0": partial(killed, stage_id=0),
+    "killed_1": partial(killed, stage_id=1),
+    "told": told,
+}
+
+
+async def _all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask]) -> dict[str, Any]:
+    """At a time; a request that fails answers with its error."""
+    answers = [_heard(omni, spec, f"{prefix}-{number}", ask) for number, ask in enumerate(asks.values())]
+    return dict(zip(asks, await asyncio.gather(*answers), strict=True))
+
+
+async def _heard(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> dict[str, Any]:
+    answer: dict[str, Any] = {"text": {}}
+    ends: Counter[str] = Counter()
+    longest = 0
+    try:
+        async for output in _outputs(omni, spec, request_id, ask):
+            if output.error:
+                raise RuntimeError(output.error)
+            ends[str(output.stage_id)] += bool(output.finished)
+            take(output, answer)
+            if output.stage_id == 0:  # all that was said so far, each time
+                heard = len(answer["text"]["0"])
+                if heard < longest:
+                    raise RuntimeError(f"said {longest} tokens, and then {heard}")
+                longest = heard
+    except Exception as error:  # noqa: BLE001  the test that compares answers shows it
+        answer["text"]["error"] = str(error)
+    return answer | {"ends": dict(ends)}
+
+
+async def _leave(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask, when: asyncio.Event) -> None:
+    async with aclosing(_outputs(omni, spec, request_id, ask)) as outputs:
+        async for output in outputs:
+            if output.stage_id == 0 and len(output.outputs[0].token_ids) >= LEAVE_AFTER_TOKENS and when.is_set():
+                return
+    raise RuntimeError("the request that was to be left was answered in full")
+
+
+def _outputs(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> AsyncIterator[Any]:
+    outputs: AsyncIterator[Any] = omni.generate(
+        ask.prompt, request_id=request_id, sampling_params_list=sampling_params(spec, ask)
+    )
+    return outputs
+
+
+@contextmanager
+def _counted(omni: Any) -> Iterator[dict[str, int]]:
+    """How many requests the engines of each stage are given meanwhile."""
+    submitted = {str(pool.stage_id): 0 for pool in omni.engine.stage_pools}
+
+    def counting(stage: str, theirs: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def add_request_async(*arguments: Any, **more: Any) -> None:
+            submitted[stage] += 1
+            await theirs(*arguments, **more)
+
+        return add_request_async
+
+    clients = [(str(pool.stage_id), client) for pool in omni.engine.stage_pools for client in pool.clients if client]
+    for stage, client in clients:
+        client.add_request_async = counting(stage, client.add_request_async)
+    try:
+        yield submitted
+    finally:
+        for _, client in clients:
+            del client.add_request_async  # the method of its class is back
+
+
+def _in_the_middle(pool: Any) -> bool:
+    """Of works of the first replica; of a stage that speaks as it goes, when one has spoken."""
+    works = [work for work in list(pool.queue.running.values()) if work.replica_id == 0]
+    return len(works) > 1 and (pool.stage_id > 0 or any(work.spoke for work in works))
+
+
+def _held(pool: Any) -> int:
+    queue = pool.queue
+    return len(queue.running) + len(queue.waiting) + len(queue.held)
+
+
+def _samples() -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name.startswith(METRICS):
+                yield sample.name.removeprefix(METRICS), dict(sample.labels), sample.value
+
+
+def _finished(spec: PipelineSpec) -> float:
+    """Requests that were through with the last stage, by the metrics."""
+    return sum(
+        value
+        for name, labels, value in _samples()
+        if name == "requests_total" and (labels["stage"], labels["outcome"]) == (str(spec.stages - 1), "finished")
+    )
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(UNTIL_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -1,0 +1,62 @@
+"""What a replica has in hand."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm_omni_sched.omni.stages.limits import ReplicaLoad
+from vllm_omni_sched.resource.pid import PidBatch
+
+pytestmark = pytest.mark.omni
+
+
+def load() -> ReplicaLoad:
+    return ReplicaLoad(PidBatch(1.0, 0.05, 1, 8))
+
+
+def test_one_alone_has_all_the_time() -> None:
+    one = load()
+    one.begin("a", 4.0, 10.0)
+    assert one.remaining_seconds(13.0) == pytest.approx(1.0)
+    assert one.end("a", 14.0) == pytest.approx(4.0)
+    assert one.remaining_seconds(20.0) == 0.0
+
+
+def test_requests_that_run_together_share_the_time() -> None:
+    one = load()
+    one.begin("a", 4.0, 0.0)
+    one.begin("b", 4.0, 2.0)
+    assert one.remaining_seconds(4.0) == pytest.approx(1.0 + 3.0)
+    assert one.end("a", 6.0) == pytest.approx(2.0 + 2.0)
+    assert one.end("b", 7.0) == pytest.approx(2.0 + 1.0)
+
+
+def test_time_in_which_nothing_ran_is_nobodys() -> None:
+    one = load()
+    one.begin("a", 1.0, 0.0)
+    one.end("a", 1.0)
+    one.begin("b", 1.0, 100.0)
+    assert one.end("b", 101.0) == pytest.approx(1.0)
+
+
+def test_one_that_takes_longer_than_it_should_is_nearly_done() -> None:
+    one = load()
+    one.begin("a", 4.0, 0.0)
+    assert one.remaining_seconds(100.0) == pytest.approx(0.4)
+
+
+def test_one_that_is_not_there_had_nothing() -> None:
+    one = load()
+    assert one.end("a", 1.0) is None
+    one.begin("a", 1.0, 1.0)
+    one.end("a", 2.0)
+    assert one.end("a", 3.0) is None
+
+
+def test_a_clock_that_goes_back_takes_nothing_away() -> None:
+    one = load()
+    one.begin("a", 4.0, 10.0)
+    assert one.remaining_seconds(5.0) == pytest.approx(4.0)
+    assert one.end("a", 6.0) == pytest.approx(1.0)

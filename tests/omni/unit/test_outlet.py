@@ -1,0 +1,196 @@
+"""What leaves for the clients: each thing once, whatever was run again behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm_omni.engine.messages import ErrorMessage, OutputMessage, StageMetricsMessage
+from vllm_omni.metrics.stats import StageRequestStats, StageStats
+
+from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL, FINAL_ONLY, Rig
+from vllm_omni_sched.omni.stages.outlet import Outlet
+
+pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
+
+
+class Client:
+    """Puts together what it is told of the one request `r`."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.outlet = Outlet(self.queue, lambda request_id, stage_id: kind)
+
+    async def told(
+        self, tokens: list[int], text: str, *, stage: int = 0, last: bool = False, ends: bool = False
+    ) -> bool:
+        """Whether a message gets through."""
+        completion = CompletionOutput(0, text, tokens, None, None, finish_reason="stop" if last else None)
+        output = RequestOutput("r", None, [1], None, [completion], finished=last)
+        before = self.queue.qsize()
+        await self.outlet.put(OutputMessage(request_id="r", stage_id=stage, engine_outputs=output, finished=ends))
+        assert (completion.token_ids, completion.text) == (tokens, text), "the next stage reads this one too"
+        return self.queue.qsize() > before
+
+    async def says(self, script: str, upto: int) -> None:
+        """A run from its beginning, a character and a token at a time, the last of which may be the end."""
+        for i in range(1, upto + 1):
+            last = i == len(script)
+            if self.kind is DELTA:
+                await self.told([i], script[i - 1], last=last, ends=last)
+            elif self.kind is CUMULATIVE or last:
+                await self.told(list(range(1, i + 1)), script[:i], last=last, ends=last)
+
+    def put_together(self) -> tuple[list[int], str]:
+        parts = [one.engine_outputs.outputs[0] for one in self.queue._queue]
+        if self.kind is not DELTA:
+            return list(parts[-1].token_ids), parts[-1].text
+        return [token for one in parts for token in one.token_ids], "".join(one.text for one in parts)
+
+
+SCRIPT = "a stage that runs again"
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+@pytest.mark.parametrize("died_after", [0, 1, 7, len(SCRIPT) - 1])
+async def test_a_run_that_is_repeated_says_only_what_is_new(kind: Any, died_after: int) -> None:
+    client = Client(kind)
+    await client.says(SCRIPT, died_after)
+    before = client.queue.qsize()
+    client.outlet.runs_again("r", 0)
+    await client.says(SCRIPT, died_after)
+    assert client.queue.qsize() == before
+    client.outlet.runs_again("r", 0)  # and once more
+    await client.says(SCRIPT, len(SCRIPT))
+    assert client.put_together() == (list(range(1, len(SCRIPT) + 1)), SCRIPT)
+    assert [one.finished for one in client.queue._queue].count(True) == 1
+
+
+async def test_a_delta_that_is_half_old_is_cut_in_the_middle() -> None:
+    client = Client(DELTA)
+    await client.told([1, 2, 3], "abc")
+    client.outlet.runs_again("r", 0)
+    assert not await client.told([1, 2], "ab")
+    assert await client.told([3, 4, 5], "cde")
+    assert client.put_together() == ([1, 2, 3, 4, 5], "abcde")
+
+
+async def test_tokens_and_text_are_cut_each_for_itself() -> None:
+    """A detokenizer holds text back until a character is whole."""
+    client = Client(DELTA)
+    await client.told([1, 2], "a")
+    client.outlet.runs_again("r", 0)
+    await client.told([1], "")
+    await client.told([2, 3], "ab")
+    assert client.put_together() == ([1, 2, 3], "ab")
+
+
+async def test_what_comes_after_the_end_is_dropped() -> None:
+    client = Client(CUMULATIVE)
+    assert await client.told([1], "a", last=True, ends=True)
+    assert not await client.told([1], "a", last=True, ends=True)
+    await client.outlet.put(ErrorMessage(request_id="r", error="late"))
+    assert (client.queue.qsize(), client.outlet.dropped) == (1, 2)
+
+
+async def test_what_comes_after_an_error_is_dropped() -> None:
+    client = Client(CUMULATIVE)
+    for _ in range(2):
+        await client.outlet.put(ErrorMessage(request_id="r", error="it failed"))
+    assert not await client.told([1], "a", last=True, ends=True)
+    assert client.queue.qsize() == 1
+
+
+async def test_nothing_is_told_of_a_muted_request() -> None:
+    client = Client(CUMULATIVE)
+    client.outlet.mute("r")
+    assert not await client.told([1], "a", last=True, ends=True)
+    await client.outlet.put(ErrorMessage(request_id="r", error="it failed"))
+    assert client.queue.qsize() == 0
+
+
+async def test_stages_are_told_apart() -> None:
+    client = Client(CUMULATIVE)
+    await client.told([1, 2], "ab", stage=0)
+    client.outlet.runs_again("r", 0)
+    assert await client.told([1], "a", stage=1)
+    assert not await client.told([1], "a", stage=0)
+
+
+async def test_a_stage_that_was_whole_says_nothing_when_it_runs_again() -> None:
+    client = Client(CUMULATIVE)
+    assert await client.told([1], "a", stage=0, last=True)
+    client.outlet.runs_again("r", 0)
+    assert not await client.told([1], "a", stage=0, last=True)
+    assert await client.told([2], "b", stage=1, last=True, ends=True)
+
+
+async def test_a_name_is_free_again_when_its_request_has_left() -> None:
+    client = Client(CUMULATIVE)
+    await client.told([1], "a", last=True, ends=True)
+    client.outlet.forget("r")
+    assert await client.told([1], "a", last=True, ends=True)
+
+
+async def test_what_is_of_no_request_passes() -> None:
+    client = Client(CUMULATIVE)
+    await client.told([1], "a", last=True, ends=True)
+    await client.outlet.put(ErrorMessage(error="all is lost", fatal=True))
+    await client.outlet.put(ErrorMessage(request_id="r", event_id="e", error="no such interaction"))
+    metrics = StageRequestStats(
+        batch_id=0, batch_size=1, num_tokens_in=0, num_tokens_out=0, stage_gen_time_ms=0.0, rx_transfer_bytes=0,
+        rx_decode_time_ms=0.0, rx_in_flight_time_ms=0.0, stage_stats=StageStats(0, 0.0),
+    )  # fmt: skip
+    await client.outlet.put(StageMetricsMessage(request_id="r", stage_id=0, metrics=metrics))
+    assert client.queue.qsize() == 4
+
+
+async def test_it_is_the_queue_otherwise() -> None:
+    client = Client(CUMULATIVE)
+    await client.told([1], "a")
+    assert client.outlet.qsize() == 1
+
+
+async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    outlet = Outlet(queue, lambda request_id, stage_id: DELTA)
+
+    async def chunk(i: int) -> None:
+        completion = CompletionOutput(0, "", [], None, None, finish_reason="stop" if i == 3 else None)
+        completion.multimodal_output = {"audio": torch.full((4,), float(i))}
+        output = RequestOutput("r", None, [1], None, [completion], finished=i == 3)
+        await outlet.put(OutputMessage(request_id="r", stage_id=1, engine_outputs=output, finished=i == 3))
+
+    await chunk(1)
+    outlet.runs_again("r", 1)
+    for i in (1, 2, 3):
+        await chunk(i)
+    heard = [float(one.engine_outputs.outputs[0].multimodal_output["audio"][0]) for one in queue._queue]
+    assert heard == [1.0, 2.0, 3.0]
+
+
+async def test_of_an_aborted_request_its_client_gets_what_there_is_and_nothing_is_kept() -> None:
+    async with Rig(FINAL) as rig:
+        await rig.ask("a")
+        await rig.step(0, "a")
+        await rig.abort("a")
+        assert len(rig.ends("a")) == 1
+        assert not rig.left_over(), "or the next request of that name gets no answer"
+
+
+async def test_a_name_that_was_aborted_can_be_used_again() -> None:
+    async with Rig(FINAL) as rig:
+        await rig.ask("a")
+        await rig.step(0, "a")
+        await rig.abort("a")
+        rig.messages.clear()
+        await rig.ask("a")
+        await rig.finish(0, "a")
+        assert rig.answer("a") == rig.expected()

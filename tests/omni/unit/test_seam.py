@@ -1,0 +1,101 @@
+"""Where vLLM-Omni lets us in: with options ours, without them vLLM-Omni as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+from vllm_omni.engine.orchestrator import Orchestrator
+from vllm_omni.engine.stage_pool import StagePool
+
+from tests.support.omni_stages import FINAL, Edges, StageSpec, pool_of
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.omni.stages import seam
+from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+from vllm_omni_sched.omni.stages.policies import Policies
+from vllm_omni_sched.omni.stages.pool import ScheduledPool
+from vllm_omni_sched.stage_config import VARIABLE
+
+pytestmark = pytest.mark.omni
+
+Make = Callable[[str | None], Any]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    """The orchestrator that the engine makes with such a deploy YAML; None: there is no YAML."""
+    monkeypatch.setattr(AsyncOmniEngine, "_create_orchestrator", AsyncOmniEngine._create_orchestrator)
+    monkeypatch.setattr(Policies, "publish", lambda self: SimpleNamespace(close=lambda: None))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    seam.hook()
+
+    def made(text: str | None) -> Any:
+        deploy = tmp_path / "deploy.yaml"
+        if text is not None:
+            deploy.write_text(text)
+        stages = (StageSpec(), FINAL)
+        engine = SimpleNamespace(_deploy_config_source=str(deploy) if text is not None else None, _runtime=object())
+        return AsyncOmniEngine._create_orchestrator(
+            engine,
+            request_async_queue=asyncio.Queue(),
+            output_async_queue=asyncio.Queue(),
+            rpc_async_queue=asyncio.Queue(),
+            stage_pools=[pool_of(i, stages, Edges()) for i in range(2)],
+            async_chunk=False,
+        )
+
+    return made
+
+
+@pytest.mark.parametrize("text", [None, "stages: []\n", "omni_sched: false\n"])
+def test_without_options_all_is_as_it_was(make: Make, text: str | None) -> None:
+    found = make(text)
+    assert type(found) is Orchestrator
+    assert [type(pool) for pool in found.stage_pools] == [StagePool, StagePool]
+    assert type(found.output_async_queue) is asyncio.Queue
+
+
+@pytest.mark.parametrize("text", ["omni_sched:\n", "omni_sched: {}\n", "omni_sched: {batching: {max_batch_size: 2}}\n"])
+def test_with_options_the_orchestrator_is_ours(make: Make, text: str) -> None:
+    found = make(text)
+    assert type(found) is ScheduledOrchestrator
+    assert [type(pool) for pool in found.stage_pools] == [ScheduledPool, ScheduledPool]
+
+
+def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("batching: {max_batch_size: 2}\n")
+    monkeypatch.setenv(VARIABLE, str(file))
+    assert make(None).policies.config.batching.max_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "omni_sched: {batching: {stages: {stage7: {max_batch_size: 2}}}}\n",
+            r"batching\.stages\.stage7.*no such stage",
+        ),
+        ("omni_sched: {batching: {stages: {9: {max_batch_size: 2}}}}\n", r"batching\.stages\.9.*no such stage"),
+        ("omni_sched: {batching: {max_batch_sice: 2}}\n", "max_batch_sice"),
+        ("omni_sched: {balancing: {policy: best}}\n", "policy"),
+        ("omni_sched: [1]\n", "mapping"),
+    ],
+)
+def test_bad_options_are_refused_with_what_is_wrong(make: Make, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(text)
+
+
+def test_hooking_twice_is_hooking_once(make: Make) -> None:
+    once = AsyncOmniEngine._create_orchestrator
+    seam.hook()
+    assert AsyncOmniEngine._create_orchestrator is once

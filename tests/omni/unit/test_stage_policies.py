@@ -1,0 +1,254 @@
+"""Who goes when, and where to, in a stage of a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from tests.support.omni_stages import FINAL, GENERATION, Rig, StageSpec
+
+pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
+
+ONE_AT_A_TIME = StageSpec(final_output=True, max_num_seqs=1)
+TWO = StageSpec(replicas=2, final_output=True)
+
+
+def of(name: str | None = None, user: str | None = None) -> dict[str, Any]:
+    """Parameters of a request of a class, or a user."""
+    return {"extra_args": {key: value for key, value in (("omni_class", name), ("omni_user", user)) if value} or None}
+
+
+async def order(rig: Rig, *names: str) -> list[str]:
+    """In which order they run, one after the other; each of the class that its first letter stands for."""
+    classes = {"r": "realtime", "i": "interactive", "b": "batch"}
+    await rig.ask("x", (0,))
+    for i, name in enumerate(names):
+        await rig.ask(name, (i + 1,), params=of(classes[name[0]]))
+    for _ in range(len(names) + 1):
+        await rig.finish(0, *rig.at(0))
+    assert not rig.left_over()
+    return rig.replica(0).took[1:]
+
+
+async def test_the_better_class_goes_first() -> None:
+    async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": 0.0}}) as rig:
+        assert await order(rig, "b1", "i1", "r1", "b2", "r2") == ["r1", "r2", "i1", "b1", "b2"]
+
+
+async def test_switched_off_who_came_first_goes_first() -> None:
+    async with Rig(ONE_AT_A_TIME, graph={"priority": {"enabled": False}}) as rig:
+        assert await order(rig, "b1", "i1", "r1") == ["b1", "i1", "r1"]
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.0, 7), (0.5, 2)])
+async def test_the_worst_class_has_its_share(share: float, first: int) -> None:
+    """``first``: by then the first of the worst class has run."""
+    async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": share}}) as rig:
+        took = await order(rig, "b1", "b2", "r1", "r2", "r3", "r4", "r5", "r6")
+        assert sum(name.startswith("b") for name in took[:first]) == (1 if share or first > 6 else 0)
+        assert sorted(took) == sorted(["b1", "b2", *(f"r{i}" for i in range(1, 7))])
+
+
+async def test_who_has_waited_too_long_goes_first() -> None:
+    async with Rig(ONE_AT_A_TIME, graph={"priority": {"max_wait_seconds": 5.0, "min_low_share": 0.0}}) as rig:
+        await rig.ask("x", (0,))
+        await rig.ask("b", (1,), params=of("batch"))
+        rig.now += 6.0
+        await rig.ask("r", (2,), params=of("realtime"))
+        await rig.finish(0, "x")
+        assert list(rig.at(0)) == ["b"]
+
+
+async def test_the_priority_of_a_request_goes_along_to_later_stages() -> None:
+    async with Rig(StageSpec(), FINAL) as rig:
+        await rig.ask("a", priority=3)
+        await rig.finish(0, "a")
+        assert rig.replica(1).requests["a"].priority == 3
+
+
+@pytest.mark.parametrize(("capacity", "took"), [(1, ["a"]), (2, ["a", "b"]), (3, ["a", "b", "c"])])
+async def test_a_stage_starts_only_what_the_next_one_has_room_for(capacity: int, took: list[str]) -> None:
+    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"capacity": capacity}}) as rig:
+        for name in "abc":
+            await rig.ask(name, (ord(name),))
+        assert rig.replica(0).took == took
+        await rig.finish(0, *took)
+        assert rig.replica(0).took == took, "they are in the next stage now"
+        await rig.finish(1, "a")
+        assert rig.replica(0).took == [*"abc"][: capacity + 1]
+        for _ in range(3):
+            for stage_id in (0, 1):
+                await rig.finish(stage_id, *rig.at(stage_id))
+        for name in "abc":
+            assert rig.answer(name) == rig.expected((ord(name),))
+        assert not rig.left_over()
+
+
+async def test_an_abort_gives_room_back() -> None:
+    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"capacity": 1}}) as rig:
+        for name in "ab":
+            await rig.ask(name, (ord(name),))
+        await rig.finish(0, "a")
+        await rig.abort("a")
+        assert rig.replica(0).took == ["a", "b"]
+
+
+async def test_without_credits_a_stage_starts_what_it_can() -> None:
+    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"enabled": False, "capacity": 1}}) as rig:
+        for name in "abc":
+            await rig.ask(name, (ord(name),))
+        assert rig.replica(0).took == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("enabled", "where"), [(True, 1), (False, 0)])
+async def test_a_user_goes_where_that_user_was(enabled: bool, where: int) -> None:
+    async with Rig(TWO, graph={"affinity": {"enabled": enabled}}) as rig:
+        await rig.ask("x", (1,))
+        await rig.ask("a", (2,), params=of(user="u"))
+        assert rig.replica_id(0, "a") == 1
+        await rig.finish(0, "x", "a")
+        await rig.ask("b", (3,), params=of(user="u"))
+        assert rig.replica_id(0, "b") == where
+        lookups = [rig.policies.board.replicas[0, i].lookups["hit"] for i in (0, 1)]
+        assert lookups == ([0, 1] if enabled else [0, 0])
+
+
+async def test_what_a_dead_replica_had_is_not_looked_for_there() -> None:
+    async with Rig(TWO) as rig:
+        await rig.ask("x", (1,))
+        await rig.ask("a", (2,), params=of(user="u"))
+        await rig.finish(0, "x", "a")
+        await rig.kill(0, 1)
+        await rig.ask("b", (3,), params=of(user="u"))
+        assert rig.replica_id(0, "b") == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "where"),
+    [("cost", [0, 1, 0]), ("least-queue", [0, 1, 0]), ("round-robin", [0, 1, 0]), ("stock", [0, 1, 0])],
+)
+async def test_each_policy_balances_equal_requests(policy: str, where: list[int]) -> None:
+    async with Rig(TWO, balancing={"policy": policy}) as rig:
+        for i in range(3):
+            await rig.ask(f"{i}", (i,))
+        assert [rig.replica_id(0, f"{i}") for i in range(3)] == where
+
+
+@pytest.mark.parametrize(("policy", "where"), [("cost", 1), ("least-queue", 0)])
+async def test_by_cost_a_long_request_weighs_more_than_two_short_ones(policy: str, where: int) -> None:
+    async with Rig(TWO, balancing={"policy": policy}) as rig:
+        await rig.ask("long", (1,), params={"max_tokens": 1000})
+        for i in range(2):
+            await rig.ask(f"{i}", (10 + i,), params={"max_tokens": 1})
+        if policy == "least-queue":
+            assert [rig.replica_id(0, f"{i}") for i in range(2)] == [1, where]
+        else:
+            assert [rig.replica_id(0, f"{i}") for i in range(2)] == [1, 1]
+
+
+async def test_a_session_is_balanced_too() -> None:
+    async with Rig(TWO) as rig:
+        await rig.ask("x", (1,))
+        await rig.ask("s", (2,), resumable=True)
+        assert rig.replica_id(0, "s") == 1
+
+
+async def test_a_stage_that_runs_whole_batches_waits_for_more_but_not_for_long() -> None:
+    batches = StageSpec(final_output=True, kind=GENERATION, max_num_seqs=3)
+    async with Rig(batches, batching={"hold_ms": 50.0}) as rig:
+        await rig.ask("a", (1,))
+        assert list(rig.at(0)) == ["a"], "it was idle"
+        await rig.ask("b", (2,))
+        assert list(rig.at(0)) == ["a"]
+        await rig.tick(0.06)
+        assert list(rig.at(0)) == ["a", "b"]
+
+
+async def test_and_goes_when_its_batch_is_full() -> None:
+    batches = StageSpec(final_output=True, kind=GENERATION, max_num_seqs=3)
+    async with Rig(batches, batching={"hold_ms": 50.0}) as rig:
+        for i in range(3):
+            await rig.ask(f"{i}", (i,))
+        assert list(rig.at(0)) == ["0", "1", "2"]
+
+
+async def test_an_autoregressive_stage_does_not_wait() -> None:
+    async with Rig(FINAL, batching={"hold_ms": 50.0}) as rig:
+        for i in range(2):
+            await rig.ask(f"{i}", (i,))
+        assert list(rig.at(0)) == ["0", "1"]
+
+
+async def test_a_request_waits_for_memory_of_its_modality() -> None:
+    async with Rig(FINAL, pools={"total_bytes": 100}) as rig:
+        await rig.ask("a", tuple(range(10)))
+        await rig.ask("b", tuple(range(1, 11)))
+        assert list(rig.at(0)) == ["a"]
+        await rig.finish(0, "a")
+        assert list(rig.at(0)) == ["b"]
+        await rig.finish(0, "b")
+        assert not rig.left_over()
+
+
+async def test_one_that_never_fits_is_not_held_back_for_ever() -> None:
+    async with Rig(FINAL, pools={"total_bytes": 100}) as rig:
+        await rig.ask("a", tuple(range(50)))
+        assert list(rig.at(0)) == ["a"]
+
+
+async def test_slow_batches_make_the_limit_smaller() -> None:
+    async with Rig(FINAL, batching={"target_latency_ms": 100.0}) as rig:
+        for number in range(3):
+            names = [f"{number}.{i}" for i in range(8)]
+            for i, name in enumerate(names):
+                await rig.ask(name, (100 * number + i, 1))
+            while rig.at(0):
+                rig.now += 10.0
+                running = list(rig.at(0))
+                await rig.step(0, *running)
+                await rig.finish(0, *running)
+        load = rig.omni.stage_pools[0].queue.policies.load(0)
+        assert load.limit.limit < 8
+        assert rig.policies.board.replicas[0, 0].batch_limit < 8
+        assert not rig.left_over()
+
+
+async def test_costs_are_learnt() -> None:
+    async with Rig(FINAL) as rig:
+        costs = []
+        for i in range(20):
+            await rig.ask(f"{i}", (i,))
+            costs.append(next(iter(rig.omni.stage_pools[0].queue.running.values())).cost_seconds)
+            rig.now += 5.0
+            await rig.finish(0, f"{i}")
+        assert costs[0] < 1.0 < 3.0 < costs[-1]
+
+
+async def test_what_happens_is_on_the_board() -> None:
+    async with Rig(FINAL) as rig:
+        for name in "abc":
+            await rig.ask(name)
+        await rig.ask("d", (9,))
+        await rig.finish(0, "a")
+        await rig.abort("d")
+        board = rig.policies.board
+        assert board.stages[0].merged == 2
+        facts = board.replicas[0, 0]
+        assert (facts.ended["finished"], facts.ended["aborted"], facts.running) == (1, 1, 0)
+
+
+async def test_a_page_of_metrics_is_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    async with Rig(FINAL) as rig:
+        await rig.ask("a")
+        await rig.finish(0, "a")
+        publisher = type(rig.policies).publish(rig.policies)
+        try:
+            pages = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+            assert any("omni_sched_stage" in page for page in pages)
+        finally:
+            publisher.close()

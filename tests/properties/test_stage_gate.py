@@ -1,0 +1,92 @@
+"""The gate under random load: nothing lost or doubled, no replica overfull, nobody passed over too often."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, HoldReason, StageGate
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0, 0.1, 0.5]), st.booleans())
+def test_random_load(seed, num_replicas, max_passed, min_share, flow):
+    """``flow``: credits of a request come and go; else all have them."""
+    dice = random.Random(seed)
+    gate = StageGate(max_hold_seconds=0.05, min_share=min_share, max_passed=max_passed)
+    replicas = [ReplicaState(i, limit=dice.randint(1, 4)) for i in range(num_replicas)]
+    came: dict[str, int] = {}  # numbers in order of arrival; of one snapshot, in its order
+    waiting: dict[str, GateRequest] = {}
+    passed: dict[str, int] = {}
+    running: list[int] = []
+    released: set[str] = set()
+    now = 0.0
+    for step in range(60):
+        if step < 40:
+            for number in range(dice.randint(0, 4)):
+                name = f"{step}.{number}"
+                kind = {"mergeable": dice.random() < 0.8, "low": dice.random() < 0.5}
+                waiting[name] = GateRequest(name, dice.paretovariate(1.5), **kind)
+                passed[name] = 0
+        for name, one in waiting.items():
+            waiting[name] = replace(one, has_credits=not flow or dice.random() < 0.7)
+        # newest first, the order that is worst for the old
+        order = tuple(sorted(waiting.values(), key=lambda one: (one.low, -float(one.request_id))))
+        for one in order:
+            came.setdefault(one.request_id, len(came))
+        idle = {one.replica_id for one in replicas if one.in_flight == 0}
+        made = gate.plan(GateSnapshot(now, order, tuple(replicas)), dice)
+
+        held = dict(made.held)
+        assert {one.request_id for one in made.releases} | held.keys() == waiting.keys()
+        assert len(made.releases) + len(held) == len(waiting)
+        for one in made.releases:
+            assert one.request_id not in released
+            released.add(one.request_id)
+            assert waiting.pop(one.request_id).has_credits
+            place = replicas[one.replica_id]
+            assert place.room > 0
+            replicas[one.replica_id] = replace(place, in_flight=place.in_flight + 1)
+            running.append(one.replica_id)
+            for other in waiting:  # those released later in this plan were passed over, too
+                passed[other] += came[other] < came[one.request_id]
+        if any(reason is HoldReason.WINDOW for reason in held.values()):
+            assert made.wake_at is not None
+            assert now < made.wake_at <= now + 0.05
+            assert not any(replicas[i].room for i in idle)
+        else:
+            assert made.wake_at is None
+        assert max(passed.values(), default=0) <= max_passed
+
+        now += dice.choice([0.001, 0.02, 0.1])
+        dice.shuffle(running)
+        for _ in range(dice.randint(0, len(running))):
+            done = running.pop()
+            replicas[done] = replace(replicas[done], in_flight=replicas[done].in_flight - 1)
+    for _ in range(len(waiting) + 1):  # with credits and idle replicas all that is left goes
+        idle_now = tuple(replace(one, in_flight=0) for one in replicas)
+        order = tuple(replace(one, has_credits=True) for one in waiting.values())
+        for one in gate.plan(GateSnapshot(now, order, idle_now), dice).releases:
+            del waiting[one.request_id]
+    assert not waiting
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.sampled_from([0.05, 0.1, 0.3, 0.5]), st.integers(1, 4))
+def test_while_both_classes_wait_the_low_one_has_its_share(min_share, limit):
+    gate, number, lows = StageGate(min_share=min_share, max_passed=10**9), 0, 0
+    names = iter(range(10**6))
+    high = [GateRequest(f"h{next(names)}") for _ in range(8)]
+    low = [GateRequest(f"l{next(names)}", low=True) for _ in range(8)]
+    for _ in range(100):
+        made = gate.plan(GateSnapshot(0.0, (*high, *low), (ReplicaState(0, limit=limit),)), random.Random(0))
+        gone = {one.request_id for one in made.releases}
+        number += len(gone)
+        lows += sum(name.startswith("l") for name in gone)
+        high = [one if one.request_id not in gone else GateRequest(f"h{next(names)}") for one in high]
+        low = [one if one.request_id not in gone else GateRequest(f"l{next(names)}", low=True) for one in low]
+    assert abs(lows - min_share * number) <= 2

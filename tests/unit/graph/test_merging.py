@@ -1,0 +1,160 @@
+"""Merging, its rules as a table; and the key of a piece of work."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.content_key import content_key
+from vllm_omni_sched.graph.merging import Left, MergeCounts, Merger, MergeReason, Role
+
+
+def merger(*ids, key="k", **options):
+    made = Merger(**options)
+    for one in ids:
+        made.join(key, one, 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("present", "options", "key", "now", "expected"),
+    [
+        ("", {}, None, 0, ("alone", "n", "not_mergeable")),
+        ("ab", {}, None, 0, ("alone", "n", "not_mergeable")),
+        ("", {}, "k", 0, ("lead", "n", "new")),
+        ("a", {}, "other", 0, ("lead", "n", "new")),
+        ("a", {}, "k", 0, ("follow", "a", "same_work")),
+        ("ab", {"max_followers": 2}, "k", 0, ("follow", "a", "same_work")),
+        ("abc", {"max_followers": 2}, "k", 0, ("lead", "n", "full")),
+        ("abcd", {"max_followers": 2}, "k", 0, ("follow", "d", "same_work")),  # the new group takes the others
+        ("a", {"max_age_seconds": 5}, "k", 4.9, ("follow", "a", "same_work")),
+        ("a", {"max_age_seconds": 5}, "k", 5, ("lead", "n", "stale")),
+    ],
+)
+def test_joining(present, options, key, now, expected):
+    joined = merger(*present, **options).join(key, "n", now)
+    assert (joined.role.value, joined.leader, joined.reason.value) == expected
+
+
+def test_followers_are_told_in_the_order_they_joined_and_the_group_ends():
+    groups = merger("c", "a", "b")
+    assert groups.members("c") == ("c", "a", "b")
+    assert groups.finish("c") == ("a", "b")
+    assert len(groups) == 0
+    assert groups.join("k", "d", 0).reason is MergeReason.NEW
+
+
+def test_one_that_is_alone_leads_nobody():
+    groups = merger("a", key=None)
+    assert groups.members("a") == ("a",)
+    assert groups.finish("a") == ()
+    groups.join(None, "a", 0)
+    assert groups.leave("a") == Left(Role.ALONE)
+    assert len(groups) == 0
+
+
+def test_a_leader_that_leaves_hands_over_to_the_oldest_follower():
+    groups = merger("a", "b", "c")
+    assert groups.leave("a") == Left(Role.LEAD, promoted="b")
+    assert groups.join("k", "d", 0).leader == "b"
+    assert groups.leave("c") == Left(Role.FOLLOW)
+    assert groups.members("a") == groups.members("d") == ()
+    assert groups.finish("b") == ("d",)
+
+
+def test_the_last_one_out_ends_the_group():
+    groups = merger("a", "b")
+    groups.leave("b")
+    assert groups.leave("a") == Left(Role.LEAD)
+    assert groups.join("k", "c", 0).role is Role.LEAD
+
+
+def test_the_end_of_a_full_group_leaves_the_new_one_open():
+    groups = merger("a", "b", "c", max_followers=1)
+    assert groups.finish("a") == ("b",)
+    assert groups.join("k", "d", 0).leader == "c"
+
+
+def test_what_is_not_here_changes_nothing():
+    groups = merger("a", "b")
+    assert groups.leave("z") == Left(None)
+    assert groups.finish("z") == groups.finish("b") == groups.members("z") == ()
+    assert groups.members("a") == ("a", "b")
+
+
+def test_counts():
+    groups = Merger()
+    for number, key in enumerate("kkkkxy"):
+        groups.join(key, f"r{number}", 0.0, cost_seconds=0.5)
+    groups.leave("r0")
+    groups.leave("r2")
+    groups.finish("r1")
+    groups.finish("r4")
+    assert groups.counts == MergeCounts(groups=3, merged=3, promoted=1, saved=1, saved_seconds=0.5)
+
+
+@pytest.mark.parametrize("options", [{"max_followers": 0}, {"max_age_seconds": 0}, {"max_age_seconds": math.nan}])
+def test_options_out_of_range(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Merger(**options)
+
+
+def test_joining_twice():
+    groups = merger("a", "b")
+    for one in "ab":
+        with pytest.raises(ValueError, match=f"'{one}' has joined already"):
+            groups.join("other", one, 0)
+    with pytest.raises(ValueError, match="cost_seconds"):
+        groups.join("k", "c", 0, cost_seconds=-1)
+    assert groups.members("a") == ("a", "b")
+
+
+def test_equal_content_equal_key():
+    one = content_key({"stage": 0, "inputs": ["a", b"\x00", None], "params": {"steps": 20, "scale": 7.5}})
+    two = content_key({"params": {"scale": 7.5, "steps": 20}, "inputs": ("a", b"\x00", None), "stage": 0})
+    assert one == two
+    assert len(one) == 64
+    # it must not change between versions of Python or of us: two processes of a cluster have to agree
+    assert one == "e928e1291b49d6a91618175a72aac6446cf27ff5bdb347fe42fd82c8b54e20d2"
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (object(), r"parts\['x'\] is of type object"),
+        ([1, {"y": [{3}]}], r"parts\['x'\]\[1\]\['y'\]\[0\] is of type set"),
+        ({1: 2}, r"parts\['x'\]: the keys of a mapping must be strings, got 1"),
+    ],
+)
+def test_content_that_cannot_be_told_apart_is_refused(value, where):
+    with pytest.raises(TypeError, match=where):
+        content_key({"x": value})
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def typed(value):
+    """The value with its types, since in Python 1 == 1.0 == True and 0.0 == -0.0."""
+    if isinstance(value, list):
+        return ("list", *map(typed, value))
+    if isinstance(value, dict):
+        return ("dict", *((key, typed(value[key])) for key in sorted(value)))
+    return type(value).__name__, repr(value)
+
+
+@settings(deadline=None)
+@given(plain, plain)
+def test_keys_are_equal_exactly_when_the_content_is(one, two):
+    assert (content_key({"": one}) == content_key({"": two})) is (typed(one) == typed(two))
+
+
+@pytest.mark.parametrize("values", [(1, 1.0, "1", b"1", True, None, [1], {"1": None}), (["ab"], ["a", "b"], "ab")])
+def test_alike_is_not_equal(values):
+    assert len({content_key({"x": one}) for one in values}) == len(values)

@@ -1,0 +1,116 @@
+"""Affinity: what the book knows, and where a first-time key goes."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.placement import AffinityBook, preferred, ranked
+
+
+def book(*notes, capacity=100):
+    made = AffinityBook(capacity)
+    for replica, keys, *weight in notes:
+        made.note(replica, keys, *weight)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("notes", "keys", "expected"),
+    [
+        ([], "ab", {0: 0.0, 1: 0.0}),
+        ([(0, "ab")], "", {0: 0.0, 1: 0.0}),
+        ([(0, "ab"), (1, "b")], "ab", {0: 1.0, 1: 0.5}),
+        ([(0, "ab")], "aaab", {0: 1.0, 1: 0.0}),  # a key counts once
+        ([(0, "a", 3.0), (1, "b", 1.0)], "ab", {0: 0.75, 1: 0.25}),
+        ([(0, "a", 1.0), (0, "a", 3.0), (1, "b", 1.0)], "ab", {0: 0.75, 1: 0.25}),  # the newest weight
+        ([(0, "a", 4.0), (1, "b", 2.0)], "ac", {0: 4 / 7, 1: 0.0}),  # c is unknown, and weighs their mean
+        ([(7, "a")], "a", {0: 0.0, 1: 0.0}),  # not asked about
+    ],
+)
+def test_how_much_of_a_request_is_where(notes, keys, expected):
+    assert book(*notes).warm(keys, [0, 1]) == pytest.approx(expected)
+
+
+def test_what_was_noted_longest_ago_goes_first():
+    known = book((0, "abc"), capacity=3)
+    known.note(0, "a")
+    known.note(1, "x")
+    assert known.warm("b", [0]) == {0: 0.0}
+    assert known.warm("ac", [0]) == {0: 1.0}
+    assert len(known) == 3
+
+
+def test_looking_does_not_keep_it():
+    known = book((0, "ab"), capacity=2)
+    known.warm("a", [0])
+    known.note(0, "c")
+    assert known.warm("a", [0]) == {0: 0.0}
+
+
+def test_a_replica_that_died_has_nothing():
+    known = book((0, "ab"), (1, "bc"))
+    known.forget(0)
+    known.forget(5)
+    assert known.warm("abc", [0, 1]) == pytest.approx({0: 0.0, 1: 2 / 3})
+    assert len(known) == 2
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["note", "forget"]), st.integers(0, 2), st.text("abcdef", max_size=4)), max_size=40
+    ),
+    st.integers(1, 6),
+    st.sets(st.sampled_from("abcdefg"), min_size=1),
+)
+def test_the_book_against_a_list(operations, capacity, keys):
+    known, entries = AffinityBook(capacity), []
+    for what, replica, of in operations:
+        if what == "forget":
+            known.forget(replica)
+            entries = [entry for entry in entries if entry[0] != replica]
+            continue
+        known.note(replica, of)
+        for key in of:
+            entries = [*(entry for entry in entries if entry != (replica, key)), (replica, key)][-capacity:]
+    assert len(known) == len(entries)
+    expected = {replica: sum((replica, key) in entries for key in keys) / len(keys) for replica in range(3)}
+    assert known.warm(keys, range(3)) == pytest.approx(expected)
+
+
+def test_the_preferred_replica_is_the_same_everywhere():
+    # it must not change between versions: two frontends of a cluster have to agree
+    assert "".join(str(preferred(f"user-{n}", range(4))) for n in range(12)) == "312102312132"
+    assert preferred("user-1", [3, 1, 0, 2]) == preferred("user-1", range(4))
+
+
+def test_a_replica_that_goes_takes_only_its_own_keys_with_it():
+    keys = [f"k{n}" for n in range(1000)]
+    before = {key: preferred(key, range(4)) for key in keys}
+    for key in keys:
+        after = preferred(key, [0, 1, 3])
+        assert after == before[key] if before[key] != 2 else after == ranked(key, range(4))[1]
+
+
+def test_keys_are_spread():
+    shares = Counter(preferred(f"k{n}", ["a", "b", "c", "d"]) for n in range(4000))
+    # 1000 each; five standard deviations of a fair draw are 137
+    assert all(abs(count - 1000) < 137 for count in shares.values())
+    assert len(shares) == 4
+
+
+def test_nobody_to_prefer():
+    with pytest.raises(ValueError, match="no replica to choose from for 'k'"):
+        preferred("k", [])
+
+
+def test_out_of_range():
+    with pytest.raises(ConfigError, match="capacity"):
+        AffinityBook(0)
+    for weight in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="weight"):
+            AffinityBook().note(0, "a", weight)

@@ -1,0 +1,227 @@
+"""Recovery, rule by rule."""
+
+import math
+import random
+
+import pytest
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.recovery import (
+    Cleared,
+    Deliver,
+    Died,
+    Dispatched,
+    Drop,
+    Fail,
+    FailReason,
+    Finished,
+    IncidentKind,
+    OutputLost,
+    Phase,
+    Record,
+    Recovery,
+    RecoveryOptions,
+    Redispatch,
+    Replica,
+    Rerun,
+    Restart,
+    Restarted,
+    RestartFailed,
+    Suspected,
+    Tick,
+    Wait,
+    plan_rerun,
+)
+
+A, B, C = Replica(0, 0), Replica(0, 1), Replica(1, 0)
+LINE = {0: (), 1: (0,), 2: (1,)}
+
+
+def recovery(replicas=(A, B), limit=math.inf, **options):
+    return Recovery(dict.fromkeys(replicas, limit), LINE, RecoveryOptions(**options), random.Random(1))
+
+
+def told(actions):
+    """Without the records."""
+    return [one for one in actions if not isinstance(one, Record)]
+
+
+def test_requests_of_a_dead_replica_go_on_at_once_elsewhere_and_it_is_restarted():
+    one = recovery()
+    for name in "ab":
+        one.on_event(Dispatched(name, A), 0.0)
+    actions = one.on_event(Died(A, "SIGKILL"), 1.0)
+    assert told(actions) == [Restart(A), Redispatch("a", B, 2, (0,)), Redispatch("b", B, 2, (0,))]
+    assert [(one.kind, one.requests, one.cause) for one in one.history] == [
+        (IncidentKind.DIED, 2, "SIGKILL"),
+        (IncidentKind.RESTARTING, 0, ""),
+    ]
+    assert one.on_event(Died(A), 1.1) == () or one.phase(A) is not Phase.HEALTHY
+
+
+def test_an_answer_counts_once_and_only_that_of_the_last_dispatch():
+    one = recovery()
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Died(A), 1.0)
+    assert one.on_event(Finished("a", 1, final=True), 1.1) == (Drop("a"),)
+    assert one.on_event(Finished("a", 2, final=True), 1.2) == (Deliver("a"),)
+    assert one.on_event(Finished("a", 2, final=True), 1.3) == (Drop("a"),)
+    assert len(one) == 0
+
+
+def test_without_another_replica_they_wait_for_the_restart_in_order():
+    one = recovery([A], max_wait_seconds=60.0)
+    for name in "ab":
+        one.on_event(Dispatched(name, A), 0.0)
+    assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Wait("a", 61.0), Wait("b", 61.0)]
+    assert told(one.on_event(Tick(), 5.0)) == []
+    assert told(one.on_event(Restarted(A), 10.0)) == [Redispatch("a", A, 2, (0,)), Redispatch("b", A, 2, (0,))]
+    assert one.phase(A) is Phase.BACK
+    one.on_event(Finished("a", 2, final=True), 11.0)
+    assert one.phase(A) is Phase.HEALTHY
+
+
+def test_who_waited_too_long_fails():
+    one = recovery([A], max_wait_seconds=60.0)
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Died(A), 1.0)
+    assert one.next_wake() == 61.0
+    assert told(one.on_event(Tick(), 61.0)) == [Fail("a", FailReason.WAITED)]
+
+
+def test_a_full_replica_takes_the_next_when_one_has_left():
+    one = recovery(limit=1)
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Dispatched("b", B), 0.0)
+    assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Wait("a", 61.0)]
+    assert told(one.on_event(Finished("b", 1, final=True), 2.0)) == [Deliver("b"), Redispatch("a", B, 2, (0,))]
+
+
+def test_a_poisonous_request_is_given_up_before_it_has_killed_them_all():
+    one = recovery(poison_deaths=2, max_redispatches=9)
+    one.on_event(Dispatched("bad", A), 0.0)
+    assert Redispatch("bad", B, 2, (0,)) in one.on_event(Died(A), 1.0)
+    assert Fail("bad", FailReason.POISON) in one.on_event(Died(B), 2.0)
+
+
+def test_the_last_chance_is_shared_with_few():
+    one = recovery(poison_deaths=2, last_chance_together=1)
+    for name in "abc":
+        one.on_event(Dispatched(name, A), 0.0)
+    moved = told(one.on_event(Died(A), 1.0))
+    assert moved == [Restart(A), Redispatch("a", B, 2, (0,)), Wait("b", 61.0), Wait("c", 61.0)]
+    assert told(one.on_event(Finished("a", 2, final=True), 2.0)) == [Deliver("a"), Redispatch("b", B, 2, (0,))]
+    # b kills: c, which waited beside it, is not condemned with it
+    assert told(one.on_event(Died(B), 3.0)) == [Fail("b", FailReason.POISON), Restart(B)]
+    assert told(one.on_event(Restarted(A), 4.0)) == [Redispatch("c", A, 2, (0,))]
+
+
+def test_a_finished_stage_clears_a_request_of_its_deaths():
+    one = recovery([A, B, C], poison_deaths=2, max_redispatches=1)
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Died(A), 1.0)
+    assert one.on_event(Finished("a", 2), 2.0) == (Deliver("a"),)
+    one.on_event(Dispatched("a", C), 2.0)
+    assert told(one.on_event(Died(C), 3.0)) == [Fail("a", FailReason.REDISPATCHES), Restart(C)]
+
+
+@pytest.mark.parametrize(("lost", "stages", "target"), [(False, (1,), C), (True, (0, 1), A)])
+def test_a_finished_stage_is_not_run_again_while_its_output_is_held(lost, stages, target):
+    other = Replica(1, 1)
+    one = recovery([A, C, other])
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Finished("a", 1), 1.0)
+    one.on_event(Dispatched("a", other), 1.0)
+    if lost:
+        one.on_event(OutputLost("a", 0), 1.5)
+    assert Redispatch("a", target, 3, stages) in one.on_event(Died(other), 2.0)
+
+
+def test_a_suspect_gets_nothing_new_and_is_dead_when_it_is_not_cleared():
+    one = recovery(suspect_seconds=1.0)
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Suspected(B), 0.0)
+    assert Wait("a", 60.5) in one.on_event(Died(A), 0.5)
+    assert told(one.on_event(Cleared(B), 0.9)) == [Redispatch("a", B, 2, (0,))]
+    one.on_event(Suspected(B), 1.0)
+    assert one.next_wake() == 2.0
+    assert Restart(B) in one.on_event(Tick(), 2.0)
+
+
+def test_failed_restarts_back_off_and_open_the_circuit():
+    one = recovery([A], max_restarts=3, window_seconds=300.0, backoff_seconds=4.0, max_wait_seconds=500.0)
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Died(A), 0.0)
+    for now, least, most in ((10.0, 2.0, 4.0), (100.0, 4.0, 8.0)):
+        assert told(one.on_event(RestartFailed(A), now)) == []
+        assert one.phase(A) is Phase.FAILED
+        assert now + least <= one.next_wake() <= now + most
+        assert told(one.on_event(Tick(), one.next_wake())) == [Restart(A)]
+    assert told(one.on_event(RestartFailed(A), 200.0)) == [Fail("a", FailReason.NO_REPLICA)]
+    assert one.phase(A) is Phase.GIVEN_UP
+    assert one.next_wake() == 300.0  # the first of the three is then out of the window
+    assert told(one.on_event(Tick(), 300.0)) == [Restart(A)]
+
+
+def test_a_restart_that_takes_too_long_has_failed():
+    one = recovery([A], restart_timeout_seconds=30.0)
+    one.on_event(Died(A), 0.0)
+    one.on_event(Tick(), 30.0)
+    assert one.phase(A) is Phase.FAILED
+
+
+def test_without_restarts_the_requests_fail_at_once():
+    one = recovery([A], restart=False)
+    one.on_event(Dispatched("a", A), 0.0)
+    assert told(one.on_event(Died(A), 1.0)) == [Fail("a", FailReason.NO_REPLICA)]
+
+
+def test_a_dispatch_to_a_replica_that_just_died_is_moved():
+    one = recovery()
+    one.on_event(Died(A), 0.0)
+    assert told(one.on_event(Dispatched("a", A), 0.1)) == [Redispatch("a", B, 1, (0,))]
+
+
+def test_a_dispatch_that_makes_no_sense_is_an_error():
+    one = recovery()
+    with pytest.raises(ValueError, match="does not exist"):
+        one.on_event(Dispatched("a", Replica(7, 0)), 0.0)
+    one.on_event(Dispatched("a", A), 0.0)
+    with pytest.raises(ValueError, match="while it is in flight"):
+        one.on_event(Dispatched("a", B), 0.0)
+    assert one.on_event(Died(Replica(7, 0)), 0.0) == ()
+
+
+def test_history_is_bounded():
+    one = recovery(history=3)
+    for now in range(10):
+        one.on_event(Suspected(A), now)
+        one.on_event(Cleared(A), now)
+    assert len(one.history) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_restarts": 0}, {"max_redispatches": -1}, {"max_wait_seconds": 0}, {"max_backoff_seconds": 0.1}],
+)
+def test_options_are_checked(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        RecoveryOptions(**wrong)
+
+
+DIAMOND = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "held", "stages", "resume"),
+    [
+        (3, {0, 1, 2}, (3,), (3,)),
+        (3, {1, 2}, (3,), (3,)),
+        (3, {0, 1}, (2, 3), (2,)),
+        (3, {0}, (1, 2, 3), (1, 2)),
+        (3, {1}, (0, 2, 3), (0,)),
+        (0, set(), (0,), (0,)),
+    ],
+)
+def test_rerun_walks_back_to_the_nearest_held(stage, held, stages, resume):
+    assert plan_rerun(stage, DIAMOND, held) == Rerun(stages, resume)

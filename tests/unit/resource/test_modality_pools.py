@@ -1,0 +1,134 @@
+"""Memory pools by modality: lending, taking back, and shares that follow the demand."""
+
+import math
+
+import pytest
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.modality_pools import Grant, Pools, ReclaimPlan, Refusal
+from vllm_omni_sched.resource.moving_shares import MovingShares, ShareReason
+
+HALVES = {"image": 0.5, "audio": 0.5}
+
+
+def got(pools, modality, num_bytes):
+    grant = pools.reserve(modality, num_bytes)
+    assert isinstance(grant, Grant)
+    return grant
+
+
+def why(answer):
+    return answer.reason.value
+
+
+def test_own_bytes_then_borrowed_ones_then_none():
+    pools = Pools(100, HALVES)
+    assert [why(pools.reserve("image", n)) for n in (50, 30)] == ["own", "borrowed"]
+    assert pools.reserve("image", 21) == Refusal("no_room", 1)
+    assert pools.reserve("image", 101) == Refusal("too_large", 1)
+    assert (pools.used_bytes("image"), pools.free_bytes) == (80, 20)
+
+
+def test_what_was_lent_comes_back_when_its_owner_wants_it_latest_first():
+    pools = Pools(100, HALVES)
+    first, second, third = (got(pools, "image", n) for n in (50, 25, 25))
+    assert pools.reserve("audio", 30) == Refusal("reclaim_first", 30)
+    assert pools.reclaim() == ReclaimPlan((third, second), 30)
+    assert pools.release(third)
+    assert why(pools.reserve("image", 10)) == "no_room"  # free, but claimed
+    assert pools.reclaim() == ReclaimPlan((second,), 5)
+    assert pools.release(second)
+    assert why(pools.reserve("audio", 30)) == "own"
+    assert pools.reclaim() == ReclaimPlan()
+    assert why(pools.reserve("image", 20)) == "borrowed"  # what is left
+    assert pools.release(first)
+    assert not pools.release(first)
+
+
+def test_a_large_grant_goes_whole_though_less_was_lent():
+    pools = Pools(100, HALVES)
+    large = got(pools, "image", 60)
+    assert why(pools.reserve("audio", 50)) == "reclaim_first"
+    assert pools.reclaim() == ReclaimPlan((large,), 10)
+
+
+def test_nothing_is_taken_from_who_has_only_its_own():
+    pools = Pools(100, {"image": 0.4, "audio": 0.3, "text": 0.3})
+    got(pools, "audio", 30)
+    lent = got(pools, "image", 65)
+    later = got(pools, "audio", 0)
+    assert why(pools.reserve("text", 20)) == "reclaim_first"
+    assert pools.reclaim().grants == (lent,)
+    assert later.num_bytes == 0
+
+
+def test_a_claim_that_nobody_repeats_lapses():
+    pools = Pools(100, HALVES)
+    lent = got(pools, "image", 100)
+    assert why(pools.reserve("audio", 30)) == "reclaim_first"
+    pools.release(lent)
+    assert why(pools.reserve("image", 80)) == "no_room"
+    pools.adapt()
+    assert why(pools.reserve("image", 80)) == "no_room"
+    pools.adapt()
+    assert why(pools.reserve("image", 80)) == "borrowed"
+
+
+def test_shares_follow_a_lasting_demand_and_keep_a_rest_for_each():
+    pools = Pools(1000, HALVES)
+    got(pools, "image", 900)
+    reasons = [pools.adapt().value for _ in range(20)]
+    assert reasons[:4] == ["waiting", "waiting", "moved", "moved"]
+    assert reasons[-1] == "close_enough"
+    assert 0.88 <= pools.shares["image"] <= 0.95 + 1e-9
+    assert sum(pools.shares.values()) == pytest.approx(1)
+    assert pools.guaranteed_bytes("image") == int(1000 * pools.shares["image"])
+
+
+def test_shares_do_not_follow_a_demand_that_only_wavers():
+    pools = Pools(1000, HALVES)
+    for number in range(30):
+        big, small = ("image", "audio") if number % 2 else ("audio", "image")
+        for grant in [got(pools, big, 300), got(pools, small, 200)]:
+            pools.release(grant)
+        assert pools.adapt().value in ("close_enough", "waiting")
+    assert pools.shares == HALVES
+
+
+def test_without_demand_nothing_moves():
+    pools = Pools(100, HALVES)
+    assert pools.adapt().value == "no_demand"
+    assert pools.shares == HALVES
+
+
+def test_one_step_moves_no_share_further_than_it_may():
+    moving = MovingShares(weight=1, patience=1, max_move=0.02)
+    shares, reason = moving.next({"a": 0.2, "b": 0.3, "c": 0.5}, {"a": 1, "b": 0, "c": 0})
+    assert reason is ShareReason.MOVED
+    assert shares == pytest.approx({"a": 0.22, "b": 0.2928571, "c": 0.4871428})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pools(0), "total_bytes"),
+        (lambda: Pools(1, {}), "one modality"),
+        (lambda: Pools(1, {"a": 0.0}), "share of 'a'"),
+        (lambda: Pools(1, {"a": math.nan}), "share of 'a'"),
+        (lambda: Pools(1, {"a": 0.6, "b": 0.6}), "1 together"),
+        *(
+            (lambda name=name, bad=bad: MovingShares(**{name: bad}), name)
+            for name, bad in [("weight", 0), ("max_move", 2), ("least_share", -1), ("hysteresis", 1), ("patience", 0)]
+        ),
+    ],
+)
+def test_bad_options_are_refused_by_name(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_wrong_calls_are_refused():
+    with pytest.raises(ValueError, match="unknown modality 'smell'"):
+        Pools(1).reserve("smell", 1)
+    with pytest.raises(ValueError, match="num_bytes"):
+        Pools(1).reserve("text", -1)

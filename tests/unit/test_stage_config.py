@@ -1,0 +1,176 @@
+"""Options of the stage scheduler: where they are found, and that every refusal names key, value and fix."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.order import DEFAULT_CLASSES
+from vllm_omni_sched.resource.pid import PidGains
+from vllm_omni_sched.stage_config import VARIABLE, check_against, load_stage_config, read_stage_options
+from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
+
+
+def deploy(folder: Path, text: str, name: str = "deploy.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_without_the_key_and_the_variable_there_is_nothing(tmp_path):
+    assert load_stage_config(None, {}) is None
+    assert load_stage_config(None, {VARIABLE: ""}) is None
+    assert load_stage_config(deploy(tmp_path, "stages: []\n"), {}) is None
+    assert load_stage_config(deploy(tmp_path, "- not ours to refuse\n"), {}) is None
+
+
+@pytest.mark.parametrize("written", ["omni_sched: {}", "omni_sched:"])
+def test_an_empty_mapping_gives_the_defaults(tmp_path, written):
+    assert load_stage_config(deploy(tmp_path, written), {}) == StageSchedConfig()
+
+
+def test_the_complete_example_says_the_defaults():
+    config = load_stage_config(None, {VARIABLE: str(EXAMPLE)})
+    given = config.model_dump()
+    assert given["runtime"].pop("connectors") == {"local": {"name": "OmniAutoConnector", "extra": {}}}
+    assert set(given["batching"].pop("stages")) == {"talker", "2"}
+    assert given["pools"].pop("total_bytes") == 8 << 30
+    assert given["graph"]["priority"].pop("by_modality") == {"audio": "realtime"}
+    usual = StageSchedConfig().model_dump()
+    del usual["graph"]["priority"]["by_modality"]
+    del usual["runtime"]["connectors"], usual["batching"]["stages"], usual["pools"]["total_bytes"]
+    assert given == usual
+
+
+def test_the_example_is_complete():
+    def keys(value, at=""):
+        if not isinstance(value, dict):
+            return {at}
+        return {key for name, inner in value.items() for key in keys(inner, f"{at}.{name}")} | {at}
+
+    named = keys(yaml.safe_load(EXAMPLE.read_text()))
+    defaults = StageSchedConfig().model_dump(exclude_none=True)
+    assert keys(defaults) - named == set()
+
+
+def test_defaults_are_those_of_the_policies():
+    config = StageSchedConfig()
+    gains = PidGains()
+    batching = config.batching
+    assert (batching.kp, batching.ki, batching.kd) == (gains.proportional, gains.integral, gains.derivative)
+    for sla in DEFAULT_CLASSES:
+        targets = config.graph.priority.classes[sla.name]
+        assert targets.rank == sla.rank
+        assert float("inf" if targets.ttft_ms is None else targets.ttft_ms / 1000) == sla.ttft_seconds
+
+
+def test_the_deploy_yaml_may_name_a_file_beside_it(tmp_path):
+    deploy(tmp_path, "balancing: {policy: least-queue}\n", "ours.yaml")
+    config = load_stage_config(deploy(tmp_path, "omni_sched: ours.yaml\n"), {})
+    assert config.balancing.policy is BalancePolicy.LEAST_QUEUE
+
+
+def test_what_a_deploy_yaml_lacks_comes_from_its_base(tmp_path):
+    deploy(tmp_path, "omni_sched: {runtime: {credits: {capacity: 5}}}\n", "base.yaml")
+    config = load_stage_config(deploy(tmp_path, "base_config: base.yaml\n"), {})
+    assert config.runtime.credits.capacity == 5
+    off = deploy(tmp_path, "base_config: base.yaml\nomni_sched: off\n", "off.yaml")
+    assert load_stage_config(off, {}) is None
+    loop = deploy(tmp_path, "base_config: loop.yaml\n", "loop.yaml")
+    with pytest.raises(ConfigError, match="'base_config' leads back to it; remove it"):
+        load_stage_config(loop, {})
+
+
+def test_the_options_of_a_stage():
+    config = read_stage_options(
+        {"batching": {"max_batch_size": 16, "stages": {"talker": {"max_batch_size": 4}, 2: {"enabled": False}}}}, "here"
+    )
+    of = config.batching.of_stage
+    assert [of(0, "thinker").max_batch_size, of(1, "talker").max_batch_size] == [16, 4]
+    assert [of(1, "talker").enabled, of(2, "code2wav").enabled] == [True, False]
+    check_against(config, {0: "thinker", 1: "talker", 2: "code2wav"})
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        ({"talkr": {}}, "'batching.stages.talkr': there is no such stage; did you mean 'talker'?"),
+        ({"qqqq": {}}, "no such stage; known stages: 0, 1, thinker, talker"),
+        ({"talker": {}, 1: {}}, "'batching.stages.talker' and 'batching.stages.1' are of one stage: join them"),
+    ],
+)
+def test_unknown_stages_are_refused(stages, says):
+    config = read_stage_options({"batching": {"stages": stages}}, "here")
+    with pytest.raises(ConfigError, match=says):
+        check_against(config, {0: "thinker", 1: "talker"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("batchin: {}", "'omni_sched': unknown option 'batchin'; did you mean 'batching'?"),
+        ("batching: {max_batch: 3}", "unknown option 'batching.max_batch'; did you mean 'batching.max_batch_size'?"),
+        ("runtime: {recovery: {restarts: 3}}", "did you mean 'runtime.recovery.restart'?"),
+        ("runtime: {credits: {capacity: 0}}", "'runtime.credits.capacity'.*got 0; the nearest valid value is 1"),
+        ("runtime: {credits: {capacity: '8'}}", "'runtime.credits.capacity': .*valid integer, got '8'"),
+        (
+            "runtime: {connectors: {local: {extra: {}}}}",
+            "'runtime.connectors.local.name' is missing: Registered",
+        ),
+        ("runtime: {connectors: {local: 3}}", "'runtime.connectors.local' must be a mapping of name, extra, got 3"),
+        ("runtime: {connectors: {local: {name: a, extras: {}}}}", "did you mean 'runtime.connectors.local.extra'?"),
+        (
+            "graph: {priority: {classes: {vip: {rank: -1}}}}",
+            "'graph.priority.classes.vip.rank'.*nearest .* is 0",
+        ),
+        ("graph: {priority: {classes: {vip: {ttft_ms: 0}}}}", "classes.vip.ttft_ms'.*greater than 0, got 0"),
+        ("graph: {priority: {classes: {}}}", "'graph.priority.classes'"),
+        (
+            "graph: {priority: {default_class: vip}}",
+            r"'default_class' must be one of the classes \['realtime', .* got 'vip'",
+        ),
+        (
+            "graph: {priority: {by_modality: {audio: vip}}}",
+            "in 'graph.priority': option 'by_modality.audio' must be one of .* got 'vip'",
+        ),
+        ("monitoring: {anomaly: {max_stage_seconds: 0.5}}", "must not be above 'max_stage_seconds': 1 > 0.5; lower"),
+        ("batching: {target_latency_ms: .inf}", "'batching.target_latency_ms': .*finite number, got inf"),
+        ("graph: 3", "option 'graph' must be a mapping of merging, priority, affinity, partition, got 3"),
+        ("batching: {stages: 3}", "option 'batching.stages' must be a mapping, got 3"),
+        ("batching: {min_batch_size: 40}", "'min_batch_size' must not be above 'max_batch_size': 40 > 32"),
+        (
+            "batching: {max_batch_size: 4, stages: {talker: {min_batch_size: 5}}}",
+            "in 'batching': option 'stages.talker.min_batch_size' must not be above .*: 5 > 4; lower the one",
+        ),
+        (
+            "balancing: {policy: costs}",
+            "'balancing.policy' must be one of .* got 'costs'; did you mean 'cost'",
+        ),
+        (
+            "pools: {shares: {text: 0.5}}",
+            "in 'pools.shares': shares must sum to 1 at most: text 0.5 .* = 1.3",
+        ),
+        ("monitoring: {forecast: {horizon_seconds: 6}}", "'horizon_seconds' must not be below 'bin_seconds': 6 < 60"),
+        ("monitoring: {anomaly: {leak_significance: 1}}", "anomaly.leak_significance': .*less than 0.5, got 1"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, says):
+    with pytest.raises(ConfigError, match=says):
+        load_stage_config(deploy(tmp_path, f"omni_sched: {{{text}}}\n"), {})
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    with pytest.raises(ConfigError, match=f"{VARIABLE} names the file 'no.yaml', which cannot be read: No such file"):
+        load_stage_config(None, {VARIABLE: "no.yaml"})
+    with pytest.raises(ConfigError, match=r"deploy.yaml: 'omni_sched' names the file '.*no.yaml', which cannot"):
+        load_stage_config(deploy(tmp_path, "omni_sched: no.yaml\n"), {})
+    with pytest.raises(ConfigError, match=r"the deploy YAML names the file .*, which cannot be read"):
+        load_stage_config(tmp_path / "none.yaml", {})
+    with pytest.raises(ConfigError, match="must be a mapping of options or the path of a YAML file, got int"):
+        load_stage_config(deploy(tmp_path, "omni_sched: 3\n"), {})
+    both = {VARIABLE: str(EXAMPLE)}
+    with pytest.raises(ConfigError, match=f"both .*'omni_sched' and {VARIABLE}=.* give options .*: remove one"):
+        load_stage_config(deploy(tmp_path, "omni_sched: {}\n"), both)

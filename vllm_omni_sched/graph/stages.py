@@ -1,0 +1,220 @@
+"""The stages a request goes through, as a graph: checked once when it is made, and then only asked."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from heapq import heapify, heappop, heappush
+
+from vllm_omni_sched.errors import ConfigError
+
+
+class GraphError(ConfigError):
+    """The stages do not make a graph that a request can go through; the message names the stages."""
+
+
+class StageKind(str, Enum):
+    """What runs in a stage."""
+
+    AR = "ar"  # autoregressive: tokens, one step at a time
+    GENERATION = "generation"  # one forward pass per chunk, as a vocoder
+    DIFFUSION = "diffusion"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    ``sources``: the stages whose output it reads; none for one that reads the request itself.
+    ``final_output``: what it makes goes to the user; others may read it too.
+    ``modality``: of its output.
+
+    Raises:
+        GraphError: the id is negative, a source is named twice, or ``replicas`` is below 1.
+    """
+
+    stage_id: int
+    name: str
+    kind: StageKind
+    sources: tuple[int, ...] = ()
+    final_output: bool = False
+    modality: str = "text"
+    replicas: int = 1
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.stage_id < 0:
+            raise GraphError(f"stage {self}: stage_id must be 0 or more")
+        if len(set(self.sources)) < len(self.sources):
+            raise GraphError(f"stage {self}: sources names a stage twice: {list(self.sources)}")
+        if self.replicas < 1:
+            raise GraphError(f"stage {self}: replicas must be 1 or more, got {self.replicas}")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.stage_id})"
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """A directed acyclic graph of stages. Make one with `of`, which checks it.
+
+    1. Ids are unique, every source exists, and no stage waits for its own output.
+    2. A request enters at ``entries``; every stage gets its input from there, directly or not.
+    3. Every stage makes a final output, or another one makes a final output of what it makes.
+    """
+
+    stages: tuple[Stage, ...]
+    entries: tuple[int, ...]
+
+    @classmethod
+    def of(cls, stages: Iterable[Stage], entries: Collection[int] | None = None) -> "StageGraph":
+        """The graph of these stages, checked.
+
+        Args:
+            entries: the stages that a request is given to; default: all without a source.
+
+        Raises:
+            GraphError: a rule is broken, or an entry does not exist.
+        """
+        ordered = tuple(sorted(stages, key=lambda stage: stage.stage_id))
+        if entries is None:
+            entries = [stage.stage_id for stage in ordered if not stage.sources]
+        graph = cls(ordered, tuple(sorted(set(entries))))
+        graph._check()
+        return graph
+
+    @cached_property
+    def _by_id(self) -> dict[int, Stage]:
+        return {stage.stage_id: stage for stage in self.stages}
+
+    @cached_property
+    def _successors(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {stage.stage_id: [] for stage in self.stages}
+        for stage in self.stages:
+            for source in stage.sources:
+                found[source].append(stage.stage_id)
+        return {stage_id: tuple(after) for stage_id, after in found.items()}
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """All ids, each after its sources; of those that could be next, the smallest."""
+        waits_for = {stage.stage_id: len(stage.sources) for stage in self.stages}
+        ready = [stage_id for stage_id, count in waits_for.items() if not count]
+        heapify(ready)
+        found = []
+        while ready:
+            stage_id = heappop(ready)
+            found.append(stage_id)
+            for after in self._successors[stage_id]:
+                waits_for[after] -= 1
+                if not waits_for[after]:
+                    heappush(ready, after)
+        return tuple(found)
+
+    def stage(self, stage_id: int) -> Stage:
+        """The stage of that id.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if stage_id not in self._by_id:
+            raise ValueError(f"no stage {stage_id}; there are {_names(self.stages)}")
+        return self._by_id[stage_id]
+
+    def successors(self, stage_id: int) -> tuple[int, ...]:
+        """The stages that read the output of this one, by id.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        return self._successors[self.stage(stage_id).stage_id]
+
+    @cached_property
+    def sinks(self) -> tuple[int, ...]:
+        """The stages whose output no stage reads, by id."""
+        return tuple(stage.stage_id for stage in self.stages if not self._successors[stage.stage_id])
+
+    @property
+    def is_line(self) -> bool:
+        """Whether each stage reads one other and is read by one other, the ends aside."""
+        counts = [len(self._by_id[stage_id].sources) for stage_id in self.order]
+        return len(self.sinks) == 1 and counts == [0] + [1] * (len(counts) - 1)
+
+    def remaining(self, stage_id: int) -> tuple[int, ...]:
+        """This stage and all that work on what it makes, in order.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        found = _reached([self.stage(stage_id).stage_id], self._successors)
+        return tuple(one for one in self.order if one in found)
+
+    def longest_path_seconds(self, costs: Mapping[int, float], start: int) -> float:
+        """What the costliest path from ``start``, inclusive, to any sink costs.
+
+        Args:
+            costs: seconds by stage id; a stage that is not in it costs nothing: the request does not go there.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        longest: dict[int, float] = {}
+        for one in reversed(self.remaining(start)):
+            after = max((longest[successor] for successor in self._successors[one]), default=0.0)
+            longest[one] = costs.get(one, 0.0) + after
+        return longest[start]
+
+    def _check(self) -> None:
+        ids = [stage.stage_id for stage in self.stages]
+        for stage, following in zip(self.stages, self.stages[1:], strict=False):
+            if stage.stage_id == following.stage_id:
+                raise GraphError(f"two stages have the id {stage.stage_id}: {stage.name} and {following.name}")
+        for stage in self.stages:
+            for source in stage.sources:
+                if source not in self._by_id:
+                    raise GraphError(f"stage {stage} reads stage {source}, which does not exist; there are {ids}")
+        self._check_cycles()
+        for entry in self.entries:
+            if entry not in self._by_id:
+                raise GraphError(f"entry {entry} is no stage; there are {_names(self.stages)}")
+        if not self.entries:
+            raise GraphError("no entry: no stage takes the request itself; leave the sources of the first stage empty")
+        finals = [stage.stage_id for stage in self.stages if stage.final_output]
+        if not finals:
+            raise GraphError(f"no final output: set final_output on a stage; there are {_names(self.stages)}")
+        fed = _reached(self.entries, self._successors)
+        if lost := [stage for stage in self.stages if stage.stage_id not in fed]:
+            at = _names(self._by_id[entry] for entry in self.entries)
+            raise GraphError(f"unreachable from the entries {at}: {_names(lost)}; name a source, or leave them out")
+        used = _reached(finals, {stage.stage_id: stage.sources for stage in self.stages})
+        if idle := [stage for stage in self.stages if stage.stage_id not in used]:
+            raise GraphError(f"no final output comes of {_names(idle)}; set final_output there, or leave them out")
+
+    def _check_cycles(self) -> None:
+        try:
+            TopologicalSorter({stage.stage_id: stage.sources for stage in self.stages}).prepare()
+        except CycleError as error:
+            # graphlib lists it in the direction of the data, first and last the same
+            cycle = " -> ".join(str(self._by_id[stage_id]) for stage_id in _from_smallest(error.args[1]))
+            raise GraphError(f"stages wait for each other in a cycle: {cycle}") from None
+
+
+def _from_smallest(cycle: list[int]) -> list[int]:
+    at = cycle.index(min(cycle))
+    turned = cycle[at:-1] + cycle[:at]
+    return [*turned, turned[0]]
+
+
+def _names(stages: Iterable[Stage]) -> str:
+    return ", ".join(map(str, stages)) or "none"
+
+
+def _reached(starts: Iterable[int], following: Mapping[int, Iterable[int]]) -> set[int]:
+    found, todo = set(starts), list(starts)
+    while todo:
+        for one in following[todo.pop()]:
+            if one not in found:
+                found.add(one)
+                todo.append(one)
+    return found

@@ -1,0 +1,113 @@
+"""Memory that grows, and not with the load."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
+from vllm_omni_sched.monitor.anomaly.trend import Series, mann_kendall
+
+
+@dataclass(slots=True)
+class _Memory:
+    capacity_bytes: float
+    blocks: deque[tuple[float, float, float]]  # mean time, bytes, requests in flight
+    samples: list[tuple[float, float, float]] = field(default_factory=list)
+    found: Anomaly | None = None
+
+
+class MemoryLeak:
+    """Finds a process or device whose memory grows whatever its load does.
+
+    1. Samples are taken together in blocks of ``block_samples``; the last ``window`` blocks count.
+    2. What the load explains is taken off: a regression on the requests in flight and on the most there were so far
+       (an allocator keeps what it once took), made together with time. Where time explains the load (a ramp, R² above
+       0.8), nobody can tell them apart, and nothing is said.
+    3. What is left must rise by the Mann-Kendall test at ``alpha``, corrected for autocorrelation, over the window and
+       in its second half alone, there at half the slope or more: a warm-up that levels off is no leak.
+    4. It must fill the rest of the memory within ``horizon_seconds`` at Sen's slope.
+
+    Tested once per block. Raises:
+        ConfigError: ``alpha`` is not in (0, 0.5), ``horizon_seconds`` not above 0, or ``window`` below 24
+            or ``block_samples`` below 1.
+    """
+
+    def __init__(
+        self, alpha: float = 1e-3, horizon_seconds: float = 86400.0, window: int = 64, block_samples: int = 8
+    ) -> None:
+        if not 0 < alpha < 0.5:
+            raise ConfigError(f"alpha must be in (0, 0.5), got {alpha}")
+        if not horizon_seconds > 0:
+            raise ConfigError(f"horizon_seconds must be above 0, got {horizon_seconds}")
+        if window < 24 or block_samples < 1:
+            raise ConfigError(f"window must be 24 or more and block_samples 1 or more, got {window}, {block_samples}")
+        self.alpha = alpha
+        self.horizon_seconds = horizon_seconds
+        self.window = window
+        self.block_samples = block_samples
+        self._memory: dict[str, _Memory] = {}
+
+    def observe(self, subject: str, now: float, used_bytes: float, capacity_bytes: float, in_flight: float) -> None:
+        """So much of its memory is used now, with so many requests in flight."""
+        memory = self._memory.setdefault(subject, _Memory(capacity_bytes, deque(maxlen=self.window)))
+        memory.capacity_bytes = capacity_bytes
+        memory.samples.append((now, used_bytes, in_flight))
+        if len(memory.samples) == self.block_samples:
+            time, used, load = np.mean(memory.samples, axis=0)
+            memory.samples.clear()
+            if memory.blocks and time <= memory.blocks[-1][0]:
+                memory.blocks.clear()  # the clock was set back
+            memory.blocks.append((float(time), float(used), float(load)))
+            memory.found = self._test(subject, memory)
+
+    def forget(self, subject: str) -> None:
+        """It was restarted: what it used before says nothing."""
+        self._memory.pop(subject, None)
+
+    def check(self, now: float) -> tuple[Anomaly, ...]:
+        """All that leak, by their last block."""
+        return tuple(memory.found for memory in self._memory.values() if memory.found)
+
+    def _test(self, subject: str, memory: _Memory) -> Anomaly | None:
+        if len(memory.blocks) < self.window:
+            return None
+        times, used, load = np.array(memory.blocks, dtype=np.float64).T
+        rest = without_load(times, used, load)
+        if rest is None:
+            return None
+        whole, half = mann_kendall(times, rest), mann_kendall(times[len(times) // 2 :], rest[len(times) // 2 :])
+        if not (whole.p < self.alpha and half.p < self.alpha**0.5 and half.slope >= whole.slope / 2 > 0):
+            return None
+        free = max(memory.capacity_bytes - float(used[-1]), 0.0)
+        full_in = free / whole.slope
+        if full_in > self.horizon_seconds:
+            return None
+        severity = self.horizon_seconds / max(full_in, 1e-3 * self.horizon_seconds)
+        evidence = {
+            "bytes_per_second": whole.slope,
+            "p": whole.p,
+            "full_in_seconds": full_in,
+            "variance_inflation": whole.inflation,
+        }
+        since = memory.found.since if memory.found else float(times[0])
+        return Anomaly(AnomalyKind.MEMORY_LEAK, subject, since, severity, evidence)
+
+
+def without_load(times: Series, used: Series, load: Series) -> Series | None:
+    """``used`` less what the load explains of it, or ``None`` where time and load cannot be told apart."""
+    elapsed = times - times.mean()
+    most = np.maximum.accumulate(load)
+    columns = [column - column.mean() for column in (load, most) if np.ptp(column) > 0]
+    if not columns:
+        return used
+    loads = np.stack(columns, axis=1)
+    by_load = np.linalg.lstsq(loads, elapsed, rcond=None)[0]
+    unexplained = elapsed - loads @ by_load
+    if float(unexplained @ unexplained) < 0.2 * float(elapsed @ elapsed):
+        return None
+    both = np.column_stack([loads, elapsed])
+    weights = np.linalg.lstsq(both, used - used.mean(), rcond=None)[0]
+    rest: Series = used - loads @ weights[:-1]
+    return rest

@@ -1,0 +1,49 @@
+"""Statistics that a few wild samples do not move; without scipy."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, median, pvariance
+
+MAD_TO_SIGMA = 1.4826
+"""The median absolute deviation of normal samples times this is their standard deviation."""
+
+
+def centre_and_spread(values: Sequence[float], least_spread: float) -> tuple[float, float]:
+    """Median, and 1.4826 times the median absolute deviation; the latter at least ``least_spread``."""
+    centre = median(values)
+    return centre, max(MAD_TO_SIGMA * median(abs(value - centre) for value in values), least_spread)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """How ``y`` grows with ``x``: the median slope between points of the lower and of the upper half of ``x``.
+
+    Sen's estimate on n/2 of its pairs, those far apart; 0 where ``x`` does not vary.
+    """
+    order = sorted(range(len(x)), key=x.__getitem__)
+    half = len(order) // 2
+    pairs = [(low, high) for low, high in zip(order, order[-half:], strict=False) if x[high] > x[low]]
+    return median((y[high] - y[low]) / (x[high] - x[low]) for low, high in pairs) if pairs else 0.0
+
+
+def gamma_quantile(samples: Sequence[float], beyond: float) -> float:
+    """What a gamma variable with the mean and variance of ``samples`` exceeds with probability ``beyond``.
+
+    Wilson and Hilferty, "The Distribution of Chi-Square", 1931: the cube root of a gamma variable is almost normal.
+    """
+    mean = fmean(samples)
+    if mean <= 0:
+        return 0.0
+    shape = min(mean * mean / max(pvariance(samples), 1e-12 * mean * mean), 1e6)
+    z = NormalDist().inv_cdf(1 - beyond)
+    root = 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))
+    return mean * max(root, 0.0) ** 3
+
+
+def wilson(failed: float, total: float, z: float) -> tuple[float, float]:
+    """Lower and upper bound of a rate of which ``failed`` of ``total`` were seen (Wilson, 1927)."""
+    if total <= 0:
+        return 0.0, 1.0
+    rate, square = failed / total, z * z / total
+    middle = (rate + square / 2) / (1 + square)
+    half = z / (1 + square) * math.sqrt(rate * (1 - rate) / total + square / (4 * total))
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,150 @@
+"""Edges between stages whose transfers fail or take longer than they did."""
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
+from vllm_omni_sched.monitor.anomaly.robust import centre_and_spread, wilson
+
+_REGIMES = 64  # of one edge, the least recently seen forgotten
+_LEARN = 32  # transfers of a regime before it says anything
+_KEPT = 128  # transfers of a regime
+_CLIP = 3.0  # one transfer counts for no more spreads than that
+_PEER_WEIGHT = 0.1
+
+
+@dataclass(slots=True)
+class _Regime:
+    logs: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    fresh: int = 0
+    centre: float = 0.0
+    spread: float = 1.0
+
+
+@dataclass(slots=True)
+class _Edge:
+    recent: deque[tuple[float, bool]]  # when, failed
+    failed_before: float = 0.0
+    total_before: float = 0.0
+    regimes: OrderedDict[tuple[int, int], _Regime] = field(default_factory=OrderedDict)
+    sum: float = 0.0  # of the CUSUM
+    since: float = 0.0
+    shift: float = 0.0  # mean distance of late, in spreads
+
+
+class SickEdge:
+    """Finds edges that fail or slow down.
+
+    1. Errors: the lower Wilson bound of the failures in the last ``recent`` transfers is above ``least_error_rate`` and
+       above the upper bound of those before, which are forgotten at the rate of ``memory`` transfers.
+    2. Latency: a CUSUM (Page, "Continuous Inspection Schemes", 1954) of log latency, in robust spreads from the
+       median of that edge in the same regime, which is a class of message size and of transfers in flight. A new regime
+       is learned first: after a change of load the edge is compared with itself under that load.
+    3. What the other edges have, too, is taken off (the median of their distances): then the host is slow, no edge.
+    4. The sum takes off ``drift`` spreads per transfer and alarms above ``limit``. While it is above a quarter of that
+       nothing is learned, so that a sick edge does not become the usual.
+
+    Raises:
+        ConfigError: a number is not above 0, or ``least_error_rate`` not below 1.
+    """
+
+    def __init__(
+        self,
+        least_error_rate: float = 0.02,
+        recent: int = 64,
+        memory: int = 4096,
+        z: float = 3.0,
+        drift: float = 1.0,
+        limit: float = 16.0,
+        least_spread: float = 0.35,
+    ) -> None:
+        for name, value in (("recent", recent), ("memory", memory), ("z", z), ("drift", drift), ("limit", limit)):
+            if not value > 0:
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        if not 0 < least_error_rate < 1:
+            raise ConfigError(f"least_error_rate must be in (0, 1), got {least_error_rate}")
+        if not least_spread > 0:
+            raise ConfigError(f"least_spread must be above 0, got {least_spread}")
+        self.least_error_rate = least_error_rate
+        self.recent = recent
+        self.memory = memory
+        self.z = z
+        self.drift = drift
+        self.limit = limit
+        self.least_spread = least_spread
+        self._edges: dict[str, _Edge] = {}
+
+    def observe(
+        self, edge: str, now: float, seconds: float, nbytes: int = 0, in_flight: int = 1, *, ok: bool = True
+    ) -> None:
+        """A transfer ended, with so many in flight on that edge; of a failed one the time does not count."""
+        state = self._edges.setdefault(edge, _Edge(deque()))
+        state.recent.append((now, not ok))
+        if len(state.recent) > self.recent:
+            _, failed = state.recent.popleft()
+            keep = 1 - 1 / self.memory
+            state.failed_before = state.failed_before * keep + failed
+            state.total_before = state.total_before * keep + 1
+        if ok:
+            self._latency(edge, state, now, math.log(max(seconds, 1e-9)), _regime_of(nbytes, in_flight))
+
+    def forget(self, edge: str) -> None:
+        """One of its ends was restarted: it is another edge now."""
+        self._edges.pop(edge, None)
+
+    def check(self, now: float) -> tuple[Anomaly, ...]:
+        """All edges that are sick; one that fails and is slow is found twice."""
+        return tuple(
+            found
+            for name, state in self._edges.items()
+            for found in (self._errors(name, state), self._slow(name, state))
+            if found is not None
+        )
+
+    def _latency(self, edge: str, state: _Edge, now: float, log: float, key: tuple[int, int]) -> None:
+        regime = state.regimes.setdefault(key, _Regime())
+        state.regimes.move_to_end(key)
+        if len(state.regimes) > _REGIMES:
+            state.regimes.popitem(last=False)
+        if len(regime.logs) >= _LEARN:
+            distance = min(max((log - regime.centre) / regime.spread, -_CLIP), _CLIP)
+            state.shift += _PEER_WEIGHT * (distance - state.shift)
+            peers = [other.shift for name, other in self._edges.items() if name != edge]
+            common = max(median(peers), 0.0) if peers else 0.0
+            if state.sum == 0:
+                state.since = now
+            # A healed edge is found healthy after about as many transfers as it took to find it sick.
+            state.sum = min(max(0.0, state.sum + distance - common - self.drift), 2 * self.limit)
+        if len(regime.logs) < _LEARN or state.sum <= self.limit / 4:
+            regime.logs.append(log)
+            regime.fresh += 1
+            if len(regime.logs) == _LEARN or regime.fresh >= _LEARN:
+                regime.centre, regime.spread = centre_and_spread(regime.logs, self.least_spread)
+                regime.fresh = 0
+
+    def _errors(self, name: str, state: _Edge) -> Anomaly | None:
+        total = len(state.recent)
+        failed = sum(one for _, one in state.recent)
+        low, _ = wilson(failed, total, self.z)
+        _, before = wilson(state.failed_before, state.total_before, self.z)
+        usual = before if state.total_before >= self.recent else 0.0  # too little before: only the fixed rate counts
+        bound = max(self.least_error_rate, usual)
+        if low <= bound:
+            return None
+        since = next(at for at, one in state.recent if one)
+        evidence = {"failed": float(failed), "transfers": float(total), "rate_at_least": low, "bound": bound}
+        return Anomaly(AnomalyKind.SICK_EDGE_ERRORS, name, since, low / bound, evidence)
+
+    def _slow(self, name: str, state: _Edge) -> Anomaly | None:
+        if state.sum <= self.limit:
+            return None
+        evidence = {"cusum": state.sum, "limit": self.limit, "distance": state.shift}
+        return Anomaly(AnomalyKind.SICK_EDGE_LATENCY, name, state.since, state.sum / self.limit, evidence)
+
+
+def _regime_of(nbytes: int, in_flight: int) -> tuple[int, int]:
+    """Classes half an octave wide for the load and two octaves for the size, which weighs less below a megabyte."""
+    return round(math.log2(max(nbytes, 1)) / 2), round(2 * math.log2(max(in_flight, 1)))

@@ -1,0 +1,128 @@
+"""Requests that are in a stage for too long, by what that stage takes otherwise."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
+from vllm_omni_sched.monitor.anomaly.robust import centre_and_spread, slope
+
+_REFIT = 16  # stays
+
+
+@dataclass(slots=True)
+class _Stay:
+    since: float
+    peak: int  # most requests in the stage during the stay
+
+
+@dataclass(slots=True)
+class _Stage:
+    seconds: deque[float]  # logarithms, as the loads
+    load: deque[float]
+    inside: dict[str, _Stay] = field(default_factory=dict)
+    fit: "_Fit | None" = None
+    fresh: int = 0  # stays since the fit
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """log seconds = intercept + exponent * log load, with a spread; up to the most load that was seen."""
+
+    intercept: float
+    exponent: float
+    spread: float
+    most: float
+
+
+class StageTimeout:
+    """Finds requests that hang in a stage.
+
+    1. The bound is ``exp(median + k * 1.4826 * MAD)`` of the logarithms of what the last ``window`` stays took:
+       latencies are skewed, and logarithms make "so many times the usual" a distance.
+    2. What the load explains is taken off first, and put on again for the load of the stay in question: seconds grow
+       with a power, from 0 to 1, of the most requests that were in the stage during the stay. Above the most load
+       that was seen they grow in proportion: a stage that never idles is slowed no more than that.
+    3. It is at least ``floor_seconds`` and at most ``cap_seconds``; before ``least_samples`` stays it is the cap.
+    4. Only stays that ended by themselves teach it; aborted ones do not.
+
+    Raises:
+        ConfigError: ``k`` is not above 0, or not ``0 < floor_seconds <= cap_seconds``, or not
+            ``2 <= least_samples <= window``.
+    """
+
+    def __init__(
+        self,
+        k: float = 5.0,
+        floor_seconds: float = 1.0,
+        cap_seconds: float = 600.0,
+        least_samples: int = 32,
+        window: int = 512,
+    ) -> None:
+        if not k > 0:
+            raise ConfigError(f"k must be above 0, got {k}")
+        if not 0 < floor_seconds <= cap_seconds:
+            raise ConfigError(f"need 0 < floor_seconds <= cap_seconds, got {floor_seconds} and {cap_seconds}")
+        if not 2 <= least_samples <= window:
+            raise ConfigError(f"need 2 <= least_samples <= window, got {least_samples} and {window}")
+        self.k = k
+        self.floor_seconds = floor_seconds
+        self.cap_seconds = cap_seconds
+        self.least_samples = least_samples
+        self.window = window
+        self._stages: dict[str, _Stage] = {}
+
+    def enter(self, stage: str, request_id: str, now: float) -> None:
+        """A request came to a stage (its queue counts)."""
+        state = self._stages.setdefault(stage, _Stage(deque(maxlen=self.window), deque(maxlen=self.window)))
+        state.inside[request_id] = _Stay(now, 0)
+        load = len(state.inside)
+        for stay in state.inside.values():
+            stay.peak = max(stay.peak, load)
+
+    def observe(self, stage: str, request_id: str, now: float, *, finished: bool = True) -> None:
+        """It left the stage; ``finished``: by itself. Of an unknown request nothing is learned."""
+        state = self._stages.get(stage)
+        stay = state.inside.pop(request_id, None) if state else None
+        if state and stay and finished:
+            state.seconds.append(math.log(max(now - stay.since, 1e-6)))
+            state.load.append(math.log(stay.peak))
+            state.fresh += 1
+
+    def bound_seconds(self, stage: str, load: int) -> float:
+        """How long a request may be in the stage when so many are there."""
+        state = self._stages.get(stage)
+        if state is None or len(state.seconds) < self.least_samples:
+            return self.cap_seconds
+        if state.fit is None or state.fresh >= _REFIT:
+            state.fit, state.fresh = _fit(state), 0
+        fit, log_load = state.fit, math.log(max(load, 1))
+        log = (
+            fit.intercept + fit.exponent * min(log_load, fit.most) + self.k * fit.spread + max(0.0, log_load - fit.most)
+        )
+        seconds = math.exp(min(log, 50.0))  # beyond any cap it need not be exact
+        return min(max(seconds, self.floor_seconds), self.cap_seconds)
+
+    def check(self, now: float) -> tuple[Anomaly, ...]:
+        """All requests that are too long in a stage; the longest there first."""
+        found = []
+        for name, state in self._stages.items():
+            for request_id, stay in state.inside.items():  # in order of arrival
+                bound, seconds = self.bound_seconds(name, stay.peak), now - stay.since
+                if seconds > bound:
+                    evidence = {"seconds": seconds, "bound_seconds": bound, "load": float(stay.peak)}
+                    found.append(
+                        Anomaly(
+                            AnomalyKind.STAGE_TIMEOUT, name, stay.since + bound, seconds / bound, evidence, request_id
+                        )
+                    )
+        return tuple(sorted(found, key=lambda one: (-one.evidence["seconds"], one.subject, one.request_id)))
+
+
+def _fit(state: _Stage) -> _Fit:
+    exponent = min(max(slope(state.load, state.seconds), 0.0), 1.0)
+    rest = [seconds - exponent * load for seconds, load in zip(state.seconds, state.load, strict=True)]
+    intercept, spread = centre_and_spread(rest, least_spread=0.1)
+    # A spread of few samples may be too small by chance.
+    return _Fit(intercept, exponent, spread * (1 + 4 / math.sqrt(len(rest))), max(state.load))

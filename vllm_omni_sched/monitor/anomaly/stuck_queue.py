@@ -1,0 +1,109 @@
+"""Queues that stand although there is work."""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
+from vllm_omni_sched.monitor.anomaly.robust import gamma_quantile
+
+
+@dataclass(slots=True)
+class _Queue:
+    seconds: deque[float]
+    running_then: deque[int]
+    waiting: int = 0
+    running: int = 0
+    peak: int = 0  # most at once since something finished
+    since: float | None = None  # since when there is work and nothing finished
+    bound: tuple[float, float] | None = None
+
+
+class StuckQueue:
+    """Finds a stage or replica where there is work and nothing finishes.
+
+    1. The clock starts when work comes to an idle stage, and anew with all that finishes.
+    2. It may run for as long as a single service takes with probability 1 - ``beyond``, by a gamma distribution
+       of the mean and variance of the last ``window`` services, and at least as long as the longest of those.
+       With several at once the next to finish comes sooner than that.
+    3. More at once than usual raise the bound in proportion: a batch that starts together may end together.
+    4. The bound is between ``floor_seconds`` and ``cap_seconds``; before ``least_samples`` services it is the cap.
+
+    Raises:
+        ConfigError: ``beyond`` is not in (0, 0.5), or not ``0 < floor_seconds <= cap_seconds``, or not
+            ``2 <= least_samples <= window``.
+    """
+
+    def __init__(
+        self,
+        beyond: float = 1e-6,
+        floor_seconds: float = 1.0,
+        cap_seconds: float = 600.0,
+        least_samples: int = 32,
+        window: int = 256,
+    ) -> None:
+        if not 0 < beyond < 0.5:
+            raise ConfigError(f"beyond must be in (0, 0.5), got {beyond}")
+        if not 0 < floor_seconds <= cap_seconds:
+            raise ConfigError(f"need 0 < floor_seconds <= cap_seconds, got {floor_seconds} and {cap_seconds}")
+        if not 2 <= least_samples <= window:
+            raise ConfigError(f"need 2 <= least_samples <= window, got {least_samples} and {window}")
+        self.beyond = beyond
+        self.floor_seconds = floor_seconds
+        self.cap_seconds = cap_seconds
+        self.least_samples = least_samples
+        self.window = window
+        self._queues: dict[str, _Queue] = {}
+
+    def observe(self, subject: str, now: float, waiting: int, running: int) -> None:
+        """So many wait and run there now."""
+        queue = self._queues.setdefault(subject, _Queue(deque(maxlen=self.window), deque(maxlen=self.window)))
+        if not waiting and not running:
+            queue.since, queue.peak = None, 0
+        elif queue.since is None:
+            queue.since = now
+        queue.waiting, queue.running = waiting, running
+        queue.peak = max(queue.peak, running)
+
+    def finished(self, subject: str, now: float, service_seconds: float) -> None:
+        """One finished, that had run for so long (without its wait); `observe` what is left first.
+
+        An aborted one is no progress: do not tell.
+        """
+        queue = self._queues.get(subject)
+        if queue is None:
+            return
+        queue.seconds.append(max(service_seconds, 0.0))
+        queue.running_then.append(max(queue.peak, 1))
+        queue.bound = None
+        busy = queue.waiting or queue.running
+        queue.since, queue.peak = (now if busy else None), queue.running
+
+    def bound_seconds(self, subject: str) -> float:
+        """How long nothing may finish there while there is work."""
+        queue = self._queues.get(subject)
+        if queue is None or len(queue.seconds) < self.least_samples:
+            return self.cap_seconds
+        if queue.bound is None:
+            longest = max(max(queue.seconds), gamma_quantile(queue.seconds, self.beyond))
+            queue.bound = longest, median(queue.running_then)
+        seconds, usual = queue.bound
+        return min(max(seconds * max(1.0, queue.peak / usual), self.floor_seconds), self.cap_seconds)
+
+    def check(self, now: float) -> tuple[Anomaly, ...]:
+        """All that stand."""
+        found = []
+        for subject, queue in self._queues.items():
+            if queue.since is None:
+                continue
+            bound, seconds = self.bound_seconds(subject), now - queue.since
+            if seconds > bound:
+                evidence = {
+                    "seconds": seconds,
+                    "bound_seconds": bound,
+                    "waiting": float(queue.waiting),
+                    "running": float(queue.running),
+                }
+                found.append(Anomaly(AnomalyKind.STUCK_QUEUE, subject, queue.since + bound, seconds / bound, evidence))
+        return tuple(found)

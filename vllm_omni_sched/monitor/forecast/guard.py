@@ -1,0 +1,72 @@
+"""When not to believe a forecast."""
+
+from collections import deque
+from enum import Enum
+
+from vllm_omni_sched.errors import ConfigError
+
+
+class GuardReason(str, Enum):
+    """What the guard thinks of the model."""
+
+    LEARNING = "learning"  # too few errors to tell: trusted, as the back-test chose it
+    GOOD = "good"  # no worse than naive, of late
+    BAD = "bad"  # worse than naive, of late: naive speaks
+    ON_TRIAL = "on_trial"  # was bad, is not good enough yet: naive still speaks
+
+
+class Guard:
+    """Compares what a model forecast with what the naive forecast did, over the last ``window`` values.
+
+    1. The model is distrusted when its mean absolute error is above ``leave`` times the naive one.
+    2. It is trusted again below ``come_back`` times, and not before the whole window is of the time since.
+
+    Raises:
+        ConfigError: not ``0 < come_back <= leave``, or ``window`` below 2.
+    """
+
+    def __init__(self, window: int = 30, leave: float = 1.1, come_back: float = 0.9) -> None:
+        if not 0 < come_back <= leave:
+            raise ConfigError(f"need 0 < come_back <= leave, got {come_back} and {leave}")
+        if window < 2:
+            raise ConfigError(f"window must be 2 or more, got {window}")
+        self.window = window
+        self.leave = leave
+        self.come_back = come_back
+        self.reason = GuardReason.LEARNING
+        self._errors: deque[tuple[float, float]] = deque(maxlen=window)
+        self._since = 0  # values since the model was distrusted
+
+    @property
+    def trusted(self) -> bool:
+        return self.reason in (GuardReason.LEARNING, GuardReason.GOOD)
+
+    @property
+    def ratio(self) -> float:
+        """The model's error by the naive one; 1 while neither erred."""
+        model = sum(one for one, _ in self._errors)
+        naive = sum(one for _, one in self._errors)
+        return model / naive if naive > 0 else 1.0 if model == 0 else float("inf")
+
+    def observe(self, actual: float, model: float, naive: float) -> GuardReason:
+        """What came, and what either had forecast of it."""
+        self._errors.append((abs(actual - model), abs(actual - naive)))
+        self._since += 1
+        if len(self._errors) < self.window:
+            return self.reason
+        ratio = self.ratio
+        if self.trusted:
+            self.reason = GuardReason.GOOD
+            if ratio > self.leave:
+                self.reason, self._since = GuardReason.BAD, 0
+        elif ratio < self.come_back and self._since >= self.window:
+            self.reason = GuardReason.GOOD
+        else:
+            self.reason = GuardReason.BAD if ratio > self.leave else GuardReason.ON_TRIAL
+        return self.reason
+
+    def reset(self) -> None:
+        """Another model was chosen. Distrust stays until the new one has earned trust."""
+        self._errors.clear()
+        if self.trusted:
+            self.reason = GuardReason.LEARNING

@@ -1,0 +1,225 @@
+"""Load forecasts by modality, from counts of arrivals."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
+from vllm_omni_sched.monitor.forecast.guard import Guard, GuardReason
+from vllm_omni_sched.monitor.forecast.models import Model, ModelChoice, Naive, Series, fit, root
+
+
+class ForecastReason(str, Enum):
+    """Why that model speaks."""
+
+    NO_HISTORY = "no_history"  # not one bin yet
+    SHORT_HISTORY = "short_history"  # too few for a back-test
+    BEST = "best"  # in the last back-test
+    GUARDED = "guarded"  # the best of the back-test did worse than naive of late
+    QUIET = "quiet"  # all of the history is one value
+
+
+@dataclass(frozen=True)
+class ForecastOptions:
+    """``bin_seconds``: counts are per that. ``season_bins``: of a day, say; 1 for none.
+
+    ``horizon_seconds``: how far ahead models are compared and the guard looks. ``seasons_kept``: of history.
+    ``refit_bins``: between two fits, each at most as dear as fitting every model once.
+    ``margin``: a model must beat naive by so much in the back-test.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    bin_seconds: float = 60.0
+    season_bins: int = 1440
+    horizon_seconds: float = 600.0
+    seasons_kept: int = 7
+    refit_bins: int = 240
+    margin: float = 0.05
+    guard_window: int = 60
+
+    def __post_init__(self) -> None:
+        for name in ("bin_seconds", "horizon_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name, least in (("season_bins", 1), ("seasons_kept", 3), ("refit_bins", 1), ("guard_window", 2)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if not 0 <= self.margin < 1:
+            raise ConfigError(f"margin must be in [0, 1), got {self.margin}")
+
+    @property
+    def horizon_bins(self) -> int:
+        return max(1, math.ceil(self.horizon_seconds / self.bin_seconds))
+
+    @property
+    def kept_bins(self) -> int:
+        return max(self.seasons_kept * self.season_bins, 512)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Arrivals per bin to come, the present bin first; ``low`` and ``high`` hold 80% of what comes."""
+
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    model: ModelChoice
+    reason: ForecastReason
+
+
+@dataclass(slots=True)
+class _Series:
+    bin: int
+    guard: Guard
+    counts: deque[float]
+    count: float = 0.0  # of the present bin
+    naive: Naive | None = None
+    model: Model | None = None
+    choice: ModelChoice = ModelChoice.NAIVE
+    reason: ForecastReason = ForecastReason.NO_HISTORY
+    quantiles: dict[ModelChoice, Series] = field(default_factory=dict)
+    since_fit: int = 0
+    pending: deque[tuple[float, float]] = field(default_factory=deque)  # what was forecast for the bins to come
+
+
+class LoadForecast:
+    """Forecasts arrivals of each modality.
+
+    1. Counts go into bins of ``bin_seconds``; bins in which nothing came count as zero.
+    2. Every ``refit_bins`` bins, every model that the history allows is back-tested against the naive one over the last
+       season (or third of the history); the one of the least absolute error is fitted and speaks, if it beats naive
+       by ``margin``. Between, it takes each count without a fit.
+    3. A `Guard` compares it with naive at ``horizon_seconds`` ahead; while it does worse, naive speaks.
+    4. Intervals are the errors of the back-test, for each step ahead (split conformal).
+
+    Raises:
+        ConfigError: statsmodels is not installed.
+    """
+
+    def __init__(self, options: ForecastOptions | None = None) -> None:
+        self.options = options or ForecastOptions()
+        self.fits = 0
+        self._series: dict[str, _Series] = {}
+        # Said when it is configured, not hours later.
+        import_statsmodels()
+
+    def observe(self, now: float, modality: str, count: float = 1.0) -> None:
+        """So many arrived. What is told about a bin that is over is counted in the present one."""
+        self._upto(now, modality).count += count
+
+    def forecast(self, now: float, modality: str, horizon_seconds: float | None = None) -> Forecast:
+        """What will come within the horizon (default: that of the options); naive for a modality never seen."""
+        options = self.options
+        seconds = options.horizon_seconds if horizon_seconds is None else horizon_seconds
+        steps = max(1, math.ceil(seconds / options.bin_seconds))
+        series = self._upto(now, modality)
+        if series.naive is None or series.model is None:
+            return Forecast((0.0,) * steps, (0.0,) * steps, (0.0,) * steps, ModelChoice.NAIVE, series.reason)
+        model, choice, reason = series.model, series.choice, series.reason
+        if not series.guard.trusted and choice is not ModelChoice.NAIVE:
+            model, choice, reason = series.naive, ModelChoice.NAIVE, ForecastReason.GUARDED
+        middle = model.predict(steps)
+        low, high = _interval(middle, series.quantiles.get(choice))
+        return Forecast(_squares(middle), _squares(low), _squares(high), choice, reason)
+
+    def guard_reason(self, modality: str) -> GuardReason:
+        """What the guard thinks of the model of that modality."""
+        series = self._series.get(modality)
+        return series.guard.reason if series else GuardReason.LEARNING
+
+    def _upto(self, now: float, modality: str) -> _Series:
+        """Closes the bins that are over."""
+        options, at = self.options, math.floor(now / self.options.bin_seconds)
+        series = self._series.get(modality)
+        if series is None:
+            series = _Series(at, Guard(options.guard_window), deque(maxlen=options.kept_bins))
+            self._series[modality] = series
+        if at - series.bin > options.kept_bins:  # nobody looked for longer than is kept
+            series.bin = at - options.kept_bins
+        while series.bin < at:
+            self._close(series)
+        # Once a call, however many bins it closed.
+        if series.since_fit >= _next_fit(self.options, len(series.counts)):
+            self._refit(series)
+        return series
+
+    def _close(self, series: _Series) -> None:
+        count, series.count = series.count, 0.0
+        series.bin += 1
+        series.counts.append(count)
+        value = root(count)
+        if series.naive is None or series.model is None:
+            series.naive = series.model = Naive(np.array([value]))
+            series.reason = ForecastReason.SHORT_HISTORY
+        else:
+            series.naive.update(value)
+            if series.model is not series.naive:
+                series.model.update(value)
+        self._judge(series, count)
+        series.since_fit += 1
+
+    def _judge(self, series: _Series, count: float) -> None:
+        assert series.model is not None
+        steps = self.options.horizon_bins
+        if len(series.pending) == steps:
+            model, naive = series.pending.popleft()
+            if series.choice is not ModelChoice.NAIVE:
+                series.guard.observe(count, model, naive)
+        series.pending.append((max(float(series.model.predict(steps)[-1]), 0.0) ** 2, count))
+
+    def _refit(self, series: _Series) -> None:
+        options, history = self.options, np.array(series.counts)
+        series.since_fit = 0
+        steps = options.horizon_bins
+        holdout = min(max(options.season_bins, steps + 30), len(history) // 3)
+        if holdout < steps + 3 or len(history) < 30:
+            return
+        if np.ptp(history) == 0:
+            series.model = series.naive
+            series.choice, series.reason = ModelChoice.NAIVE, ForecastReason.QUIET
+            return
+        self.fits += 1
+        scores = rolling_origin(history, options.season_bins, steps, holdout)
+        series.quantiles = {choice: score.quantiles for choice, score in scores.items()}
+        best = min(scores, key=lambda choice: scores[choice].mae)
+        if scores[best].mae > (1 - options.margin) * scores[ModelChoice.NAIVE].mae:
+            best = ModelChoice.NAIVE
+        if best is not series.choice:
+            series.guard.reset()
+            series.pending.clear()
+        series.choice, series.reason = best, ForecastReason.BEST
+        naive = best is ModelChoice.NAIVE
+        series.model = series.naive if naive else fit(best, np.sqrt(history), options.season_bins)
+
+
+def _next_fit(options: ForecastOptions, length: int) -> int:
+    """Bins until the next fit: sooner while the history is short, and never more than doubling it."""
+    return min(options.refit_bins, max(30, length // 2))
+
+
+def import_statsmodels() -> None:
+    """Raises: ConfigError: it is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("statsmodels") is None:
+        raise ConfigError("forecast needs statsmodels: pip install vllm-omni-sched[forecast]")
+
+
+def _interval(middle: Series, quantiles: Series | None) -> tuple[Series, Series]:
+    steps = len(middle)
+    if quantiles is None:  # Poisson counts whose rate stays: square roots have a standard deviation of a half, twice
+        half = 1.2816 * math.sqrt(0.5)
+        return middle - half, middle + half
+    # Further ahead than was back-tested, the last step's errors are the best known.
+    step = np.minimum(np.arange(steps), quantiles.shape[1] - 1)
+    return middle + np.minimum(quantiles[0][step], 0.0), middle + np.maximum(quantiles[2][step], 0.0)
+
+
+def _squares(values: Series) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.maximum(values, 0.0) ** 2)

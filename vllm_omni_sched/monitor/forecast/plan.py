@@ -1,0 +1,183 @@
+"""Replicas and batch limits ahead of the load."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_omni_sched.errors import ConfigError
+
+
+class MoveReason(str, Enum):
+    """Why a pool has the replicas it is to have."""
+
+    HELD = "held"  # enough, and not too many
+    AHEAD = "ahead"  # more is forecast than its replicas can take
+    SPARE = "spare"  # has needed fewer for long enough
+    SHORT = "short"  # needs more, and there is none to be had
+    AT_MAX = "at_max"  # needs more than its maximum
+    GIVES = "gives"  # another pool needs one more than it does
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """The replicas of a modality or stage, and what is forecast for it.
+
+    ``replicas``: with those that are starting. ``capacity``: arrivals per second one replica takes.
+    ``forecast``: the most arrivals per second within the start-up time of a replica (the upper bound of the forecast).
+    ``batch_limit``: of each replica, now.
+
+    Raises:
+        ConfigError: capacity is not above 0, or not ``0 <= minimum <= maximum``.
+        ValueError: replicas or forecast are negative, or the batch limit below 1.
+    """
+
+    replicas: int
+    capacity: float
+    forecast: float
+    batch_limit: int = 1
+    minimum: int = 1
+    maximum: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.capacity > 0:
+            raise ConfigError(f"capacity must be above 0, got {self.capacity}")
+        if not 0 <= self.minimum <= self.maximum:
+            raise ConfigError(f"need 0 <= minimum <= maximum, got {self.minimum} and {self.maximum}")
+        if self.replicas < 0 or not 0 <= self.forecast < math.inf or self.batch_limit < 1:
+            raise ValueError(f"replicas and forecast must be 0 or more, batch_limit 1 or more, got {self}")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """``utilisation``: what of its capacity a replica is to be loaded with. ``spare_utilisation``: below that, with one
+    fewer, one is given up, after ``cooldown_seconds`` of it. ``max_batch_size``: bound of the suggested limits.
+
+    Raises:
+        ConfigError: not ``0 < spare_utilisation < utilisation <= 1``, or another number is out of range.
+    """
+
+    utilisation: float = 0.8
+    spare_utilisation: float = 0.6
+    cooldown_seconds: float = 300.0
+    max_batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if not 0 < self.spare_utilisation < self.utilisation <= 1:
+            raise ConfigError(
+                f"need 0 < spare_utilisation < utilisation <= 1, got {self.spare_utilisation} and {self.utilisation}"
+            )
+        if not self.cooldown_seconds >= 0:
+            raise ConfigError(f"cooldown_seconds must be 0 or more, got {self.cooldown_seconds}")
+        if self.max_batch_size < 1:
+            raise ConfigError(f"max_batch_size must be 1 or more, got {self.max_batch_size}")
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """What a pool is to have. ``batch_limit``: as it would be with those replicas at the forecast load."""
+
+    replicas: int
+    batch_limit: int
+    reason: MoveReason
+
+
+@dataclass(frozen=True)
+class Move:
+    """So many replicas from a pool to another; ``None``: from the spare ones, or to them."""
+
+    source: str | None
+    target: str | None
+    count: int
+
+
+class ReplicaPlanner:
+    """Moves replicas before the load comes.
+
+    1. A pool needs as many replicas as keep each at ``utilisation`` under its forecast, within its bounds.
+    2. What is missing comes from the spare replicas, then from pools that have more than they need; the pool
+       that would be loaded most gets first. Nobody gives what it needs itself.
+    3. Without somebody who needs it, a pool gives up one replica when it would be below ``spare_utilisation`` with one
+       fewer, ``cooldown_seconds`` after that became so and after the last change: up at once, down slowly.
+    4. Where replicas are still missing the batch limit grows with the load on each, up to ``max_batch_size``: longer
+       steps are better than longer queues. It is never lowered here: latency control does that.
+    """
+
+    def __init__(self, options: PlanOptions | None = None) -> None:
+        self.options = options or PlanOptions()
+        self._low_since: dict[str, float] = {}
+
+    def plan(
+        self, pools: Mapping[str, PoolState], spare: int, now: float
+    ) -> tuple[Mapping[str, PoolPlan], tuple[Move, ...]]:
+        """What each pool is to have, and the moves to get there. Replicas are conserved: pools and spare together.
+
+        Raises:
+            ValueError: ``spare`` is negative.
+        """
+        if spare < 0:
+            raise ValueError(f"spare must be 0 or more, got {spare}")
+        need = {name: self._need(pool) for name, pool in pools.items()}
+        have = {name: pool.replicas for name, pool in pools.items()}
+        reasons = dict.fromkeys(pools, MoveReason.HELD)
+        moved: dict[tuple[str | None, str | None], int] = {}
+        while short := [name for name in pools if have[name] < need[name]]:
+            target = max(short, key=lambda name: (_load(pools[name], have[name]), name))
+            source: str | None = None
+            if spare:
+                spare -= 1
+            else:
+                givers = [name for name in pools if have[name] > need[name]]
+                if not givers:
+                    break
+                source = min(givers, key=lambda name: (_load(pools[name], have[name] - 1), name))
+                have[source] -= 1
+                reasons[source] = MoveReason.GIVES
+            have[target] += 1
+            reasons[target] = MoveReason.AHEAD
+            moved[source, target] = moved.get((source, target), 0) + 1
+        for name, pool in pools.items():
+            if have[name] < need[name]:
+                reasons[name] = MoveReason.SHORT
+            elif _load(pool, pool.maximum) > self.options.utilisation and have[name] >= pool.maximum:
+                reasons[name] = MoveReason.AT_MAX
+            if self._gives_up(name, pool, have[name], reasons[name], now):
+                have[name] -= 1
+                reasons[name] = MoveReason.SPARE
+                moved[name, None] = 1
+        for gone in self._low_since.keys() - pools.keys():
+            del self._low_since[gone]
+        plans = {
+            name: PoolPlan(have[name], self._batch_limit(pool, have[name]), reasons[name])
+            for name, pool in pools.items()
+        }
+        return plans, tuple(Move(source, target, count) for (source, target), count in moved.items())
+
+    def _need(self, pool: PoolState) -> int:
+        # One part in a billion of a replica is a matter of rounding.
+        needed = math.ceil(pool.forecast / (pool.capacity * self.options.utilisation) - 1e-9)
+        return min(max(needed, pool.minimum), pool.maximum)
+
+    def _gives_up(self, name: str, pool: PoolState, have: int, reason: MoveReason, now: float) -> bool:
+        low = have > pool.minimum and _load(pool, have - 1) < self.options.spare_utilisation
+        if not low or reason is not MoveReason.HELD:
+            self._low_since.pop(name, None)
+            return False
+        if now - self._low_since.setdefault(name, now) < self.options.cooldown_seconds:
+            return False
+        self._low_since[name] = now
+        return True
+
+    def _batch_limit(self, pool: PoolState, replicas: int) -> int:
+        over = _load(pool, replicas) / self.options.utilisation
+        if over <= 1:
+            return pool.batch_limit
+        most = max(self.options.max_batch_size, pool.batch_limit)
+        return most if over == math.inf else min(math.ceil(pool.batch_limit * over), most)
+
+
+def _load(pool: PoolState, replicas: int) -> float:
+    """Utilisation of each under the forecast."""
+    if replicas <= 0:
+        return math.inf if pool.forecast > 0 else 0.0
+    return pool.forecast / (replicas * pool.capacity)

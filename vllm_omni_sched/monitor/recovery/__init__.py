@@ -1,0 +1,62 @@
+"""What becomes of a replica that died, and of its requests."""
+
+from vllm_omni_sched.monitor.recovery.events import (
+    Aborted,
+    Action,
+    Cleared,
+    Deliver,
+    Died,
+    Dispatched,
+    Drop,
+    Event,
+    Fail,
+    FailReason,
+    Finished,
+    Incident,
+    IncidentKind,
+    OutputLost,
+    Record,
+    Redispatch,
+    Replica,
+    Restart,
+    Restarted,
+    RestartFailed,
+    Suspected,
+    Tick,
+    Wait,
+)
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.monitor.recovery.replica import Phase
+from vllm_omni_sched.monitor.recovery.rerun import Rerun, plan_rerun
+
+__all__ = [
+    "Aborted",
+    "Action",
+    "Cleared",
+    "Deliver",
+    "Died",
+    "Dispatched",
+    "Drop",
+    "Event",
+    "Fail",
+    "FailReason",
+    "Finished",
+    "Incident",
+    "IncidentKind",
+    "OutputLost",
+    "Phase",
+    "Record",
+    "Recovery",
+    "RecoveryOptions",
+    "Redispatch",
+    "Replica",
+    "Rerun",
+    "Restart",
+    "RestartFailed",
+    "Restarted",
+    "Suspected",
+    "Tick",
+    "Wait",
+    "plan_rerun",
+]

@@ -1,0 +1,182 @@
+"""What recovery is told, and what it asks for."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, order=True)
+class Replica:
+    """One copy of a stage."""
+
+    stage: int
+    index: int
+
+
+class FailReason(str, Enum):
+    """Why a request is given up."""
+
+    POISON = "poison"  # in flight at so many deaths in a row: it may be what kills
+    REDISPATCHES = "redispatches"  # moved too often
+    WAITED = "waited"  # no replica came back in time
+    NO_REPLICA = "no_replica"  # none is left, and none is restarted any more
+
+
+class IncidentKind(str, Enum):
+    """What happened to a replica."""
+
+    SUSPECTED = "suspected"
+    CLEARED = "cleared"
+    DIED = "died"
+    RESTARTING = "restarting"
+    RESTART_FAILED = "restart_failed"
+    BACK = "back"
+    GIVEN_UP = "given_up"  # the circuit is open: too many restarts of late
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """The orchestrator gave a request to a replica, for the first time or as its next stage."""
+
+    request_id: str
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A replica answered; ``attempt``: which dispatch of the request it answers; ``final``: the request is done."""
+
+    request_id: str
+    attempt: int
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """Its client took a request back."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class OutputLost:
+    """What a finished stage put out for a request is held no longer."""
+
+    request_id: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class Suspected:
+    """A replica does not answer."""
+
+    replica: Replica
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """It answers after all."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class Died:
+    """It is gone, or is to be taken for gone."""
+
+    replica: Replica
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """It can take requests again."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class RestartFailed:
+    """It did not come up."""
+
+    replica: Replica
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed; wanted at `Recovery.next_wake`."""
+
+
+Event: TypeAlias = (
+    Dispatched | Finished | Aborted | OutputLost | Suspected | Cleared | Died | Restarted | RestartFailed | Tick
+)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What happened to a replica, and to how many requests."""
+
+    at: float
+    replica: Replica
+    kind: IncidentKind
+    cause: str = ""
+    requests: int = 0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start the replica anew, now; end what is left of it first."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class Redispatch:
+    """Give a request to a replica. ``stages``: all that has to run for it, in order, the replica's first."""
+
+    request_id: str
+    replica: Replica
+    attempt: int
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Keep a request; it is given to a replica or given up by ``until``."""
+
+    request_id: str
+    until: float
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Answer a request with an error."""
+
+    request_id: str
+    reason: FailReason
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """The answer counts: pass it on, to the next stage or to the client."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The answer is of a dispatch that counts no longer, or of a request that is gone."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """Log and count an incident."""
+
+    incident: Incident
+
+
+Action: TypeAlias = Restart | Redispatch | Wait | Fail | Deliver | Drop | Record

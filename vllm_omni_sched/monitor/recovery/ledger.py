@@ -1,0 +1,45 @@
+"""Where each request is."""
+
+import math
+from dataclasses import dataclass, field
+
+from vllm_omni_sched.monitor.recovery.events import Replica
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request that is in one place: at ``replica``, or waiting for one of ``stage``, or between stages (neither)."""
+
+    request_id: str
+    stage: int
+    replica: Replica | None = None
+    attempt: int = 0  # dispatches so far
+    stages: tuple[int, ...] = ()  # to run, the present one first
+    held: set[int] = field(default_factory=set)  # finished stages whose output is held
+    redispatches: int = 0
+    deaths: int = 0  # in a row
+    until: float = math.inf  # while it waits
+    told: bool = False  # that it waits
+
+
+class Ledger:
+    """All requests that entered and did not leave. Each leaves once: what is taken out is not found again."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.waiting: dict[str, Entry] = {}  # first to wait first
+
+    def enter(self, request_id: str, stage: int) -> Entry:
+        return self.entries.setdefault(request_id, Entry(request_id, stage))
+
+    def wait(self, entry: Entry, until: float) -> None:
+        entry.replica, entry.until, entry.told = None, until, False
+        self.waiting[entry.request_id] = entry
+
+    def stop_waiting(self, entry: Entry) -> None:
+        entry.until = math.inf
+        self.waiting.pop(entry.request_id, None)
+
+    def leave(self, request_id: str) -> Entry | None:
+        self.waiting.pop(request_id, None)
+        return self.entries.pop(request_id, None)

@@ -1,0 +1,58 @@
+"""How much recovery may try."""
+
+from dataclasses import dataclass
+
+from vllm_omni_sched.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RecoveryOptions:
+    """Bounds of recovery; times in seconds.
+
+    ``max_restarts`` within ``window_seconds``: then the circuit opens, until the oldest is that long ago.
+    ``max_redispatches``: of one request, over its whole life.
+    ``poison_deaths``: a request in flight at so many deaths in a row is given up.
+    ``last_chance_together``: so many requests that the next death would condemn share a replica.
+    ``max_wait_seconds``: for a replica, each time.
+    ``suspect_seconds``: a suspect that is not cleared by then is dead.
+    ``restart_timeout_seconds``: a restart that takes longer has failed.
+    ``backoff_seconds``: before the second attempt; doubles up to ``max_backoff_seconds``, each time with full jitter
+    between its half and itself. ``history``: incidents that are kept.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    restart: bool = True
+    max_restarts: int = 3
+    window_seconds: float = 300.0
+    max_redispatches: int = 2
+    poison_deaths: int = 3
+    last_chance_together: int = 4
+    max_wait_seconds: float = 60.0
+    suspect_seconds: float = 1.0
+    restart_timeout_seconds: float = 300.0
+    backoff_seconds: float = 1.0
+    max_backoff_seconds: float = 60.0
+    history: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("max_restarts", "poison_deaths", "last_chance_together", "history"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.max_redispatches < 0:
+            raise ConfigError(f"max_redispatches must be 0 or more, got {self.max_redispatches}")
+        for name in (
+            "window_seconds",
+            "max_wait_seconds",
+            "suspect_seconds",
+            "restart_timeout_seconds",
+            "backoff_seconds",
+        ):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.max_backoff_seconds < self.backoff_seconds:
+            raise ConfigError(
+                f"max_backoff_seconds must be at least backoff_seconds, got {self.max_backoff_seconds} "
+                f"and {self.backoff_seconds}"
+            )

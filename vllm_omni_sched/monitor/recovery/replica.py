@@ -1,0 +1,64 @@
+"""One replica's way from healthy to dead and back."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random  # noqa: TID251 (the type of an argument)
+
+from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+
+
+class Phase(str, Enum):
+    """::
+
+    HEALTHY ─► SUSPECT ─► DEAD ─► RESTARTING ─► BACK ─► HEALTHY, with its first answer
+       ▲──────────┘        ▲          └─► FAILED ─► RESTARTING, after the back-off
+                           └── from every phase; FAILED becomes GIVEN_UP while the circuit is open
+    """
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"  # gets no request that is moved
+    DEAD = "dead"  # and not to be restarted
+    RESTARTING = "restarting"
+    BACK = "back"
+    FAILED = "failed"  # waits for its next attempt
+    GIVEN_UP = "given_up"  # too many attempts of late
+
+
+LIVE = frozenset({Phase.HEALTHY, Phase.BACK})
+SERVING = LIVE | {Phase.SUSPECT}
+
+
+@dataclass(slots=True)
+class Watched:
+    """A replica as recovery sees it. ``limit``: requests it may hold; ``wake``: when its phase ends by itself."""
+
+    replica: Replica
+    limit: float = math.inf
+    phase: Phase = Phase.HEALTHY
+    wake: float = math.inf
+    failures: int = 0  # in a row
+    attempts: deque[float] = field(default_factory=deque)
+    requests: dict[str, None] = field(default_factory=dict)  # in flight, in order
+
+    def begin_restart(self, now: float, options: RecoveryOptions, rng: Random) -> Phase:
+        """What follows a death or a failed attempt: the phase, with its ``wake``."""
+        while self.attempts and self.attempts[0] <= now - options.window_seconds:
+            self.attempts.popleft()
+        if not options.restart:
+            self.phase, self.wake = Phase.DEAD, math.inf
+        elif len(self.attempts) >= options.max_restarts:
+            self.phase, self.wake = Phase.GIVEN_UP, self.attempts[0] + options.window_seconds
+        elif self.failures:
+            most = min(options.backoff_seconds * 2 ** min(self.failures - 1, 60), options.max_backoff_seconds)
+            self.phase, self.wake = Phase.FAILED, now + most * (1 + rng.random()) / 2
+        else:
+            self.restart(now, options)
+        return self.phase
+
+    def restart(self, now: float, options: RecoveryOptions) -> None:
+        """An attempt begins."""
+        self.attempts.append(now)
+        self.phase, self.wake = Phase.RESTARTING, now + options.restart_timeout_seconds

@@ -1,0 +1,280 @@
+"""What happens in stages and between them, in one place: an adapter feeds it, policies and ``/metrics`` read it.
+
+Pure: the time is an argument. One thread writes; any thread may read. Memory is bounded: by the graph, by the last
+`window` observations of each kind, and by `max_in_flight` requests of a replica, of which the oldest are forgotten.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vllm_omni_sched.monitor.stage_facts import (
+    TRANSFER_BUCKETS,
+    EdgeFacts,
+    LoadFacts,
+    Lookup,
+    Outcome,
+    Quantiles,
+    ReplicaFacts,
+    Sliding,
+    StageFacts,
+    Times,
+)
+
+MAX_REPLICAS = 1024
+"""Of one stage: what a label may be."""
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """One replica now. ``oldest_seconds``: how long the request that came first of those in it has been there."""
+
+    stage: int
+    replica: int
+    waiting: int
+    running: int
+    oldest_seconds: float
+    ended: Mapping[str, int]
+    latency: Quantiles
+    queue: Quantiles
+    batch_size: Quantiles
+    batch_limit: int | None
+    device_bytes: int | None
+    host_bytes: int | None
+    cache_hit_rate: float | None
+
+
+@dataclass(frozen=True)
+class EdgeView:
+    """One edge now. ``bytes_per_second``: of the last messages, while they were on their way."""
+
+    from_stage: int
+    to_stage: int
+    nbytes: int
+    bytes_per_second: float | None
+    transfer: Quantiles
+
+
+@dataclass(frozen=True)
+class BoardSnapshot:
+    """Everything at one moment, in the order of stages and replicas."""
+
+    now: float
+    replicas: tuple[ReplicaView, ...]
+    edges: tuple[EdgeView, ...]
+    credits_free: Mapping[int, int]
+
+
+class StageBoard:
+    """Counts and times of each stage and replica.
+
+    Args:
+        stages: ids of the graph's stages.
+        anomalies, incidents: the kinds that `anomaly` and `incident` may be told, as the labels of metrics: those of
+            the enums that the detectors and the recovery use.
+        modalities: that `load` may be told.
+        window: last observations that exact quantiles are of.
+        max_in_flight: requests of a replica whose times are kept.
+
+    Raises:
+        ValueError: there is no stage, or a bound is below 1. Its methods: a stage, replica, kind or modality is
+            unknown, or a number is negative or not finite.
+    """
+
+    def __init__(
+        self,
+        stages: Iterable[int],
+        *,
+        anomalies: Iterable[str] = (),
+        incidents: Iterable[str] = (),
+        modalities: Iterable[str] = ("text", "image", "audio", "video"),
+        window: int = 1024,
+        max_in_flight: int = 65536,
+    ) -> None:
+        kinds = tuple(anomalies)
+        self.stages = {stage: StageFacts(anomalies=dict.fromkeys(kinds, 0)) for stage in sorted(stages)}
+        if not self.stages or window < 1 or max_in_flight < 1:
+            given = f"{len(self.stages)}, {window} and {max_in_flight}"
+            raise ValueError(f"stages, window and max_in_flight must be 1 or more, got {given}")
+        self.replicas: dict[tuple[int, int], ReplicaFacts] = {}
+        self.edges: dict[tuple[int, int], EdgeFacts] = {}
+        self.loads = {modality: LoadFacts() for modality in modalities}
+        self.forgotten = 0  # requests that did not end before `max_in_flight` others came
+        self._incidents = tuple(incidents)
+        self._window = window
+        self._max_in_flight = max_in_flight
+
+    def submitted(self, stage: int, replica: int, request_id: str, now: float) -> None:
+        """A request was sent to a replica; if it is there already, what it did there so far counts as aborted."""
+        facts = self._replica(stage, replica)
+        self._end(facts, request_id, Outcome.ABORTED)
+        if len(facts.requests) >= self._max_in_flight:
+            oldest = next(iter(facts.requests))
+            facts.running -= facts.requests.pop(oldest).started is not None
+            self.forgotten += 1
+        facts.requests[request_id] = Times(now)
+
+    def started(self, stage: int, replica: int, request_id: str, now: float) -> None:
+        """It began to run; only the first time counts. Unknown requests are nobody's."""
+        facts = self._replica(stage, replica)
+        times = facts.requests.get(request_id)
+        if times is not None and times.started is None:
+            times.started = now
+            facts.running += 1
+            facts.queue_seconds.observe(max(0.0, now - times.submitted))
+
+    def finished(self, stage: int, replica: int, request_id: str, now: float, ok: bool = True) -> None:
+        """The stage is through with it; latency is that of requests that went well."""
+        facts = self._replica(stage, replica)
+        times = self._end(facts, request_id, Outcome.FINISHED if ok else Outcome.FAILED)
+        if times is not None and ok:
+            facts.latency_seconds.observe(max(0.0, now - times.submitted))
+
+    def aborted(self, stage: int, replica: int, request_id: str) -> None:
+        """Nobody wants it any more."""
+        self._end(self._replica(stage, replica), request_id, Outcome.ABORTED)
+
+    def lost(self, stage: int, replica: int) -> tuple[str, ...]:
+        """The replica died; the requests that were in it, in the order they came."""
+        facts = self._replica(stage, replica)
+        gone = tuple(facts.requests)
+        for request_id in gone:
+            self._end(facts, request_id, Outcome.LOST)
+        return gone
+
+    def batch(self, stage: int, replica: int, size: int) -> None:
+        """A batch of so many requests ran."""
+        self._replica(stage, replica).batch_size.observe(_amount("size", size))
+
+    def batch_limit(self, stage: int, replica: int, limit: int) -> None:
+        """How many requests a batch may have now."""
+        self._replica(stage, replica).batch_limit = int(_amount("limit", limit))
+
+    def memory(self, stage: int, replica: int, device_bytes: int | None, host_bytes: int | None) -> None:
+        """What the replica holds now; None for what is not known."""
+        facts = self._replica(stage, replica)
+        for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
+            if value is not None:
+                setattr(facts, name, int(_amount(name, value)))
+
+    def looked_up(self, stage: int, replica: int, hit: bool) -> None:
+        """A request went to this replica: one that had data of it, or not."""
+        self._replica(stage, replica).lookups[(Lookup.HIT if hit else Lookup.MISS).value] += 1
+
+    def restarted(self, stage: int, replica: int) -> None:
+        """The replica was started again."""
+        self._replica(stage, replica).restarts += 1
+
+    def redispatched(self, stage: int, replica: int, requests: int = 1) -> None:
+        """So many requests were taken from this replica to another."""
+        self._replica(stage, replica).redispatched += int(_amount("requests", requests))
+
+    def incident(self, stage: int, replica: int, kind: str) -> None:
+        """Something happened to the replica."""
+        _add(self._replica(stage, replica).incidents, kind, "incident")
+
+    def anomaly(self, stage: int, kind: str) -> None:
+        """Something was found to be wrong with the stage, or with an edge that leads to it."""
+        _add(self._stage(stage).anomalies, kind, "anomaly")
+
+    def merged(self, stage: int, requests: int = 1) -> None:
+        """So many requests got the output of another's work."""
+        self._stage(stage).merged += int(_amount("requests", requests))
+
+    def credits(self, stage: int, free: int) -> None:
+        """How many more requests the stage may hold."""
+        self._stage(stage).credits_free = int(_amount("free", free))
+
+    def edge(self, from_stage: int, to_stage: int, nbytes: int, seconds: float) -> None:
+        """A message of so many bytes took so long."""
+        for stage in (key := (from_stage, to_stage)):
+            self._stage(stage)
+        _amount("nbytes", nbytes)
+        _amount("seconds", seconds)
+        if (facts := self.edges.get(key)) is None:
+            window = self._window
+            facts = self.edges[key] = EdgeFacts(Sliding(TRANSFER_BUCKETS, window), deque(maxlen=window))
+        facts.nbytes += nbytes
+        facts.transfer_seconds.observe(seconds)
+        facts.recent.append((nbytes, seconds))
+
+    def load(self, modality: str, *, observed: float | None = None, forecast: float | None = None) -> None:
+        """Requests per second that came, and that the forecast says will come."""
+        if (facts := self.loads.get(modality)) is None:
+            raise ValueError(f"unknown modality {modality!r}, known are {sorted(self.loads)}")
+        for name, value in (("observed", observed), ("forecast", forecast)):
+            if value is not None:
+                setattr(facts, name, _amount(name, value))
+
+    def snapshot(self, now: float) -> BoardSnapshot:
+        """Everything at this moment; it sorts the last observations, so not for every request."""
+        return BoardSnapshot(
+            now,
+            tuple(_view(key, facts, now) for key, facts in sorted(self.replicas.items(), key=lambda item: item[0])),
+            tuple(_edge_view(key, facts) for key, facts in sorted(self.edges.items(), key=lambda item: item[0])),
+            {stage: facts.credits_free for stage, facts in self.stages.items() if facts.credits_free is not None},
+        )
+
+    def _stage(self, stage: int) -> StageFacts:
+        if (facts := self.stages.get(stage)) is None:
+            raise ValueError(f"unknown stage {stage!r}, known are {list(self.stages)}")
+        return facts
+
+    def _replica(self, stage: int, replica: int) -> ReplicaFacts:
+        if (facts := self.replicas.get((stage, replica))) is None:
+            self._stage(stage)
+            if not 0 <= replica < MAX_REPLICAS:
+                raise ValueError(f"replica must be 0 to {MAX_REPLICAS - 1}, got {replica}")
+            facts = self.replicas[stage, replica] = ReplicaFacts.with_window(self._window, self._incidents)
+        return facts
+
+    @staticmethod
+    def _end(facts: ReplicaFacts, request_id: str, outcome: Outcome) -> Times | None:
+        times = facts.requests.pop(request_id, None)
+        if times is not None:
+            facts.running -= times.started is not None
+            facts.ended[outcome.value] += 1
+        return times
+
+
+def _amount(name: str, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and 0 or more, got {value}")
+    return value
+
+
+def _add(counts: dict[str, int], kind: str, what: str) -> None:
+    if kind not in counts:
+        raise ValueError(f"unknown kind of {what} {kind!r}, known are {list(counts)}")
+    counts[kind] += 1
+
+
+def _view(key: tuple[int, int], facts: ReplicaFacts, now: float) -> ReplicaView:
+    first = next(iter(facts.requests.values()), None)
+    looked = sum(facts.lookups.values())
+    return ReplicaView(
+        *key,
+        waiting=facts.waiting,
+        running=facts.running,
+        oldest_seconds=0.0 if first is None else max(0.0, now - first.submitted),
+        ended=dict(facts.ended),
+        latency=facts.latency_seconds.quantiles,
+        queue=facts.queue_seconds.quantiles,
+        batch_size=facts.batch_size.quantiles,
+        batch_limit=facts.batch_limit,
+        device_bytes=facts.device_bytes,
+        host_bytes=facts.host_bytes,
+        cache_hit_rate=facts.lookups[Lookup.HIT.value] / looked if looked else None,
+    )
+
+
+def _edge_view(key: tuple[int, int], facts: EdgeFacts) -> EdgeView:
+    recent = list(facts.recent)
+    seconds = sum(took for _, took in recent)
+    return EdgeView(
+        *key,
+        nbytes=facts.nbytes,
+        bytes_per_second=sum(nbytes for nbytes, _ in recent) / seconds if seconds else None,
+        transfer=facts.transfer_seconds.quantiles,
+    )

@@ -1,0 +1,209 @@
+"""`StageBoard` on ``/metrics``: the registry of its metrics, and the collector.
+
+Names get the prefix of `monitor.metrics`; base units; every label is a closed set: the graph's stages by their ids and
+their replicas, and kinds of enums.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from vllm_omni_sched.monitor.exposition import cumulative
+from vllm_omni_sched.monitor.metrics import PREFIX, Kind
+from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Sliding
+
+
+class Scope(Enum):
+    """What a metric is of; the value: its labels."""
+
+    REPLICA = ("stage", "replica")
+    STAGE = ("stage",)
+    EDGE = ("from_stage", "to_stage")
+    MODALITY = ("modality",)
+
+
+@dataclass(frozen=True)
+class StageMetric:
+    """One metric family.
+
+    ``field``: the attribute of the scope's facts, a number, None (not known: no sample), a `Sliding`, or with `label`
+    a dict by label value. ``values``: those of the label where they are ours.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    scope: Scope
+    field: str
+    label: str | None = None
+    values: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name as it reads on /metrics."""
+        return PREFIX + self.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of its labels."""
+        return (*self.scope.value, *([self.label] if self.label else []))
+
+
+_OUTCOMES = tuple(outcome.value for outcome in Outcome)
+_LOOKUPS = tuple(result.value for result in Lookup)
+
+STAGE_METRICS = (
+    StageMetric(
+        "stage_requests_total",
+        "counter",
+        "Requests that have left a replica, by how; lost: it died under them.",
+        Scope.REPLICA,
+        "ended",
+        "outcome",
+        _OUTCOMES,
+    ),
+    StageMetric(
+        "stage_latency_seconds",
+        "histogram",
+        "Time from when a request was sent to a replica until it was through; of those that went well.",
+        Scope.REPLICA,
+        "latency_seconds",
+    ),
+    StageMetric(
+        "stage_queue_seconds",
+        "histogram",
+        "Part of it before the request began to run.",
+        Scope.REPLICA,
+        "queue_seconds",
+    ),
+    StageMetric("stage_waiting", "gauge", "Requests in a replica that do not run yet.", Scope.REPLICA, "waiting"),
+    StageMetric("stage_running", "gauge", "Requests in a replica that run.", Scope.REPLICA, "running"),
+    StageMetric("stage_batch_requests", "histogram", "Requests in a batch.", Scope.REPLICA, "batch_size"),
+    StageMetric("stage_batch_limit", "gauge", "Most requests of a batch, as steered.", Scope.REPLICA, "batch_limit"),
+    StageMetric(
+        "stage_device_memory_bytes", "gauge", "Device memory that a replica holds.", Scope.REPLICA, "device_bytes"
+    ),
+    StageMetric("stage_host_memory_bytes", "gauge", "Host memory that a replica holds.", Scope.REPLICA, "host_bytes"),
+    StageMetric(
+        "stage_cache_lookups_total",
+        "counter",
+        "Requests by whether the replica they went to had data of them (hit) or not (miss); option `graph.affinity`.",
+        Scope.REPLICA,
+        "lookups",
+        "result",
+        _LOOKUPS,
+    ),
+    StageMetric(
+        "stage_merged_requests_total",
+        "counter",
+        "Requests that got the output of another's work; option `graph.merging`.",
+        Scope.STAGE,
+        "merged",
+    ),
+    StageMetric(
+        "stage_credits_free",
+        "gauge",
+        "Requests that the stage may take on top of those it holds; option `runtime.credits`.",
+        Scope.STAGE,
+        "credits_free",
+    ),
+    StageMetric(
+        "stage_edge_bytes_total", "counter", "Bytes of messages from one stage to another.", Scope.EDGE, "nbytes"
+    ),
+    StageMetric(
+        "stage_edge_transfer_seconds", "histogram", "Time that one of them took.", Scope.EDGE, "transfer_seconds"
+    ),
+    StageMetric("stage_restarts_total", "counter", "Times a replica was started again.", Scope.REPLICA, "restarts"),
+    StageMetric(
+        "stage_redispatched_requests_total",
+        "counter",
+        "Requests that were taken from a replica to another.",
+        Scope.REPLICA,
+        "redispatched",
+    ),
+    StageMetric(
+        "stage_incidents_total",
+        "counter",
+        "What happened to a replica, by kind; option `runtime.recovery`.",
+        Scope.REPLICA,
+        "incidents",
+        "kind",
+    ),
+    StageMetric(
+        "stage_anomalies_total",
+        "counter",
+        "What was found to be wrong with a stage or an edge that leads to it, by kind; option `monitoring.anomaly`.",
+        Scope.STAGE,
+        "anomalies",
+        "kind",
+    ),
+    StageMetric(
+        "stage_arrivals_observed",
+        "gauge",
+        "Requests per second that came; option `monitoring.forecast`.",
+        Scope.MODALITY,
+        "observed",
+    ),
+    StageMetric(
+        "stage_arrivals_forecast",
+        "gauge",
+        "Requests per second that the forecast says for now.",
+        Scope.MODALITY,
+        "forecast",
+    ),
+)
+
+
+class StageCollector(Collector):
+    """Families of a board, for a `prometheus_client` registry."""
+
+    def __init__(self, board: StageBoard) -> None:
+        self._board = board
+
+    def describe(self) -> Iterable[Family]:
+        """Names without values, so that registering reads no board."""
+        return [_family(metric) for metric in STAGE_METRICS]
+
+    def collect(self) -> Iterator[Family]:
+        """All families of `STAGE_METRICS`."""
+        for metric in STAGE_METRICS:
+            family = _family(metric)
+            for labels, value in samples(metric, self._board):
+                if isinstance(value, Sliding):
+                    family.add_metric(labels, cumulative(value.histogram), value.histogram.total)
+                else:
+                    family.add_metric(labels, value)
+            yield family
+
+
+def samples(metric: StageMetric, board: StageBoard) -> Iterator[tuple[list[str], Any]]:
+    """Label values and number, or observations, of each sample that there is now."""
+    for key, facts in list(_facts(metric.scope, board).items()):
+        labels = [str(part) for part in (key if isinstance(key, tuple) else (key,))]
+        found = getattr(facts, metric.field)
+        if metric.label is not None:
+            for value, number in list(found.items()):
+                yield [*labels, value], number
+        elif found is not None:
+            yield labels, found
+
+
+def _facts(scope: Scope, board: StageBoard) -> Mapping[Any, Any]:
+    if scope is Scope.REPLICA:
+        return board.replicas
+    if scope is Scope.STAGE:
+        return board.stages
+    return board.edges if scope is Scope.EDGE else board.loads
+
+
+def _family(metric: StageMetric) -> Any:
+    if metric.kind == "histogram":
+        return HistogramMetricFamily(metric.full_name, metric.help, labels=metric.labels)
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.full_name, metric.help, labels=metric.labels)

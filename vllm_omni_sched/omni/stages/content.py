@@ -1,0 +1,94 @@
+"""What a stage's work depends on, as a key: equal keys, equal outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from vllm_omni_sched.graph.content_key import content_key
+
+OURS = "omni_"  # our own words in `extra_args`: they say how urgent a request is, not what it says
+IDS = frozenset({"global_request_id", "request_id"})  # vLLM-Omni writes them into prompts
+
+
+def first_key(state: Any, request: Any, until: int) -> str | None:
+    """The key of a request's work at its first stage; None where it is not known to be the same every time.
+
+    Args:
+        state: vLLM-Omni's `OrchestratorRequestState`.
+        request: what the engine is sent.
+        until: the last stage whose sampling parameters matter.
+    """
+    params = state.sampling_params_list[: until + 1]
+    if not all(map(_repeats, params)) or getattr(request, "prompt_embeds", None) is not None:
+        return None
+    try:
+        return content_key(
+            {
+                "prompt": _plain(state.prompt),
+                "request": _request(request),
+                "params": [_params(each) for each in params],
+                "ends": [state.final_stage_id, *sorted(state.final_output_stage_ids)],
+            }
+        )
+    except TypeError:
+        return None  # something whose content cannot be told
+
+
+def next_key(state: Any, stage_id: int, upstream: str) -> str | None:
+    """The key at a later stage: what goes in follows from the work before it and from the prompt."""
+    params = state.sampling_params_list[stage_id]
+    if not _repeats(params):
+        return None
+    try:
+        return content_key({"stage": stage_id, "upstream": upstream, "params": _params(params)})
+    except TypeError:
+        return None
+
+
+def _repeats(params: Any) -> bool:
+    """Whether the same input gives the same output: nothing is drawn, or all of it from a seed."""
+    if getattr(params, "n", 1) != 1:
+        return False
+    return getattr(params, "temperature", None) == 0 or getattr(params, "seed", None) is not None
+
+
+def _request(request: Any) -> dict[str, Any]:
+    if not hasattr(request, "prompt_token_ids"):
+        return {"prompt": _plain(request)}  # of a diffusion stage
+    lora = getattr(request, "lora_request", None)
+    return {
+        "tokens": list(request.prompt_token_ids or ()),
+        "items": [
+            [item.identifier, item.modality, item.mm_position.offset, item.mm_position.length]
+            for item in request.mm_features or ()
+        ],
+        "lora": [lora.lora_name, lora.lora_int_id, lora.lora_path] if lora is not None else None,
+        "salt": request.cache_salt,
+        "information": _plain(msgspec.to_builtins(getattr(request, "additional_information", None))),
+        "buffer": _plain(getattr(request, "model_intermediate_buffer", None)),
+    }
+
+
+def _params(params: Any) -> Any:
+    plain = _plain(msgspec.structs.asdict(params) if isinstance(params, msgspec.Struct) else dict(vars(params)))
+    extra = plain.get("extra_args")
+    if isinstance(extra, dict):
+        plain["extra_args"] = {name: value for name, value in extra.items() if not name.startswith(OURS)} or None
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text, lists and mappings, without the names of requests; `content_key` refuses the rest."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items() if name not in IDS}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value), key=repr)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,76 @@
+"""Counts arrivals, forecasts them, and prepares stages for what is to come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from vllm_omni_sched.monitor.forecast.load import Forecast, LoadForecast
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions as Model
+from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolPlan, PoolState, ReplicaPlanner
+from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.stage_options import ForecastOptions
+
+MODALITIES = ("text", "image", "audio", "video")
+
+
+class Foresight:
+    """Forecasts arrivals by modality once per bin, and raises batch limits before the load is there.
+
+    Fitting models takes long, so it runs beside the loop; a forecast that is not done in time is used when it is.
+
+    Args:
+        options: how.
+        board: shows what was forecast and what came.
+        max_batch_size: what no limit is raised above.
+
+    Raises:
+        ConfigError: statsmodels is missing.
+    """
+
+    def __init__(self, options: ForecastOptions, board: StageBoard, max_batch_size: int) -> None:
+        self._options, self._board = options, board
+        self._model = LoadForecast(
+            Model(
+                bin_seconds=options.bin_seconds,
+                season_bins=options.season_bins,
+                horizon_seconds=options.horizon_seconds,
+            )
+        )
+        self._planner = ReplicaPlanner(PlanOptions(max_batch_size=max_batch_size))
+        self._counts = dict.fromkeys(MODALITIES, 0)
+        self._began: float | None = None
+        self._fitting: asyncio.Task[None] | None = None
+
+    def arrived(self, modality: str) -> None:
+        """A request has come."""
+        self._counts[modality] += 1
+
+    def look(self, now: float, prepare: Callable[[float], None]) -> None:
+        """Once per bin: forecast, and tell `prepare` the most requests per second that are to come."""
+        if self._began is None:
+            self._began = now
+        if now - self._began < self._options.bin_seconds or (self._fitting and not self._fitting.done()):
+            return
+        counts, self._counts = self._counts, dict.fromkeys(MODALITIES, 0)
+        seconds, self._began = now - self._began, now
+        for modality, count in counts.items():
+            self._board.load(modality, observed=count / seconds)
+        self._fitting = asyncio.get_running_loop().create_task(self._forecast(counts, now, prepare))
+
+    async def _forecast(self, counts: Mapping[str, int], now: float, prepare: Callable[[float], None]) -> None:
+        forecasts = await asyncio.get_running_loop().run_in_executor(None, self._fit, counts, now)
+        for modality, forecast in forecasts.items():
+            self._board.load(modality, forecast=max(forecast.mean[0], 0.0) / self._options.bin_seconds)
+        prepare(sum(max(0.0, *forecast.high) for forecast in forecasts.values()) / self._options.bin_seconds)
+
+    def _fit(self, counts: Mapping[str, int], now: float) -> dict[str, Forecast]:
+        """The model is touched here alone, by one thread at a time."""
+        for modality, count in counts.items():
+            self._model.observe(now, modality, count)
+        return {modality: self._model.forecast(now, modality) for modality in counts}
+
+    def plan(self, stages: Mapping[str, PoolState], now: float) -> Mapping[str, PoolPlan]:
+        """Replicas and batch limits for the load that is to come."""
+        plans, _ = self._planner.plan(stages, 0, now)
+        return plans

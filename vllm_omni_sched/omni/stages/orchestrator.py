@@ -1,0 +1,242 @@
+"""vLLM-Omni's orchestrator with our decisions: what runs together, when and where, and what follows a death."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.engine.orchestrator import Orchestrator
+from vllm_omni.engine.stage_pool import StageUnavailableError
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.omni.stages.outlet import Outlet
+from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.policies import Policies
+from vllm_omni_sched.omni.stages.pool import ScheduledPool
+from vllm_omni_sched.omni.stages.queue import StageQueue
+from vllm_omni_sched.omni.stages.repair import Repair
+from vllm_omni_sched.omni.stages.sharing import Sharing
+from vllm_omni_sched.omni.stages.work import UNPLACED, Work
+
+logger = logging.getLogger(__name__)
+
+
+class ScheduledOrchestrator(Orchestrator):
+    """Turn-based pipelines, scheduled.
+
+    vLLM-Omni's methods do the work; each one here adds a decision before or after it.
+
+    Args:
+        policies: what decides, for all stages.
+        runtime: vLLM-Omni's `StageRuntime`, which can start a replica.
+        clock: of the policies.
+    """
+
+    def __init__(
+        self, *, policies: Policies, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **theirs: Any
+    ) -> None:
+        super().__init__(**theirs)
+        self.policies, self.clock = policies, clock
+        self.outlet = self.output_async_queue = Outlet(self.output_async_queue, self._output_kind)
+        self.payloads = Payloads()
+        self.sharing = Sharing(self, self.payloads)
+        self.repair = Repair(self, runtime, self.payloads)
+        self._spawned: set[asyncio.Task[Any]] = set()
+        self._publisher = policies.publish()
+        for pool in self.stage_pools:
+            pool.__class__ = ScheduledPool
+            pool.starting = set()
+            pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
+            pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
+
+    # ---- what goes in
+
+    async def start(self, pool: Any, work: Work) -> None:
+        """Hand a work to its replica; what fails is that request, as everywhere in vLLM-Omni."""
+        if (replica_id := work.replica_id) == UNPLACED:
+            return  # it was lost before it could be sent
+        work.sent = True
+        self.repair.started(work)
+        try:
+            await pool.run(work)
+        except (EngineDeadError, StageUnavailableError) as error:
+            if pool.queue.running.get(work.request_id) is work and work.replica_id == replica_id:
+                await self._handle_dead_replica(pool.stage_id, replica_id, error)
+        except Exception as error:  # noqa: BLE001 - vLLM-Omni's own guard knows which ones are a request's
+
+            async def again(error: Exception = error) -> None:
+                raise error
+
+            receivers = pool.queue.receivers(work.request_id)
+            pool.queue.finished(work.request_id, well=False)
+            for receiver in receivers:
+                await self._dispatch_or_fail_request(
+                    again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
+                )
+
+    async def _handle_abort(self, msg: Any) -> None:
+        await super()._handle_abort(msg)
+        for request_id in msg.request_ids:  # what it had said so far was told after the request had left
+            self.outlet.forget(request_id)
+
+    async def _handle_add_request(self, msg: Any) -> None:
+        self.policies.arrived(msg, self.clock())
+        if not await self.repair.parks(0, lambda: self._handle_add_request(msg), msg.request_id):
+            await super()._handle_add_request(msg)
+
+    async def _forward_to_next_stage(
+        self, req_id: str, src_stage_id: int, output: Any, req_state: Any, **how: Any
+    ) -> None:
+        async def forward() -> None:
+            if self.request_states.get(req_id) is req_state:
+                await self._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
+
+        if not await self.repair.parks(src_stage_id + 1, forward, req_id):
+            await super()._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
+
+    async def _prewarm_async_chunk_stages(self, request_id: str, stage0_request: Any, req_state: Any) -> bool:
+        if self.request_states.get(request_id) is not req_state:
+            return False  # it has failed while it was released
+        return await super()._prewarm_async_chunk_stages(request_id, stage0_request, req_state)
+
+    # ---- what comes out
+
+    async def _handle_processed_outputs(self, stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        queue = self.stage_pools[stage_id].queue
+        everybodys: list[Any] = []
+        ended = False
+        for output in outputs:
+            receivers = queue.receivers(output.request_id)
+            everybodys += [renamed(output, receiver) for receiver in receivers]
+            queue.spoke(output.request_id)
+            if output.finished or getattr(output, "error", None) is not None:
+                self.sharing.ended(stage_id, output.request_id, receivers)
+                queue.finished(output.request_id)
+                if output.request_id not in self.request_states:  # it was begun for one that has left
+                    self.repair.forget(output.request_id)
+                    self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
+                ended = True
+            else:
+                self.sharing.spoke(stage_id, receivers)
+        await super()._handle_processed_outputs(stage_id, replica_id, everybodys)
+        if ended:
+            await self.release()
+
+    async def _process_llm_stage_outputs(
+        self, stage_id: int, replica_id: int, raw_outputs: Any, raw_terminal_request_ids: set[str]
+    ) -> list[Any]:
+        queue = self.stage_pools[stage_id].queue
+        for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
+            if queue.works_for_others(failed.request_id):  # vLLM-Omni looks only at requests that are here
+                raw_outputs.outputs.remove(failed)
+                await self._handle_stage_error(
+                    stage_id, failed, error=str(failed.stop_reason or "Stage request failed")
+                )
+        return await super()._process_llm_stage_outputs(stage_id, replica_id, raw_outputs, raw_terminal_request_ids)
+
+    async def _handle_stage_error(self, stage_id: int, output: Any, *, error: str | None = None) -> None:
+        queue = self.stage_pools[stage_id].queue
+        receivers = queue.receivers(output.request_id)
+        queue.finished(output.request_id, well=False)
+        for receiver in receivers:
+            await super()._handle_stage_error(stage_id, renamed(output, receiver), error=error)
+
+    async def _cleanup_request_ids(
+        self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False
+    ) -> list[Any]:
+        orphans = [
+            (pool, work)
+            for request_id in request_ids
+            for pool in self.stage_pools
+            if (work := pool.queue.leaves(request_id)) is not None
+        ]
+        before = set(self.request_states)
+        outputs = await super()._cleanup_request_ids(request_ids, abort=abort, release_owners=release_owners)
+        for pool, work in orphans:
+            await pool.abort_orphan(work.request_id, work.replica_id)
+            self.repair.forget(work.request_id)
+        for request_id in {*request_ids, *(before - set(self.request_states))}:
+            self.repair.forget(request_id)
+            self.sharing.forget(request_id)
+            if request_id not in self.request_states:
+                self.outlet.forget(request_id)
+                self.policies.left(request_id, self.clock())
+        self.spawn(self.release())
+        return outputs
+
+    async def release(self) -> None:
+        """What may run now, last stage first: what is nearly done makes room."""
+        for pool in reversed(self.stage_pools):
+            await pool.queue.release()
+
+    # ---- what dies
+
+    async def _handle_dead_replica(self, stage_id: int, replica_id: int, error: Exception) -> None:
+        if await self.repair.died(self.stage_pools[stage_id], replica_id, error):
+            return
+        queue = self.stage_pools[stage_id].queue
+        following = [
+            receiver
+            for work in queue.running.values()
+            if work.replica_id == replica_id
+            for receiver in queue.receivers(work.request_id)
+        ]
+        await super()._handle_dead_replica(stage_id, replica_id, error)
+        for request_id in following:
+            if request_id in self.request_states:
+                await self._fail_request_dead_stage(request_id, stage_id)
+
+    # ---- beside it
+
+    def _emit_tx_edge(self, *, from_stage: int, to_stage: int, tx_ms: float, **others: Any) -> None:
+        self.policies.watch.sent(from_stage, to_stage, tx_ms / 1e3, self.clock())
+        super()._emit_tx_edge(from_stage=from_stage, to_stage=to_stage, tx_ms=tx_ms, **others)
+
+    def _background_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super()._background_tasks(), self._watch()]
+
+    async def _watch(self) -> None:
+        while not self._shutdown_event.is_set():
+            await asyncio.sleep(self.policies.interval_seconds)
+            self.policies.watch.look(self.stage_pools, self.clock())
+            self.repair.tick()
+            if self.policies.foresight is not None:
+                self.policies.foresight.look(self.clock(), lambda rate: self.policies.prepare(rate, self.clock()))
+            await self.release()
+
+    async def _shutdown_extensions(self) -> None:
+        for task in self._spawned:
+            task.cancel()
+        await super()._shutdown_extensions()
+        self.payloads.close()
+        self._publisher.close()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run it beside the loop; what it raises is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._spawned.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("something went wrong beside the orchestrator's loop", exc_info=error)
+
+    def _output_kind(self, request_id: str, stage_id: int) -> RequestOutputKind | None:
+        state = self.request_states.get(request_id)
+        return getattr(state.sampling_params_list[stage_id], "output_kind", None) if state is not None else None
+
+
+def renamed(output: Any, request_id: str) -> Any:
+    """The same output, as that of another request."""
+    if output.request_id == request_id:
+        return output
+    its = copy.copy(output)
+    its.request_id = request_id
+    return its

@@ -1,0 +1,144 @@
+"""What leaves the orchestrator for the clients: each thing once, whatever was run again behind it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind
+from vllm_omni.engine.messages import ErrorMessage, OutputMessage
+
+
+@dataclass
+class _Said:
+    """What a client was told by one stage of its request, and how much of it a further run has said again."""
+
+    tokens: int = 0
+    characters: int = 0
+    whole: bool = False
+    again: bool = False
+    tokens_again: int = 0
+    characters_again: int = 0
+    chunks: int = 0  # outputs without a token: sound, pictures
+    chunks_again: int = 0
+
+
+class Outlet:
+    """Stands before vLLM-Omni's queue of outputs.
+
+    1. A request ends once: what comes after its last message, or its error, is dropped.
+    2. A stage that runs again says nothing that was said before; at temperature 0 it says the same again.
+    3. Of a request whose client has left nothing is told, though its work may go on for others.
+
+    Args:
+        queue: vLLM-Omni's, of which only `put` is used.
+        kind: the `RequestOutputKind` of a request at a stage, or None where it does not say.
+    """
+
+    def __init__(self, queue: Any, kind: Callable[[str, int], RequestOutputKind | None]) -> None:
+        self._queue, self._kind = queue, kind
+        self._said: dict[str, dict[int, _Said]] = {}
+        self._ended: set[str] = set()
+        self._mute: set[str] = set()
+        self.dropped = 0
+
+    async def put(self, message: Any) -> None:
+        if isinstance(message, OutputMessage):
+            kept = self._unsaid(message)
+        elif isinstance(message, ErrorMessage) and message.request_id is not None and message.event_id is None:
+            kept = message if self._ends(message.request_id) else None
+        else:
+            kept = message
+        if kept is None:
+            self.dropped += 1
+            return
+        await self._queue.put(kept)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def runs_again(self, request_id: str, stage_id: int) -> None:
+        """From here on the stage says what it has said before, from its beginning."""
+        said = self._said.get(request_id, {}).get(stage_id)
+        if said is not None:
+            said.again, said.tokens_again, said.characters_again, said.chunks_again = True, 0, 0, 0
+
+    def mute(self, request_id: str) -> None:
+        self._mute.add(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request has left the orchestrator."""
+        self._said.pop(request_id, None)
+        self._ended.discard(request_id)
+        self._mute.discard(request_id)
+
+    def _ends(self, request_id: str) -> bool:
+        if request_id in self._mute or request_id in self._ended:
+            return False
+        self._ended.add(request_id)
+        return True
+
+    def _unsaid(self, message: OutputMessage) -> OutputMessage | None:
+        request_id, stage_id = message.request_id, message.stage_id
+        if request_id in self._mute or request_id in self._ended:
+            return None
+        said = self._said.setdefault(request_id, {}).setdefault(stage_id, _Said())
+        output = message.engine_outputs
+        completions = getattr(output, "outputs", None) or []
+        finished = bool(getattr(output, "finished", False))
+        if said.again and said.whole and not message.finished:
+            return None
+        if said.again and completions:
+            output = self._rest(output, said, self._kind(request_id, stage_id), finished)
+            if output is None and not message.finished:
+                return None
+            if output is not None and output is not message.engine_outputs:
+                message = copy.copy(message)
+                message.engine_outputs = output
+        elif completions:
+            self._note(said, completions[0], self._kind(request_id, stage_id))
+        said.whole = said.whole or finished
+        if message.finished:
+            self._ended.add(request_id)
+        return message
+
+    @staticmethod
+    def _note(said: _Said, completion: Any, kind: RequestOutputKind | None) -> None:
+        tokens, characters = len(completion.token_ids or ()), len(completion.text or "")
+        if kind is RequestOutputKind.DELTA:
+            said.chunks += not tokens and not characters
+            said.tokens += tokens
+            said.characters += characters
+        else:
+            said.tokens, said.characters = max(said.tokens, tokens), max(said.characters, characters)
+
+    def _rest(self, output: Any, said: _Said, kind: RequestOutputKind | None, finished: bool) -> Any | None:
+        """What of an output of a further run is new; None if nothing is."""
+        if said.whole:
+            return None
+        completion = output.outputs[0]
+        if kind is not RequestOutputKind.DELTA:
+            if not finished and len(completion.token_ids or ()) <= said.tokens:
+                return None
+            self._note(said, completion, kind)
+            return output
+        tokens, text = list(completion.token_ids or ()), completion.text or ""
+        if not tokens and not text:
+            said.chunks_again += 1
+            if said.chunks_again <= said.chunks and not finished:
+                return None
+            said.chunks = max(said.chunks, said.chunks_again)
+            return output
+        old_tokens = min(max(said.tokens - said.tokens_again, 0), len(tokens))
+        old_characters = min(max(said.characters - said.characters_again, 0), len(text))
+        said.tokens_again += len(tokens)
+        said.characters_again += len(text)
+        if not finished and old_tokens == len(tokens) and old_characters == len(text):
+            return None
+        rest = copy.copy(output)
+        rest.outputs = [copy.copy(completion), *output.outputs[1:]]
+        rest.outputs[0].token_ids, rest.outputs[0].text = tokens[old_tokens:], text[old_characters:]
+        said.tokens, said.characters = max(said.tokens, said.tokens_again), max(said.characters, said.characters_again)
+        return rest

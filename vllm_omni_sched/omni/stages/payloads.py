@@ -1,0 +1,81 @@
+"""Payloads of a stage that more than one request is to get, or that somebody is to get once more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.002
+
+
+class Payloads:
+    """Takes messages from an edge, and puts them back under other names, with the connector that the stages use.
+
+    Whole payloads only: in async-chunk mode a payload comes in pieces, and all of a group share all stages.
+    """
+
+    def __init__(self) -> None:
+        self._connectors: dict[int, Any] = {}
+
+    @staticmethod
+    def arrive_at(pool: Any) -> bool:
+        """Whether a stage gets payloads by a connector."""
+        return pool.stage_id > 0 and _connector_config(pool) is not None
+
+    def copy(self, pool: Any, owner: str, names: Sequence[str], wait_seconds: float) -> bool:
+        """Take what was sent to a stage for ``owner`` and send it to each of ``names``, `owner` perhaps among them.
+
+        It blocks. Whether there was anything within ``wait_seconds``.
+        """
+        connector = self._connector(pool)
+        edge = str(pool.stage_id - 1), str(pool.stage_id)
+        until = monotonic_seconds() + wait_seconds
+        while (found := connector.get(*edge, f"{owner}_{edge[0]}_0")) is None:
+            if monotonic_seconds() >= until:
+                return False
+            sleep_seconds(POLL_SECONDS)
+        for name in names:
+            sent, _, _ = connector.put(*edge, f"{name}_{edge[0]}_0", found[0])
+            if not sent:
+                logger.error("the payload of %s for stage %d could not be sent on to %s", owner, pool.stage_id, name)
+        return True
+
+    def take_back(self, pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
+        """Which of these requests' payloads nobody has got; they are sent again, so that somebody may. It blocks."""
+        until, found = monotonic_seconds() + wait_seconds, set[str]()
+        while len(found) < len(names):
+            found |= {name for name in names if name not in found and self.copy(pool, name, [name], 0.0)}
+            if monotonic_seconds() >= until:
+                break
+            sleep_seconds(POLL_SECONDS)
+        return found
+
+    def close(self) -> None:
+        for connector in self._connectors.values():
+            connector.close()
+        self._connectors.clear()
+
+    def _connector(self, pool: Any) -> Any:
+        if pool.stage_id not in self._connectors:
+            from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+            from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
+
+            config = _connector_config(pool) or {}
+            made = OmniConnectorFactory.create_connector(ConnectorSpec(config["name"], dict(config.get("extra") or {})))
+            made.stage_id = pool.stage_id
+            self._connectors[pool.stage_id] = made
+        return self._connectors[pool.stage_id]
+
+
+def _connector_config(pool: Any) -> dict[str, Any] | None:
+    config = getattr(getattr(pool.stage_vllm_config, "model_config", None), "stage_connector_config", None)
+    if config is None:
+        return None
+    if not isinstance(config, dict):
+        config = {"name": getattr(config, "name", None), "extra": getattr(config, "extra", None)}
+    return config if config.get("name") else None

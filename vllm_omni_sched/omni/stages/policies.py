@@ -1,0 +1,209 @@
+"""The policies of all stages, put together from the options, and what they are told."""
+
+from __future__ import annotations
+
+import logging
+from random import Random  # noqa: TID251 (the type of an argument)
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from vllm_omni_sched.engine.metrics_bridge import PagePublisher, attach
+from vllm_omni_sched.graph.path_order import PathOrder
+from vllm_omni_sched.graph.placement import AffinityBook
+from vllm_omni_sched.graph.stages import StageGraph
+from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
+from vllm_omni_sched.monitor.forecast.plan import MoveReason
+from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.monitor.stage_metrics import StageCollector
+from vllm_omni_sched.omni.stages.foresight import Foresight
+from vllm_omni_sched.omni.stages.requests import Classes, Known, bytes_of, features_of, keys_of, modality_of
+from vllm_omni_sched.omni.stages.stage_policies import StagePolicies
+from vllm_omni_sched.omni.stages.watch import Watch
+from vllm_omni_sched.omni.stages.work import Work
+from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason
+from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.stage_options import StageSchedConfig
+
+logger = logging.getLogger(__name__)
+
+DEAD_FOR_SURE = 60.0  # seconds; what we suspect has died, and is said to be dead long before
+
+
+class Policies:
+    """What all stages share.
+
+    Args:
+        config: the options.
+        graph: the stages.
+        async_chunk: whether all stages of a request run at once.
+        dice: for what is drawn.
+    """
+
+    def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, dice: Random) -> None:
+        self.config, self.graph, self.dice = config, graph, dice
+        self.costs = StageCosts()
+        self.classes = Classes(config.graph.priority)
+        priority = config.graph.priority
+        self.order = PathOrder(
+            graph,
+            default=self.classes.default,
+            max_wait_seconds=priority.max_wait_seconds,
+            shortest_first=priority.shortest_first,
+        )
+        self.affinity: dict[int, AffinityBook[int]] = {
+            stage.stage_id: AffinityBook(config.graph.affinity.capacity)
+            for stage in graph.stages
+            if config.graph.affinity.enabled
+        }
+        limits = config.runtime.credits
+        self.credits = None if async_chunk or not limits.enabled else _credits(graph, limits.capacity)
+        self.board = StageBoard(
+            [stage.stage_id for stage in graph.stages],
+            anomalies=[kind.value for kind in AnomalyKind],
+            incidents=[kind.value for kind in IncidentKind],
+        )
+        forecast = config.monitoring.forecast
+        self.foresight = Foresight(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
+        self.pools = _pools(config)
+        self.grants: dict[str, Grant] = {}
+        self.watch = Watch(config.monitoring.anomaly, graph, self.board)
+        self.merges = config.graph.merging.enabled
+        self.interval_seconds = config.batching.adjust_interval_ms / 1e3
+        self.known: dict[str, Known] = {}
+        self._stages: dict[int, StagePolicies] = {}
+
+    def of(self, pool: Any) -> StagePolicies:
+        """Those of one stage."""
+        if pool.stage_id not in self._stages:
+            self._stages[pool.stage_id] = StagePolicies(self, pool)
+        return self._stages[pool.stage_id]
+
+    def recovery(self, pools: Any) -> Recovery | None:
+        options = self.config.runtime.recovery
+        if not options.enabled:
+            return None
+        replicas = {Replica(pool.stage_id, i): float("inf") for pool in pools for i in range(pool.num_replicas)}
+        return Recovery(
+            replicas,
+            {stage.stage_id: stage.sources for stage in self.graph.stages},
+            RecoveryOptions(
+                restart=options.restart and options.max_restarts > 0,
+                max_restarts=max(options.max_restarts, 1),
+                window_seconds=options.window_seconds,
+                max_redispatches=options.max_redispatches,
+                max_wait_seconds=max(options.max_wait_seconds, 1e-3),
+                suspect_seconds=DEAD_FOR_SURE,
+            ),
+            self.dice,
+        )
+
+    def arrived(self, message: Any, now: float) -> None:
+        """A request has come to the pipeline."""
+        params = message.sampling_params_list
+        modality = modality_of(message.prompt)
+        sla = self.classes.of(params[0], modality)
+        known = Known(
+            message.request_id,
+            now,
+            sla,
+            self.classes.is_low(sla),
+            getattr(message.prompt, "priority", 0) or 0,
+            modality,
+            keys_of(message.prompt, params[0]),
+            bytes_of(message.prompt),
+        )
+        for stage in self.graph.stages[: message.final_stage_id + 1]:
+            features = features_of(
+                message.prompt if stage.stage_id in self.graph.entries else None, params[stage.stage_id]
+            )
+            known.features[stage.stage_id] = features
+            known.costs[stage.stage_id] = self.costs.estimate(str(stage.stage_id), features)
+        self.known[message.request_id] = known
+        if self.foresight is not None:
+            self.foresight.arrived(modality)
+
+    def left(self, request_id: str, now: float) -> None:
+        """It has left the pipeline."""
+        self.known.pop(request_id, None)
+        if self.pools is not None and (grant := self.grants.pop(request_id, None)) is not None:
+            self.pools.release(grant)
+        if self.credits is not None:
+            self.credits.give_back(request_id)
+
+    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+        """What is submitted to a stage, and what it will cost there."""
+        stage_id = pool.stage_id
+        known = self.known.get(request_id)
+        if known is None:  # it did not come in as others do
+            sla = self.classes.default
+            known = self.known[request_id] = Known(request_id, now, sla, False, 0, "text", frozenset(), 0)
+        features = features_of(request, state.sampling_params_list[stage_id])
+        known.features[stage_id] = features
+        cost = known.costs[stage_id] = self.costs.estimate(str(stage_id), features)
+        if known.priority and getattr(request, "priority", None) == 0:
+            request.priority = known.priority  # vLLM-Omni carries it no further than to the first stage
+        return Work(request_id, stage_id, state, request, how, known, now, cost)
+
+    def has_memory(self, request_id: str) -> bool:
+        """Whether the pool of its modality has room for what a request brings; if so, it is the request's now."""
+        known = self.known.get(request_id)
+        if self.pools is None or known is None or not known.nbytes or request_id in self.grants:
+            return True
+        answer = self.pools.reserve(known.modality, known.nbytes)
+        if isinstance(answer, Grant):
+            self.grants[request_id] = answer
+            return True
+        return answer.reason is RefusalReason.TOO_LARGE  # it would wait for ever; the stage's own limits are for it
+
+    def incident(self, incident: Incident) -> None:
+        logger.warning(
+            "stage %d replica %d: %s%s%s",
+            incident.replica.stage,
+            incident.replica.index,
+            incident.kind.value,
+            f", {incident.requests} requests" if incident.requests else "",
+            f" ({incident.cause})" if incident.cause else "",
+        )
+        self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
+
+    def prepare(self, requests_per_second: float, now: float) -> None:
+        """As many are to come: raise batch limits before they do, and say where replicas will be missing."""
+        assert self.foresight is not None
+        states = {}
+        for stage_id, stage in self._stages.items():
+            state = stage.pool_state(requests_per_second)
+            if state is not None:
+                states[str(stage_id)] = state
+        for name, plan in self.foresight.plan(states, now).items():
+            self._stages[int(name)].raise_limits(plan.batch_limit)
+            if plan.reason is MoveReason.SHORT:
+                logger.warning(
+                    "stage %s: %.3g requests per second are to come, for which it would need more than %d replicas",
+                    self.graph.stage(int(name)),
+                    requests_per_second,
+                    plan.replicas,
+                )
+
+    def publish(self) -> PagePublisher:
+        """Show what happens on /metrics of this process."""
+        attach()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(StageCollector(self.board))
+        publisher = PagePublisher("stages", {}, lambda: generate_latest(registry))
+        publisher.start()
+        return publisher
+
+
+def _pools(config: StageSchedConfig) -> Pools | None:
+    options = config.pools
+    return None if options.total_bytes is None else Pools(options.total_bytes, options.shares.model_dump())
+
+
+def _credits(graph: StageGraph, capacity: int) -> Credits:
+    successors = {str(one.stage_id): [str(after) for after in graph.successors(one.stage_id)] for one in graph.stages}
+    return Credits(successors, dict.fromkeys(successors, capacity))

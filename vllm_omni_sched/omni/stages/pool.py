@@ -1,0 +1,84 @@
+"""A stage's replicas with a queue before them: vLLM-Omni's `StagePool`, which asks when and where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni.engine.stage_pool import StagePool
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.queue import StageQueue
+    from vllm_omni_sched.omni.stages.work import Work
+
+
+class ScheduledPool(StagePool):
+    """A `StagePool` that was made one of ours; `queue` decides."""
+
+    queue: StageQueue
+    starting: set[str]  # still in hand if their submission fails
+
+    async def submit_initial(
+        self,
+        request_id: str,
+        req_state: Any,
+        request: Any,
+        *,
+        prompt_text: Any = None,
+        affinity_request_id: str | None = None,
+        submit_kwargs: dict[str, Any] | None = None,
+        params_override: Any = None,
+    ) -> int:
+        """As vLLM-Omni's, but the request may wait, or share the work of another one.
+
+        Returns:
+            Its replica, or `UNPLACED`.
+        """
+        how = {
+            "prompt_text": prompt_text,
+            "affinity_request_id": affinity_request_id,
+            "submit_kwargs": submit_kwargs,
+            "params_override": params_override,
+        }
+        if affinity_request_id is not None or req_state.streaming.enabled or req_state.session_owned:
+            # a session has its replica, and a companion that of its parent: nothing to decide
+            return await super().submit_initial(request_id, req_state, request, **how)
+        return await self.queue.submit(request_id, req_state, request, how)
+
+    async def run(self, work: Work) -> int:
+        """Submit it to the replica that was chosen."""
+        self._request_bindings[work.request_id] = work.replica_id
+        self.starting.add(work.request_id)
+        try:
+            return await super().submit_initial(work.request_id, work.state, work.request, **work.how)
+        finally:
+            self.starting.discard(work.request_id)
+
+    def select_replica_id(self, request_id: str, *, affinity_request_id: str | None = None) -> int:
+        """As vLLM-Omni's, but a request that is bound to none goes where the balancer says."""
+        if self.get_bound_replica_id(request_id) is None and affinity_request_id is None:
+            chosen = self.queue.choose_now(request_id)
+            if chosen is not None:
+                self._request_bindings[request_id] = chosen
+        return super().select_replica_id(request_id, affinity_request_id=affinity_request_id)
+
+    async def abort_requests(self, request_ids: list[str]) -> list[tuple[str, Any]]:
+        """As vLLM-Omni's, but work that is also others' goes on."""
+        return await super().abort_requests([one for one in request_ids if not self.queue.works_for_others(one)])
+
+    def release_binding(self, request_id: str) -> None:
+        super().release_binding(request_id)
+        if request_id not in self.starting:
+            self.queue.left(request_id)
+
+    async def abort_orphan(self, request_id: str, replica_id: int) -> None:
+        """Stop a work that nobody wants any more, of a request that is gone already."""
+        self._request_bindings[request_id] = replica_id
+        try:
+            await super().abort_requests([request_id])
+        finally:
+            self.release_binding(request_id)
+
+    def attach(self, replica_id: int, client: Any) -> None:
+        """A replica is back."""
+        self.clients[replica_id] = client
+        self._unavailable_replicas.discard(replica_id)

@@ -1,0 +1,109 @@
+"""What a request is to the policies: class, cost, and what it shares with others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_omni_sched.graph.order import SlaClass
+from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.stage_options import PriorityOptions
+
+CLASS, USER = "omni_class", "omni_user"  # in `extra_args` of a request's first sampling parameters
+UNKNOWN_TOKENS = 128  # that a request makes which does not say how many
+
+
+@dataclass
+class Known:
+    """A request on its way.
+
+    ``costs``: seconds by stage; ``features``: what they are estimated from.
+    """
+
+    request_id: str
+    arrival: float
+    sla: SlaClass
+    low: bool
+    priority: int
+    modality: str
+    keys: frozenset[str]
+    nbytes: int
+    features: dict[int, Features] = field(default_factory=dict)
+    costs: dict[int, float] = field(default_factory=dict)
+
+
+class Classes:
+    """The classes of the options, by name."""
+
+    def __init__(self, options: PriorityOptions) -> None:
+        self._classes = {
+            name: SlaClass(name, _seconds(each.ttft_ms, each.e2e_ms), math.inf, each.rank)
+            for name, each in options.classes.items()
+        }
+        ranks = {each.rank for each in self._classes.values()}
+        self._lowest = max(ranks) if len(ranks) > 1 else math.inf
+        self.default = self._classes[options.default_class]
+        self._by_modality = {modality: self._classes[name] for modality, name in options.by_modality.items()}
+
+    def of(self, params: Any, modality: str) -> SlaClass:
+        """That which the request names, if there is one of that name; else that of its modality."""
+        named = self._classes.get(str(extra_of(params).get(CLASS)))
+        return named or self._by_modality.get(modality, self.default)
+
+    def is_low(self, sla: SlaClass) -> bool:
+        return sla.rank >= self._lowest
+
+
+def _seconds(*milliseconds: float | None) -> float:
+    given = [each for each in milliseconds if each is not None]
+    return max(given) / 1e3 if given else math.inf
+
+
+def extra_of(params: Any) -> Mapping[str, Any]:
+    extra = getattr(params, "extra_args", None)
+    return extra if isinstance(extra, Mapping) else {}
+
+
+def keys_of(request: Any, params: Any) -> frozenset[str]:
+    """What other requests may have too: the user, multimodal items."""
+    keys = {f"item {item.identifier}" for item in getattr(request, "mm_features", None) or ()}
+    user = extra_of(params).get(USER)
+    if user is not None:
+        keys.add(f"user {user}")
+    return frozenset(keys)
+
+
+def modality_of(request: Any) -> str:
+    found = {item.modality for item in getattr(request, "mm_features", None) or ()}
+    return next((each for each in ("video", "audio", "image") if each in found), "text")
+
+
+def bytes_of(request: Any) -> int:
+    """What a request brings: its multimodal items, and its prompt."""
+    held = 8 * len(getattr(request, "prompt_token_ids", None) or ())
+    for item in getattr(request, "mm_features", None) or ():
+        for name in item.data or ():
+            held += getattr(getattr(item.data[name], "data", None), "nbytes", 0)
+    return held
+
+
+def features_of(request: Any, params: Any) -> Features:
+    """Of one stage: what its engine is sent, and how much it may say."""
+    items = getattr(request, "mm_features", None) or ()
+    pixels = (getattr(params, "width", None) or 0) * (getattr(params, "height", None) or 0)
+    pixels *= getattr(params, "num_outputs_per_prompt", None) or 1
+    return Features(
+        prompt_tokens=len(getattr(request, "prompt_token_ids", None) or ()),
+        output_tokens=_output_tokens(params),
+        items=len(items),
+        pixels=pixels,
+        steps=getattr(params, "num_inference_steps", None) or 0,
+    )
+
+
+def _output_tokens(params: Any) -> int:
+    if not hasattr(params, "max_tokens"):
+        return 0
+    return params.max_tokens if params.max_tokens is not None else UNKNOWN_TOKENS

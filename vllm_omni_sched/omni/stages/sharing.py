@@ -1,0 +1,115 @@
+"""Which requests share a stage's work, and how those that part after it each get its output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind
+
+from vllm_omni_sched.omni.stages.content import first_key, next_key
+from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.work import Work
+
+PAYLOAD_SECONDS = 30.0  # as long as a stage may take to send what it has made
+SEALED = 4096  # keys that are remembered to be closed
+
+
+class Sharing:
+    """Keys of works, and payloads for those that part.
+
+    1. The key of a request's first stage is that of its content; of each later one it follows from the one before and
+       from the sampling parameters, as the input does.
+    2. In async-chunk mode stages exchange pieces under the name of one request: there a key covers all stages, and
+       who shares one shares all.
+    3. A request that gets only what is new (DELTA) cannot join work that has said something already; and in
+       async-chunk mode nobody can join after a stage has ended.
+
+    Args:
+        orchestrator: ours.
+    """
+
+    def __init__(self, orchestrator: Any, payloads: Payloads) -> None:
+        self._orchestrator, self._payloads = orchestrator, payloads
+        self._keys: dict[str, dict[int, str | None]] = {}  # of each request, by stage
+        self._sealed: OrderedDict[str, int] = OrderedDict()  # content -> how often its key was closed
+
+    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+        """What a submission is."""
+        work: Work = self._orchestrator.policies.describe(pool, request_id, state, request, how, now)
+        if self._orchestrator.policies.merges:
+            work.key = self._key(pool.stage_id, request_id, state, request)
+            self._keys.setdefault(request_id, {})[pool.stage_id] = work.key
+        return work
+
+    def _key(self, stage_id: int, request_id: str, state: Any, request: Any) -> str | None:
+        known = self._keys.get(request_id, {})
+        if stage_id == 0:
+            content = first_key(state, request, state.final_stage_id if self._orchestrator.async_chunk else 0)
+            return content and f"{content}/{self._sealed.get(content, 0)}"
+        upstream = known.get(stage_id - 1)
+        if upstream is None:
+            return None
+        return f"{upstream}/{stage_id}" if self._orchestrator.async_chunk else next_key(state, stage_id, upstream)
+
+    def spoke(self, stage_id: int, receivers: Sequence[str]) -> None:
+        """A work has put out a part of its output, for these."""
+        kind = self._orchestrator._output_kind(receivers[0], stage_id)
+        if kind is RequestOutputKind.DELTA:
+            self._seal(receivers[0])
+
+    def ended(self, stage_id: int, request_id: str, receivers: Sequence[str]) -> None:
+        """A work has ended that was begun for ``request_id``: see to it that all that part get the payload."""
+        if self._orchestrator.async_chunk:
+            self._seal(receivers[0])
+            return
+        if list(receivers) == [request_id] or stage_id + 1 >= len(self._orchestrator.stage_pools):
+            return
+        pool = self._orchestrator.stage_pools[stage_id + 1]
+        names = self._parting(stage_id, receivers)
+        if names == [request_id] or not names or not self._payloads.arrive_at(pool):
+            return
+        copied = asyncio.get_running_loop().run_in_executor(
+            None, partial(self._payloads.copy, pool, request_id, names, PAYLOAD_SECONDS)
+        )
+        for name in names:
+            pool.queue.held[name] = copied
+        self._orchestrator.spawn(self._let_go(pool, names, copied))
+
+    async def _let_go(self, pool: Any, names: Sequence[str], copied: asyncio.Future[bool]) -> None:
+        try:
+            await copied
+        finally:
+            for name in names:
+                pool.queue.held.pop(name, None)
+            await pool.queue.release()
+
+    def _parting(self, stage_id: int, receivers: Sequence[str]) -> list[str]:
+        """Those that will run at the next stage themselves: the first with each key there."""
+        found: dict[str, str] = {}
+        for name in receivers:
+            state = self._orchestrator.request_states.get(name)
+            if state is None or state.final_stage_id <= stage_id:
+                continue
+            upstream = self._keys.get(name, {}).get(stage_id)
+            key = next_key(state, stage_id + 1, upstream) if upstream is not None else None
+            found.setdefault(key or f"only {name}", name)
+        return list(found.values())
+
+    def _seal(self, request_id: str) -> None:
+        """Nobody may join what this request has begun."""
+        key = self._keys.get(request_id, {}).get(0)
+        if key is None:
+            return
+        content, _, number = key.partition("/")
+        if self._sealed.get(content, 0) == int(number):
+            self._sealed[content] = int(number) + 1
+            self._sealed.move_to_end(content)
+            while len(self._sealed) > SEALED:
+                self._sealed.popitem(last=False)
+
+    def forget(self, request_id: str) -> None:
+        self._keys.pop(request_id, None)

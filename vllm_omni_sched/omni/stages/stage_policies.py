@@ -1,0 +1,251 @@
+"""The policies of one stage: whom to release, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni_sched.graph.merging import Joined, Merger, Role
+from vllm_omni_sched.graph.path_order import PathRequest
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.monitor.forecast.plan import PoolState
+from vllm_omni_sched.omni.stages.limits import ReplicaLoad
+from vllm_omni_sched.omni.stages.work import Work
+from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
+from vllm_omni_sched.resource.pid import PidBatch, PidGains
+from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, StageGate
+from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
+
+SMOOTHING = 0.1  # what the last request counts
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.policies import Policies
+
+
+class StagePolicies:
+    """Those of one stage: whom to release, and where to."""
+
+    def __init__(self, shared: Policies, pool: Any) -> None:
+        self._shared, self._stage_id = shared, pool.stage_id
+        config, stage = shared.config, shared.graph.stage(pool.stage_id)
+        self._first_output = stage.kind is StageKind.AR
+        limits = config.batching.of_stage(stage.stage_id, stage.name)
+        self._limits = limits
+        self._most = min(limits.max_batch_size, _max_num_seqs(pool))
+        self._loads: dict[int, ReplicaLoad] = {}
+        priority = config.graph.priority
+        self._by_class = priority.enabled
+        self._gate = StageGate(
+            _balancer(config),
+            max_hold_seconds=limits.hold_ms / 1e3 if self._holds(stage.kind) else 0.0,
+            min_share=priority.min_low_share if priority.enabled else 0.0,
+        )
+        self.wake_at: float | None = None
+        self._request_seconds: float | None = None  # of a replica's time that a request takes
+
+    @staticmethod
+    def _holds(kind: StageKind) -> bool:
+        """An autoregressive stage takes requests in at each step; only one that runs whole batches gains by waiting."""
+        return kind is not StageKind.AR
+
+    def merger(self) -> Merger:
+        return Merger(self._shared.config.graph.merging.max_followers)
+
+    def load(self, replica_id: int) -> ReplicaLoad:
+        if replica_id not in self._loads:
+            limits, batching = self._limits, self._shared.config.batching
+            self._loads[replica_id] = ReplicaLoad(
+                PidBatch(
+                    limits.target_latency_ms / 1e3,
+                    limits.adjust_interval_ms / 1e3,
+                    min(limits.min_batch_size, self._most),
+                    self._most,
+                    PidGains(batching.kp, batching.ki, batching.kd),
+                    start=self._most,
+                )
+            )
+        return self._loads[replica_id]
+
+    # ---- what happens
+
+    def came(self, work: Work, joined: Joined, now: float) -> None:
+        shared = self._shared
+        if joined.role is Role.FOLLOW:
+            shared.board.merged(self._stage_id)
+            if shared.credits is not None:  # another one's work takes the place here
+                shared.credits.give_back(work.request_id, str(self._stage_id))
+        before, here = str(self._stage_id - 1), str(self._stage_id)
+        if shared.credits is not None and shared.credits.has_started(work.request_id, before):
+            shared.credits.hand_over(work.request_id, before, here)
+
+    def began(self, work: Work) -> None:
+        now = work.started or 0.0
+        load, board = self.load(work.replica_id), self._shared.board
+        load.begin(work.request_id, work.cost_seconds, now)
+        self._shared.watch.began(work, now)
+        board.submitted(self._stage_id, work.replica_id, work.request_id, work.arrived)
+        board.started(self._stage_id, work.replica_id, work.request_id, now)
+        board.batch(self._stage_id, work.replica_id, len(load.began))
+        board.batch_limit(self._stage_id, work.replica_id, load.limit.limit)
+        book = self._shared.affinity.get(self._stage_id)
+        if book is not None and work.known.keys:
+            board.looked_up(self._stage_id, work.replica_id, self._warm(work).get(work.replica_id, 0.0) > 0)
+            book.note(work.replica_id, work.known.keys)
+
+    def spoke(self, work: Work, now: float) -> None:
+        """The first output of a work."""
+        if self._first_output and work.started is not None:
+            load = self.load(work.replica_id)
+            load.limit.observe(max(now - work.started, 0.0), now, len(load.began))
+
+    def finished(self, work: Work, now: float) -> None:
+        load, shared = self.load(work.replica_id), self._shared
+        size = len(load.began)
+        share = load.end(work.request_id, now)
+        if share is not None and work.started is not None:
+            shared.costs.observe(str(self._stage_id), work.known.features[self._stage_id], share)
+            before = share if self._request_seconds is None else self._request_seconds
+            self._request_seconds = before + SMOOTHING * (share - before)
+            if not self._first_output:
+                load.limit.observe(max(now - work.started, 0.0), now, size)
+        shared.board.finished(self._stage_id, work.replica_id, work.request_id, now)
+        shared.watch.ended(work, now, well=True)
+        self._done(work)
+
+    def gone(self, work: Work, now: float) -> None:
+        """It has left without a result."""
+        self.load(work.replica_id).end(work.request_id, now)
+        self._shared.board.aborted(self._stage_id, work.replica_id, work.request_id)
+        self._shared.watch.ended(work, now, well=False)
+        self._done(work)
+
+    def lost(self, work: Work, now: float) -> None:
+        """Its replica died; it stays on its way, with its credits."""
+        self._shared.watch.ended(work, now, well=False)
+        self._shared.board.redispatched(self._stage_id, work.replica_id)
+
+    def _done(self, work: Work) -> None:
+        credits = self._shared.credits
+        if credits is not None:
+            credits.give_back(work.request_id, str(self._stage_id))
+            self._shared.board.credits(self._stage_id, credits.free(str(self._stage_id)))
+
+    def died(self, replica_id: int) -> None:
+        """What it had in its caches is gone."""
+        self._shared.board.lost(self._stage_id, replica_id)
+        self._loads.pop(replica_id, None)
+        book = self._shared.affinity.get(self._stage_id)
+        if book is not None:
+            book.forget(replica_id)
+
+    def pool_state(self, requests_per_second: float) -> PoolState | None:
+        """What the planner of replicas is to know; None before anything has run here."""
+        if not self._request_seconds or not self._loads:
+            return None
+        return PoolState(
+            len(self._loads),
+            capacity=1 / self._request_seconds,
+            forecast=requests_per_second,
+            batch_limit=min(load.limit.limit for load in self._loads.values()),
+        )
+
+    def raise_limits(self, limit: int) -> None:
+        for load in self._loads.values():
+            load.limit.raise_to(limit)
+
+    # ---- what to do
+
+    def release(
+        self, pool: Any, waiting: Mapping[str, Work], running: Mapping[str, Work], now: float
+    ) -> list[tuple[str, int]]:
+        """Who goes now, and to which replica."""
+        replicas = self._replicas(pool, now)
+        if not waiting or not replicas:
+            return []
+        bound = {name: pool.get_bound_replica_id(name) for name in waiting}
+        found: list[tuple[str, int]] = []
+        free = {one.replica_id: one.room for one in replicas}
+        ordered = self._ordered(waiting, now)
+        for name in ordered:  # what was prepared for a replica must go there
+            replica_id = bound[name]
+            if replica_id in free and free[replica_id] > 0 and self._take(name):
+                free[replica_id] -= 1
+                found.append((name, replica_id))
+        if found:
+            return found
+        gate = [self._gate_request(waiting[name]) for name in ordered if bound[name] not in free]
+        plan = self._gate.plan(GateSnapshot(now, tuple(gate), tuple(replicas)), self._shared.dice)
+        self.wake_at = plan.wake_at
+        return [(one.request_id, one.replica_id) for one in plan.releases if self._take(one.request_id)]
+
+    def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
+        """A replica for a request that does not wait."""
+        now = max((load.since for load in self._loads.values()), default=0.0)
+        replicas = self._replicas(pool, now)
+        return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id if len(replicas) > 1 else None
+
+    def _ordered(self, waiting: Mapping[str, Work], now: float) -> list[str]:
+        if not self._by_class or len(waiting) == 1:
+            return list(waiting)
+        requests = [
+            PathRequest(
+                name,
+                work.known.arrival,
+                work.known.costs,
+                work.known.sla,
+                work.known.modality,
+                work.known.priority,
+                ready=work.arrived,
+                affinity=work.known.keys,
+            )
+            for name, work in waiting.items()
+        ]
+        return [placed.request.request_id for placed in self._shared.order.plan(requests, self._stage_id, now)]
+
+    def _gate_request(self, work: Work) -> GateRequest:
+        return GateRequest(
+            work.request_id,
+            work.cost_seconds,
+            has_credits=self._has_credits(work.request_id),
+            low=work.known.low,
+            warm=tuple(self._warm(work).items()),
+        )
+
+    def _warm(self, work: Work) -> Mapping[int, float]:
+        book = self._shared.affinity.get(self._stage_id)
+        return book.warm(work.known.keys, list(self._loads)) if book is not None and work.known.keys else {}
+
+    def _has_credits(self, request_id: str) -> bool:
+        credits = self._shared.credits
+        return credits is None or credits.blocked(str(self._stage_id), request_id) is None
+
+    def _take(self, request_id: str) -> bool:
+        credits = self._shared.credits
+        if not self._shared.has_memory(request_id):
+            return False
+        return credits is None or credits.take(str(self._stage_id), request_id)
+
+    def _replicas(self, pool: Any, now: float) -> list[ReplicaState]:
+        states = []
+        for replica_id in pool.live_replica_ids():
+            if pool.is_replica_available(replica_id):
+                load = self.load(replica_id)
+                states.append(
+                    ReplicaState(replica_id, load.remaining_seconds(now), len(load.began), limit=load.limit.limit)
+                )
+        return states
+
+
+def _balancer(config: StageSchedConfig) -> Balancer:
+    match config.balancing.policy:
+        case BalancePolicy.COST:
+            return CostBalancer(affinity_slack=config.balancing.affinity_slack)
+        case BalancePolicy.LEAST_QUEUE:
+            return LeastQueue()
+        case _:
+            return RoundRobin()  # as vLLM-Omni itself where replicas are its own
+
+
+def _max_num_seqs(pool: Any) -> int:
+    scheduler = getattr(pool.stage_vllm_config, "scheduler_config", None)
+    return getattr(scheduler, "max_num_seqs", None) or 1 << 30

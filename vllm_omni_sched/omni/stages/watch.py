@@ -1,0 +1,114 @@
+"""Looks at the stages now and then: what is ill, and how much memory replicas hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm_omni_sched.graph.stages import StageGraph
+from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
+from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.omni.stages.work import Work
+from vllm_omni_sched.stage_options import AnomalyOptions
+
+logger = logging.getLogger(__name__)
+
+MEMORY_SECONDS = 5.0  # between two looks at the memory of processes
+
+
+class Watch:
+    """Tells the detectors what happens, and the operator what they find.
+
+    Args:
+        options: of the detectors.
+        graph: the stages.
+        board: gets what is found.
+    """
+
+    def __init__(self, options: AnomalyOptions, graph: StageGraph, board: StageBoard) -> None:
+        self._options, self._board = options, board
+        self._ids = {str(stage): stage.stage_id for stage in graph.stages}
+        self._names = {stage_id: name for name, stage_id in self._ids.items()}
+        self._stay = StageTimeout(floor_seconds=options.min_stage_seconds, cap_seconds=options.max_stage_seconds)
+        self._queue = StuckQueue(cap_seconds=options.max_stage_seconds)
+        self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
+        self._edge = SickEdge(least_error_rate=options.edge_error_rate)
+        self._next = self._next_memory = 0.0
+        self._told: set[tuple[str, str, str]] = set()
+
+    def began(self, work: Work, now: float) -> None:
+        self._stay.enter(self._names[work.stage_id], work.request_id, now)
+
+    def ended(self, work: Work, now: float, well: bool) -> None:
+        name = self._names[work.stage_id]
+        self._stay.observe(name, work.request_id, now, finished=well)
+        if well and work.started is not None:
+            self._queue.finished(name, now, max(now - work.started, 0.0))
+
+    def sent(self, from_stage: int, to_stage: int, seconds: float, now: float, ok: bool = True) -> None:
+        self._edge.observe(f"{from_stage}->{to_stage}", now, seconds, ok=ok)
+        if ok:  # how large it was only the stages' connectors know
+            self._board.edge(from_stage, to_stage, 0, seconds)
+
+    def look(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
+        """What is ill now; each thing is logged and counted when it begins."""
+        if not self._options.enabled or now < self._next:
+            return ()
+        self._next = now + self._options.interval_seconds
+        for pool in pools:
+            name = self._names[pool.stage_id]
+            self._queue.observe(name, now, len(pool.queue.waiting), len(pool.queue.running))
+        if now >= self._next_memory:
+            self._next_memory = now + MEMORY_SECONDS
+            self._memory(pools, now)
+        found = tuple(one for each in (self._stay, self._queue, self._leak, self._edge) for one in each.check(now))
+        self._tell(found)
+        return found
+
+    def _tell(self, found: tuple[Anomaly, ...]) -> None:
+        now_ill = {(one.kind.value, one.subject, one.request_id): one for one in found}
+        for key, one in now_ill.items():
+            if key not in self._told:
+                evidence = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
+                logger.warning("%s: %s%s (%s)", one.subject, one.kind.value, _of(one.request_id), evidence)
+                self._board.anomaly(self._stage_of(one.subject), one.kind.value)
+        self._told = set(now_ill)
+
+    def _stage_of(self, subject: str) -> int:
+        """A stage by its name, the stage of a replica, or that where an edge ends."""
+        if subject in self._ids:
+            return self._ids[subject]
+        _, arrow, to = subject.partition("->")
+        return int(to) if arrow else self._ids[subject.partition(" replica ")[0]]
+
+    def _memory(self, pools: list[Any], now: float) -> None:
+        import psutil
+
+        capacity = psutil.virtual_memory().total
+        for pool in pools:
+            for replica_id, pids in _processes(pool).items():
+                held = 0
+                for pid in pids:
+                    try:
+                        held += psutil.Process(pid).memory_info().rss
+                    except psutil.Error:
+                        continue
+                in_flight = sum(work.replica_id == replica_id for work in pool.queue.running.values())
+                self._board.memory(pool.stage_id, replica_id, None, held)
+                self._leak.observe(f"{self._names[pool.stage_id]} replica {replica_id}", now, held, capacity, in_flight)
+
+
+def _of(request_id: str) -> str:
+    return f" of request {request_id}" if request_id else ""
+
+
+def _processes(pool: Any) -> Mapping[int, list[int]]:
+    return {replica_id: list(_pids(pool.clients[replica_id])) for replica_id in pool.live_replica_ids()}
+
+
+def _pids(client: Any) -> Iterator[int]:
+    manager = getattr(getattr(client, "resources", None), "engine_manager", None)
+    for process in getattr(manager, "processes", None) or ():
+        if getattr(process, "pid", None) is not None:
+            yield process.pid

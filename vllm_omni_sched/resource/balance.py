@@ -1,0 +1,208 @@
+"""Which replica of a stage a request goes to."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from vllm_omni_sched.errors import ConfigError
+
+
+class Dice(Protocol):
+    """The part of ``random.Random`` that a balancer uses."""
+
+    def random(self) -> float:
+        """The next number in [0, 1)."""
+
+
+class PickReason(str, Enum):
+    """Why this replica."""
+
+    ONLY = "only"  # no other is healthy
+    LEAST_WORK = "least_work"  # it would finish the request first
+    WARM = "warm"  # it has more of the request's cache, and finishes it first or hardly later
+    NEAR = "near"  # it would finish first only because it is nearer
+    TURN = "turn"  # round robin
+    SHORTEST_QUEUE = "shortest_queue"  # least queue
+    CHANCE = "chance"  # random
+    NONE_HEALTHY = "none_healthy"  # no pick: every replica is sick, or there is none
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """A replica as a balancer sees it.
+
+    ``remaining_seconds``: estimated work it has taken on and not finished, as it would take at speed 1.
+    ``in_flight``: requests it has, queued and running; ``limit``: how many it should have at most.
+    ``speed``: of its work, relative to what costs are estimated for.
+    ``distance_seconds``: what getting the request's input there takes.
+    ``warm``: the part of the request's cache that it has, in [0, 1].
+
+    Raises:
+        ValueError: a number is out of its range or not finite.
+    """
+
+    replica_id: int
+    remaining_seconds: float = 0.0
+    in_flight: int = 0
+    limit: int = 32
+    speed: float = 1.0
+    distance_seconds: float = 0.0
+    warm: float = 0.0
+    healthy: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"replica {self.replica_id}: {name} must be finite and >= 0, got {getattr(self, name)}"
+                )
+        if not 0 < self.speed < math.inf:
+            raise ValueError(f"replica {self.replica_id}: speed must be above 0, got {self.speed}")
+        if not 0 <= self.warm <= 1:
+            raise ValueError(f"replica {self.replica_id}: warm must be in [0, 1], got {self.warm}")
+
+    @property
+    def room(self) -> int:
+        """How many more requests it should be given."""
+        return max(self.limit - self.in_flight, 0)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The replica, why, and in how many seconds the request should be finished there.
+
+    ``replica_id`` is None, and ``finish_seconds`` ``inf``, if no replica is healthy.
+    """
+
+    replica_id: int | None
+    reason: PickReason
+    finish_seconds: float
+
+
+NOBODY = Pick(None, PickReason.NONE_HEALTHY, math.inf)
+
+
+class Balancer(ABC):
+    """Picks one of the healthy replicas for one request; never a sick one."""
+
+    def pick(self, cost_seconds: float, replicas: Sequence[ReplicaState], dice: Dice) -> Pick:
+        """The replica for a request of that cost.
+
+        Raises:
+            ValueError: the cost is negative or not finite, or two replicas have the same id.
+        """
+        if not 0 <= cost_seconds < math.inf:
+            raise ValueError(f"cost_seconds must be finite and >= 0, got {cost_seconds}")
+        if len({one.replica_id for one in replicas}) < len(replicas):
+            raise ValueError(f"each replica must have its own id, got {[one.replica_id for one in replicas]}")
+        healthy = sorted((one for one in replicas if one.healthy), key=lambda one: one.replica_id)
+        if not healthy:
+            return NOBODY
+        chosen, reason = self._pick(cost_seconds, healthy, dice)
+        if len(healthy) == 1:
+            reason = PickReason.ONLY
+        return Pick(chosen.replica_id, reason, self.finish_seconds(cost_seconds, chosen))
+
+    def finish_seconds(self, cost_seconds: float, replica: ReplicaState) -> float:
+        """When the replica would have finished the request, in seconds from now."""
+        return (replica.remaining_seconds + cost_seconds) / replica.speed + replica.distance_seconds
+
+    @abstractmethod
+    def _pick(
+        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
+    ) -> tuple[ReplicaState, PickReason]: ...
+
+
+class CostBalancer(Balancer):
+    """The replica that finishes the request first: list scheduling by estimated cost.
+
+    1. Expected finish = (remaining work + cost x (1 - ``saved_share`` x warm)) / speed + distance.
+    2. A warmer replica is taken instead, if it finishes at most ``affinity_slack`` of the first finish later: what it
+       has need not be made and kept twice. Of several the warmest.
+    3. Ties go to the one with room in its batch, then with fewer requests, then by id; chance plays no part.
+
+    With true costs, identical replicas and nothing warm, the last one finishes within (2 - 1/m) of the best possible
+    (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+
+    Args:
+        saved_share: the part of a request's cost that a cache which has all of it saves, in [0, 1].
+        affinity_slack: 0 or more.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(self, saved_share: float = 0.5, affinity_slack: float = 0.1) -> None:
+        if not 0 <= saved_share <= 1:
+            raise ConfigError(f"saved_share must be in [0, 1], got {saved_share}")
+        if not 0 <= affinity_slack < math.inf:
+            raise ConfigError(f"affinity_slack must be finite and >= 0, got {affinity_slack}")
+        self.saved_share = saved_share
+        self.affinity_slack = affinity_slack
+
+    def finish_seconds(self, cost_seconds: float, replica: ReplicaState) -> float:
+        """Rule 1."""
+        cost = cost_seconds * (1 - self.saved_share * replica.warm)
+        return (replica.remaining_seconds + cost) / replica.speed + replica.distance_seconds
+
+    def _pick(
+        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
+    ) -> tuple[ReplicaState, PickReason]:
+        finish = {one.replica_id: self.finish_seconds(cost_seconds, one) for one in healthy}
+
+        def rank(one: ReplicaState) -> tuple[float, bool, int, int]:
+            return finish[one.replica_id], one.room == 0, one.in_flight, one.replica_id
+
+        first = min(healthy, key=rank)
+        latest = finish[first.replica_id] * (1 + self.affinity_slack)
+        near_enough = [one for one in healthy if one.warm > first.warm and finish[one.replica_id] <= latest]
+        if near_enough:
+            return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
+        return first, self._reason(cost_seconds, first, healthy)
+
+    def _reason(self, cost_seconds: float, first: ReplicaState, healthy: Sequence[ReplicaState]) -> PickReason:
+        """What made it first: whether it would be so without what it has, and without being near."""
+        plain = super().finish_seconds
+        if any(plain(cost_seconds, one) < plain(cost_seconds, first) for one in healthy):
+            return PickReason.WARM
+        there = plain(cost_seconds, first) - first.distance_seconds
+        if any(plain(cost_seconds, one) - one.distance_seconds < there for one in healthy):
+            return PickReason.NEAR
+        return PickReason.LEAST_WORK
+
+
+class RoundRobin(Balancer):
+    """Each healthy replica in turn, by id. Here to compare with, as the two below."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+
+    def _pick(
+        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
+    ) -> tuple[ReplicaState, PickReason]:
+        last = self._last
+        following = [one for one in healthy if last is not None and one.replica_id > last]
+        chosen = (following or healthy)[0]
+        self._last = chosen.replica_id
+        return chosen, PickReason.TURN
+
+
+class LeastQueue(Balancer):
+    """The replica with the fewest requests; ties by id."""
+
+    def _pick(
+        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
+    ) -> tuple[ReplicaState, PickReason]:
+        return min(healthy, key=lambda one: (one.in_flight, one.replica_id)), PickReason.SHORTEST_QUEUE
+
+
+class RandomBalancer(Balancer):
+    """Any of them."""
+
+    def _pick(
+        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
+    ) -> tuple[ReplicaState, PickReason]:
+        return healthy[int(dice.random() * len(healthy))], PickReason.CHANCE

@@ -1,0 +1,65 @@
+"""Least squares with forgetting, a prior, and weights that are never negative."""
+
+from collections.abc import Sequence
+
+
+class NonNegativeFit:
+    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point.
+
+    1. The moments of the points fade by ``forgetting``; the ridge towards ``prior`` does not. So a direction that
+       no point has shown for long goes back to the prior, and nothing winds up as in plain recursive least squares.
+    2. A point weighs 1 / y as predicted: the spread of durations grows with them.
+    3. After the first ``_FREE`` points, a residual counts as no more than ``_CLIP`` times the usual one (Huber, 1964).
+    4. The minimum over weights >= 0 is sought by coordinate descent from the last one, a few sweeps for each point.
+    """
+
+    _FREE = 8
+    _CLIP = 3.0
+    _RIDGE = 0.01
+    _SWEEPS = 6
+    _LEAST = 1e-3  # in units of y: below, predictions weigh alike
+    _SPREAD = 0.05  # of y: a residual that is always usual
+
+    def __init__(self, prior: Sequence[float], forgetting: float) -> None:
+        size = len(prior)
+        self.weights = list(prior)
+        self._prior = tuple(prior)
+        self._forgetting = forgetting
+        self._xx = [[0.0] * size for _ in range(size)]
+        self._xy = [0.0] * size
+        self._usual = 0.0  # residual, as a mean of those counted
+        self._count = 0
+
+    def predict(self, x: Sequence[float]) -> float:
+        """y as far as is known."""
+        return sum(weight * value for weight, value in zip(self.weights, x, strict=True))
+
+    def add(self, x: Sequence[float], y: float) -> None:
+        """One more point."""
+        predicted = self.predict(x)
+        y = self._clipped(predicted, y)
+        # A prediction from the prior alone may be far too low: it must not make the first points weigh for ever.
+        weight = 1 / max(predicted, y if self._count < self._FREE else 0.0, self._LEAST)
+        self._count += 1
+        for i, row in enumerate(self._xx):
+            for j in range(len(row)):
+                row[j] = self._forgetting * row[j] + weight * x[i] * x[j]
+            self._xy[i] = self._forgetting * self._xy[i] + weight * x[i] * y
+        self._descend()
+
+    def _clipped(self, predicted: float, y: float) -> float:
+        residual = y - predicted
+        if self._count < self._FREE:
+            self._usual += (abs(residual) - self._usual) / (self._count + 1)
+            return y
+        most = self._CLIP * max(self._usual, self._SPREAD * predicted, self._LEAST * self._SPREAD)
+        residual = min(max(residual, -most), most)
+        self._usual += 0.1 * (abs(residual) - self._usual)
+        return max(predicted + residual, 0.0)
+
+    def _descend(self) -> None:
+        weights = self.weights
+        for _ in range(self._SWEEPS):
+            for i, row in enumerate(self._xx):
+                rest = sum(row[j] * weights[j] for j in range(len(row)) if j != i)
+                weights[i] = max((self._xy[i] - rest + self._RIDGE * self._prior[i]) / (row[i] + self._RIDGE), 0.0)

@@ -1,0 +1,185 @@
+"""Memory split between modalities: each has a share for certain, and lends what it does not use."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.moving_shares import MovingShares, ShareReason
+
+DEFAULT_SHARES: Mapping[str, float] = {"text": 0.1, "image": 0.4, "audio": 0.1, "video": 0.4}
+
+
+class GrantReason(str, Enum):
+    """Where the bytes come from."""
+
+    OWN = "own"  # from what the modality is guaranteed
+    BORROWED = "borrowed"  # in part at least, from what others do not use
+
+
+class RefusalReason(str, Enum):
+    """Why there are no bytes now."""
+
+    TOO_LARGE = "too_large"  # larger than all pools together
+    NO_ROOM = "no_room"  # beyond its guarantee, and nobody has enough to lend
+    RECLAIM_FIRST = "reclaim_first"  # its own, and lent to others: `reclaim()` says what has to go
+
+
+@dataclass(frozen=True)
+class Grant:
+    """So many bytes, until they are released."""
+
+    grant_id: int
+    modality: str
+    num_bytes: int
+    reason: GrantReason
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """No bytes, and why; ``missing_bytes`` would have to become free."""
+
+    reason: RefusalReason
+    missing_bytes: int
+
+
+@dataclass(frozen=True)
+class ReclaimPlan:
+    """What should go, in that order, so that ``wanted_bytes`` more are free for those who were refused their own."""
+
+    grants: tuple[Grant, ...] = ()
+    wanted_bytes: int = 0
+
+
+class Pools:
+    """The books of ``total_bytes``; they hold no memory themselves.
+
+    1. A modality is guaranteed ``total_bytes`` x its share. What is free beyond that it may borrow, but nothing that
+       another was refused and still waits for.
+    2. Nobody ever gets bytes that are not free: if somebody's own are lent, it is refused for now, and ``reclaim()``
+       names grants of modalities above their guarantee, the latest first, until there is enough.
+       When those were released, the same reservation succeeds.
+    3. Who was refused its own has until the second ``adapt()`` to ask again; then others may borrow the bytes.
+    4. ``adapt()``, called once an interval, moves the shares towards the demand (see ``MovingShares``).
+
+    Args:
+        total_bytes: 1 or more.
+        shares: of each modality, above 0, at most 1 together.
+        moving: how shares follow the demand; default: as ``MovingShares`` does.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self, total_bytes: int, shares: Mapping[str, float] = DEFAULT_SHARES, moving: MovingShares | None = None
+    ) -> None:
+        if total_bytes < 1:
+            raise ConfigError(f"total_bytes must be 1 or more, got {total_bytes}")
+        if not shares:
+            raise ConfigError("shares must name one modality at least")
+        for modality, share in shares.items():
+            if not 0 < share <= 1:
+                raise ConfigError(f"the share of {modality!r} must be in (0, 1], got {share}")
+        if math.fsum(shares.values()) > 1 + 1e-9:
+            raise ConfigError(f"shares must be 1 together at most, got {math.fsum(shares.values())}")
+        self.total_bytes = total_bytes
+        self.shares = dict(shares)
+        self._moving = moving or MovingShares()
+        self._used = dict.fromkeys(shares, 0)
+        self._peak = dict.fromkeys(shares, 0)  # wanted at once, in this interval
+        self._claims: dict[str, tuple[int, int]] = {}  # bytes that were refused, and in which interval
+        self._interval = 0
+        self._grants: dict[int, Grant] = {}
+        self._number = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody has."""
+        return self.total_bytes - sum(self._used.values())
+
+    def used_bytes(self, modality: str) -> int:
+        """What the modality has."""
+        return self._used[self._known(modality)]
+
+    def guaranteed_bytes(self, modality: str) -> int:
+        """What it can get for certain, now or after a reclaim."""
+        return int(self.total_bytes * self.shares[self._known(modality)])
+
+    def reserve(self, modality: str, num_bytes: int) -> Grant | Refusal:
+        """Bytes for the modality, or why there are none.
+
+        Raises:
+            ValueError: the modality is unknown, or the number negative.
+        """
+        used = self.used_bytes(modality)
+        if num_bytes < 0:
+            raise ValueError(f"num_bytes must be 0 or more, got {num_bytes}")
+        if num_bytes > self.total_bytes:
+            return Refusal(RefusalReason.TOO_LARGE, num_bytes - self.total_bytes)
+        self._peak[modality] = max(self._peak[modality], used + num_bytes)
+        if used + num_bytes <= self.guaranteed_bytes(modality):
+            if num_bytes > self.free_bytes:
+                claimed = max(self._claims.get(modality, (0, 0))[0], num_bytes)
+                self._claims[modality] = claimed, self._interval
+                return Refusal(RefusalReason.RECLAIM_FIRST, num_bytes - self.free_bytes)
+            self._claims.pop(modality, None)
+            return self._grant(modality, num_bytes, GrantReason.OWN)
+        missing = num_bytes - (self.free_bytes - self._claimed(besides=modality))
+        if missing > 0:
+            return Refusal(RefusalReason.NO_ROOM, missing)
+        return self._grant(modality, num_bytes, GrantReason.BORROWED)
+
+    def release(self, grant: Grant) -> bool:
+        """Give the bytes back; False if they were given back before."""
+        if self._grants.pop(grant.grant_id, None) is None:
+            return False
+        self._used[grant.modality] -= grant.num_bytes
+        return True
+
+    def reclaim(self) -> ReclaimPlan:
+        """Rule 2: what to evict, so that all who were refused their own can have it. It changes nothing itself."""
+        wanted = self._claimed() - self.free_bytes
+        if wanted <= 0:
+            return ReclaimPlan()
+        chosen, freed, used = [], 0, dict(self._used)
+        for grant in reversed(self._grants.values()):
+            if freed >= wanted:
+                break
+            if grant.num_bytes and used[grant.modality] > self.guaranteed_bytes(grant.modality):
+                chosen.append(grant)
+                freed += grant.num_bytes
+                used[grant.modality] -= grant.num_bytes
+        return ReclaimPlan(tuple(chosen), wanted)
+
+    def adapt(self) -> ShareReason:
+        """An interval has ended: move the shares, or not, and say why."""
+        self.shares, reason = self._moving.next(
+            self.shares, {modality: peak / self.total_bytes for modality, peak in self._peak.items()}
+        )
+        self._peak = dict(self._used)
+        self._interval += 1
+        for modality, (num_bytes, since) in list(self._claims.items()):
+            allowed = self.guaranteed_bytes(modality) - self._used[modality]
+            if since < self._interval - 1 or allowed <= 0:
+                del self._claims[modality]
+            else:  # its guarantee may be smaller now
+                self._claims[modality] = min(num_bytes, allowed), since
+        return reason
+
+    def _grant(self, modality: str, num_bytes: int, reason: GrantReason) -> Grant:
+        grant = Grant(self._number, modality, num_bytes, reason)
+        self._number += 1
+        self._grants[grant.grant_id] = grant
+        self._used[modality] += num_bytes
+        return grant
+
+    def _claimed(self, besides: str | None = None) -> int:
+        """Bytes that were refused to those whose own they are."""
+        return sum(num_bytes for modality, (num_bytes, _) in self._claims.items() if modality != besides)
+
+    def _known(self, modality: str) -> str:
+        if modality not in self._used:
+            raise ValueError(f"unknown modality {modality!r}; there are {', '.join(self._used)}")
+        return modality

@@ -1,0 +1,132 @@
+"""Reading the options of `stage_options.py`, once at start-up.
+
+They are the key ``omni_sched`` of vLLM-Omni's deploy YAML (which ignores keys that it does not know): a mapping, or the
+path of a YAML file of its own, from where the deploy YAML lies. Or the environment variable `VARIABLE` names that file.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from vllm_omni_sched.config import KEY, explain, read_yaml
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.stage_options import StageSchedConfig
+
+VARIABLE = "VLLM_OMNI_SCHED_STAGES"
+
+
+def load_stage_config(deploy_yaml: Path | None, environ: Mapping[str, str]) -> StageSchedConfig | None:
+    """The options that the deploy YAML or the environment gives; None where neither does: nothing of ours runs.
+
+    Args:
+        deploy_yaml: vLLM-Omni's, if there is one; as there, what it lacks comes from its ``base_config``.
+        environ: as `os.environ`.
+
+    Raises:
+        ConfigError: both give options, a file cannot be read, or an option is unknown, of the wrong type, out of range
+            or contradicts another. The message names where, the key with its path, the value and the fix.
+    """
+    file = environ.get(VARIABLE) or None
+    found = _in_deploy(deploy_yaml) if deploy_yaml is not None else None
+    if found is None:
+        return read_stage_options(read_yaml(file, VARIABLE), file) if file else None
+    options, where = found
+    if file:
+        raise ConfigError(f"both {where} and {VARIABLE}={file!r} give options of the stage scheduler: remove one")
+    return read_stage_options(options, where)
+
+
+def read_stage_options(options: Any, where: str) -> StageSchedConfig:
+    """The options that a mapping holds; `where` it was written goes into messages.
+
+    Raises:
+        ConfigError: as `load_stage_config`.
+    """
+    if not isinstance(options, Mapping):
+        kind = type(options).__name__
+        raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
+    try:
+        return StageSchedConfig(**{str(key): value for key, value in options.items()})
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> None:
+    """Refuse options of stages that the graph does not have.
+
+    Args:
+        stage_names: name of each stage by its id; "" for none.
+
+    Raises:
+        ConfigError: a stage is unknown, or is there by its name and by its id.
+    """
+    ids = {str(stage_id): stage_id for stage_id in stage_names}
+    ids |= {name: stage_id for stage_id, name in stage_names.items() if name and name not in ids}
+    seen: dict[int, str] = {}
+    for key in config.batching.stages:
+        if key not in ids:
+            near = difflib.get_close_matches(key, ids, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known stages: {', '.join(ids)}"
+            raise ConfigError(f"option 'batching.stages.{key}': there is no such stage; {hint}")
+        if (other := seen.setdefault(ids[key], key)) != key:
+            raise ConfigError(
+                f"options 'batching.stages.{other}' and 'batching.stages.{key}' are of one stage: join them"
+            )
+
+
+def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, str] | None:
+    """What the deploy YAML, or one that it is based on, says under our key, and where."""
+    if path in inherited_by:
+        raise ConfigError(f"{path}: 'base_config' leads back to it; remove it from one of the files")
+    deploy = read_yaml(str(path), "the deploy YAML" if not inherited_by else f"{inherited_by[-1]}: 'base_config'")
+    if not isinstance(deploy, Mapping):
+        return None  # vLLM-Omni will say so
+    if KEY not in deploy:
+        base = deploy.get("base_config")
+        return _in_deploy(path.parent / base, (*inherited_by, path)) if isinstance(base, str) else None
+    options, where = deploy[KEY], f"{path}: {KEY!r}"
+    if options is False:  # off, where a base has it on
+        return None
+    if options is None:
+        return {}, where
+    if isinstance(options, str):
+        file = str(path.parent / options)
+        return read_yaml(file, where), file
+    return options, where
+
+
+def _explain(error: Any) -> str:
+    """One validation error in one sentence, with the path of its key."""
+    model: type[BaseModel] = StageSchedConfig
+    loc, prefix = tuple(error["loc"]), ""
+    while len(loc) > 1 and (inner := _model_in(model, str(loc[0]))) is not None:
+        inside, keyed = inner
+        steps = 2 if keyed else 1
+        if keyed and len(loc) == 2:  # the entry itself is of the wrong type
+            names = ", ".join(inside.model_fields)
+            return f"option '{prefix}{loc[0]}.{loc[1]}' must be a mapping of {names}, got {error['input']!r}"
+        prefix += "".join(f"{part}." for part in loc[:steps])
+        loc, model = loc[steps:], inside
+    if error["type"] == "value_error":  # of several options together, in our own words
+        problem = str(error["msg"]).removeprefix("Value error, ")
+        at = ".".join(map(str, error["loc"]))
+        return f"in {at!r}: {problem}" if at else problem
+    if error["type"] == "missing":
+        return f"option '{prefix}{loc[0]}' is missing: {model.model_fields[str(loc[0])].description}"
+    if error["type"] in ("model_type", "dict_type"):
+        known = _model_in(model, str(loc[0]))
+        names = f" of {', '.join(known[0].model_fields)}" if known and not known[1] else ""
+        return f"option '{prefix}{loc[0]}' must be a mapping{names}, got {error['input']!r}"
+    return explain(error | {"loc": loc}, model, prefix)
+
+
+def _model_in(model: type[BaseModel], name: str) -> tuple[type[BaseModel], bool] | None:
+    """The options that an option holds, and whether it holds them by names."""
+    field = model.model_fields.get(name)
+    annotation: Any = field.annotation if field is not None else None
+    keyed = get_origin(annotation) is dict
+    inner = get_args(annotation)[1] if keyed else annotation
+    return (inner, keyed) if isinstance(inner, type) and issubclass(inner, BaseModel) else None

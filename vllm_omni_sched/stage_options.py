@@ -1,0 +1,319 @@
+"""Options of the scheduler over vLLM-Omni's stages, with their defaults, bounds and meaning.
+
+Names and defaults follow the design article on a multimodal batch scheduler for vLLM-Omni (batches of 1 to 32, a target
+of 1000 ms, adjusted each 50 ms). `stage_config` reads them.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class BalancePolicy(str, Enum):
+    """Which replica of a stage gets a request."""
+
+    COST = "cost"  # the one that would be through with it first
+    LEAST_QUEUE = "least-queue"
+    ROUND_ROBIN = "round-robin"
+    STOCK = "stock"  # whatever vLLM-Omni is told to use
+
+
+class Options(BaseModel):
+    """Strict and frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ConnectorOptions(Options):
+    """A connector, as vLLM-Omni writes it."""
+
+    name: str = Field(min_length=1, description="Registered name, such as `OmniAutoConnector`.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="Options of that connector.")
+
+
+class RecoveryOptions(Options):
+    """What happens when a replica dies."""
+
+    enabled: bool = Field(True, description="Repair what has died; otherwise its requests fail, as in vLLM-Omni.")
+    restart: bool = Field(True, description="Start a replica that died again; otherwise only others take its requests.")
+    max_restarts: int = Field(3, ge=1, description="Restarts of one replica within `window_seconds`, then none.")
+    window_seconds: float = Field(300.0, gt=0, description="Time over which restarts are counted.")
+    max_redispatches: int = Field(2, ge=0, description="How often a request may move to another replica.")
+    max_wait_seconds: float = Field(60.0, ge=0, description="How long a request waits for a replica that restarts.")
+    detection_seconds: float = Field(1.0, gt=0, le=60, description="Time between looks at whether replicas live.")
+
+
+class CreditOptions(Options):
+    """Back-pressure from the last stage to the first."""
+
+    enabled: bool = Field(True, description="A stage starts a request only when the next one has room for it.")
+    capacity: int = Field(64, ge=1, description="Requests that a stage may hold, waiting and running.")
+
+
+class RuntimeOptions(Options):
+    """What stages run on."""
+
+    connectors: dict[str, ConnectorOptions] = Field(
+        default_factory=dict, description="Connectors by name, as vLLM-Omni's own `connectors`."
+    )
+    recovery: RecoveryOptions = Field(RecoveryOptions(), description="What happens when a replica dies.")
+    credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
+
+
+class MergingOptions(Options):
+    """Identical work of several requests runs once."""
+
+    enabled: bool = Field(True, description="Identical work of several requests in a stage runs once.")
+    max_followers: int = Field(1024, ge=1, description="Requests that may wait for the work of one.")
+
+
+class ClassTargets(Options):
+    """What a class of requests is promised; null for no promise."""
+
+    rank: int = Field(1, ge=0, description="Rank 0 goes first.")
+    ttft_ms: float | None = Field(None, gt=0, description="Time to the first output, in milliseconds.")
+    e2e_ms: float | None = Field(None, gt=0, description="Time to the last output, in milliseconds.")
+
+
+def _classes() -> dict[str, ClassTargets]:
+    return {
+        "realtime": ClassTargets(rank=0, ttft_ms=300.0),
+        "interactive": ClassTargets(rank=1, ttft_ms=2000.0),
+        "batch": ClassTargets(rank=2),
+    }
+
+
+class PriorityOptions(Options):
+    """In which order requests run, along their whole path."""
+
+    enabled: bool = Field(True, description="Order by class, deadline slack and cost in every stage, not by arrival.")
+    classes: dict[str, ClassTargets] = Field(
+        default_factory=_classes, min_length=1, description="Classes by name; those given replace the default ones."
+    )
+    default_class: str = Field("interactive", description="Class of a request that names none.")
+    by_modality: dict[str, str] = Field(
+        default_factory=dict, description="Class of such a request by its modality, such as `audio: realtime`."
+    )
+    shortest_first: bool = Field(False, description="Among requests without a deadline, the cheaper goes first.")
+    min_low_share: float = Field(
+        0.1, ge=0, lt=1, description="Part of what starts that is kept for requests not of the best class waiting."
+    )
+    max_wait_seconds: float = Field(30.0, gt=0, description="A request that waited as long as this goes first.")
+
+    @model_validator(mode="after")
+    def _known_classes(self) -> "PriorityOptions":
+        asked = {"default_class": self.default_class} | {
+            f"by_modality.{key}": of for key, of in self.by_modality.items()
+        }
+        for key, name in asked.items():
+            if name not in self.classes:
+                raise ValueError(f"option {key!r} must be one of the classes {list(self.classes)}, got {name!r}")
+        return self
+
+
+class AffinityOptions(Options):
+    """Requests go where their data is."""
+
+    enabled: bool = Field(True, description="Requests of one user, or that share items, go to the same replica.")
+    capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
+
+
+class PartitionOptions(Options):
+    """Which stages share a device."""
+
+    enabled: bool = Field(False, description="Decide which stages share a device, and decide again under pressure.")
+    min_gain: float = Field(0.1, ge=0, description="Gain of throughput for which a plan changes; 0.1 is a tenth.")
+    cooldown_seconds: float = Field(60.0, ge=0, description="Least time between two changes.")
+
+
+class GraphOptions(Options):
+    """What the work is."""
+
+    merging: MergingOptions = Field(MergingOptions(), description="Identical work of several requests.")
+    priority: PriorityOptions = Field(PriorityOptions(), description="The order of requests along their path.")
+    affinity: AffinityOptions = Field(AffinityOptions(), description="Requests go where their data is.")
+    partition: PartitionOptions = Field(PartitionOptions(), description="Which stages share a device.")
+
+
+class ProgressiveOptions(Options):
+    """Long work joins batches in slices that grow."""
+
+    enabled: bool = Field(True, description="Long text and high-resolution generation go in slices.")
+    first_units: int = Field(64, ge=1, description="Size of the first slice: tokens, or diffusion steps × latents.")
+    growth: float = Field(2.0, gt=1, description="Factor by which slices grow while a batch meets its target.")
+    shrink: float = Field(0.5, gt=0, lt=1, description="Factor by which they shrink when it does not.")
+
+
+class StageBatchOptions(Options):
+    """What is different in one stage; null: as for all."""
+
+    enabled: bool | None = Field(None, description="Steer this stage's batches.")
+    min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
+    max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
+    target_latency_ms: float | None = Field(None, gt=0, description="Latency of a batch to aim at, in milliseconds.")
+    adjust_interval_ms: float | None = Field(None, gt=0, description="Least time between two decisions.")
+    hold_ms: float | None = Field(None, ge=0, description="How long a batch may wait for more requests.")
+
+
+class BatchLimits(Options):
+    """Batches of one stage."""
+
+    enabled: bool = Field(True, description="Steer how many requests a stage runs at once, on their latency (PID).")
+    min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
+    max_batch_size: int = Field(32, ge=1, description="Most requests of a batch.")
+    target_latency_ms: float = Field(1000.0, gt=0, description="Latency of a batch to aim at, in milliseconds.")
+    adjust_interval_ms: float = Field(50.0, gt=0, description="Least time between two decisions, in milliseconds.")
+    hold_ms: float = Field(
+        50.0, ge=0, description="How long a batch may wait for more requests, where that pays, in milliseconds."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "BatchLimits":
+        if self.min_batch_size > self.max_batch_size:
+            raise ValueError(_crossed("", self.min_batch_size, self.max_batch_size))
+        return self
+
+
+def _crossed(prefix: str, least: int, most: int) -> str:
+    return (
+        f"option '{prefix}min_batch_size' must not be above '{prefix}max_batch_size': {least} > {most}; "
+        "lower the one or raise the other"
+    )
+
+
+class BatchingOptions(BatchLimits):
+    """Batches of all stages."""
+
+    kp: float = Field(0.2, ge=0, description="Proportional gain, on logarithms.")
+    ki: float = Field(0.4, gt=0, description="Integral gain.")
+    kd: float = Field(0.05, ge=0, description="Derivative gain.")
+    progressive: ProgressiveOptions = Field(ProgressiveOptions(), description="Long work goes in slices that grow.")
+    stages: dict[str, StageBatchOptions] = Field(
+        default_factory=dict, description="What is different in a stage, by its name or id."
+    )
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _ids(cls, value: Any) -> Any:
+        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _each_stage(self) -> "BatchingOptions":
+        for key, own in self.stages.items():
+            least = self.min_batch_size if own.min_batch_size is None else own.min_batch_size
+            most = self.max_batch_size if own.max_batch_size is None else own.max_batch_size
+            if least > most:
+                raise ValueError(_crossed(f"stages.{key}.", least, most))
+        return self
+
+    def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:
+        """The limits of one stage, with what is different in it."""
+        common = {field: getattr(self, field) for field in BatchLimits.model_fields}
+        own = self.stages.get(str(stage_id)) or self.stages.get(name)
+        return BatchLimits(**common | (own.model_dump(exclude_none=True) if own else {}))
+
+
+class BalancingOptions(Options):
+    """Which replica gets a request."""
+
+    policy: BalancePolicy = Field(
+        BalancePolicy.COST,
+        strict=False,
+        description="'cost': the one that is through with it first; or vLLM-Omni's ways; 'stock' changes nothing.",
+    )
+    affinity_slack: float = Field(
+        0.25, ge=0, description="How much later a request may end for going where its data is; a part of its time."
+    )
+
+
+class PoolShares(Options):
+    """Parts of the total that are guaranteed; what is left over is lent to who needs it."""
+
+    text: float = Field(0.2, ge=0, le=1, description="Part for text.")
+    image: float = Field(0.3, ge=0, le=1, description="Part for images.")
+    audio: float = Field(0.2, ge=0, le=1, description="Part for audio.")
+    video: float = Field(0.3, ge=0, le=1, description="Part for video.")
+
+    @model_validator(mode="after")
+    def _sum(self) -> "PoolShares":
+        parts = self.model_dump()
+        total = sum(parts.values())
+        if total > 1 + 1e-9:
+            listed = " + ".join(f"{name} {part:g}" for name, part in parts.items())
+            raise ValueError(f"shares must sum to 1 at most: {listed} = {total:g}; lower one, those left out count too")
+        return self
+
+
+class PoolOptions(Options):
+    """Memory by modality."""
+
+    total_bytes: int | None = Field(None, ge=1, description="Bytes of all pools; null: there are no pools.")
+    shares: PoolShares = Field(PoolShares(), description="Guaranteed parts of `total_bytes`.")
+
+
+class AnomalyOptions(Options):
+    """What counts as ill."""
+
+    enabled: bool = Field(True, description="Look for stages that hang, leaks, stuck queues and sick edges.")
+    interval_seconds: float = Field(1.0, gt=0, description="Time between looks.")
+    min_stage_seconds: float = Field(
+        1.0, gt=0, description="Requests that have been in a stage for less are no anomaly."
+    )
+    max_stage_seconds: float = Field(
+        600.0, gt=0, description="A request in a stage for longer is an anomaly, whatever the stage's history says."
+    )
+    leak_significance: float = Field(
+        0.001, gt=0, lt=0.5, description="Chance that the trend test may take of calling a healthy run a leak."
+    )
+    leak_horizon_seconds: float = Field(
+        86400.0, gt=0, description="A trend is a leak if it would fill the memory within this time."
+    )
+    edge_error_rate: float = Field(0.02, gt=0, lt=1, description="Edges that fail less often than this are not sick.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "AnomalyOptions":
+        if self.min_stage_seconds > self.max_stage_seconds:
+            raise ValueError(
+                f"option 'min_stage_seconds' must not be above 'max_stage_seconds': {self.min_stage_seconds:g} > "
+                f"{self.max_stage_seconds:g}; lower the one or raise the other"
+            )
+        return self
+
+
+class ForecastOptions(Options):
+    """What load will come."""
+
+    enabled: bool = Field(False, description="Forecast arrivals by modality; needs the extra `forecast`.")
+    bin_seconds: float = Field(60.0, gt=0, description="Arrivals are counted over this time.")
+    season_bins: int = Field(1440, ge=2, description="Bins after which the pattern comes again; 1440 minutes a day.")
+    horizon_seconds: float = Field(600.0, gt=0, description="How far to look ahead.")
+
+    @model_validator(mode="after")
+    def _far_enough(self) -> "ForecastOptions":
+        if self.horizon_seconds < self.bin_seconds:
+            raise ValueError(
+                f"option 'horizon_seconds' must not be below 'bin_seconds': {self.horizon_seconds:g} < "
+                f"{self.bin_seconds:g}; raise the one or lower the other"
+            )
+        return self
+
+
+class MonitoringOptions(Options):
+    """What is watched."""
+
+    enabled: bool = Field(True, description="Measure stages and publish `vllm:omni_sched_stage_*`.")
+    anomaly: AnomalyOptions = Field(AnomalyOptions(), description="What counts as ill.")
+    forecast: ForecastOptions = Field(ForecastOptions(), description="What load will come.")
+
+
+class StageSchedConfig(Options):
+    """All options of the scheduler over stages."""
+
+    runtime: RuntimeOptions = Field(RuntimeOptions(), description="What stages run on.")
+    graph: GraphOptions = Field(GraphOptions(), description="What the work is.")
+    batching: BatchingOptions = Field(BatchingOptions(), description="How much runs at once.")
+    balancing: BalancingOptions = Field(BalancingOptions(), description="Which replica gets a request.")
+    pools: PoolOptions = Field(PoolOptions(), description="Memory by modality.")
+    monitoring: MonitoringOptions = Field(MonitoringOptions(), description="What is watched.")
