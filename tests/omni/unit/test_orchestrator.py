@@ -118,14 +118,6 @@ async def test_every_request_leaves_once(seed: int) -> None:
     await run(seed, 0.0)
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=[pytest.mark.xfail(reason="defect: two that share a payload which is made again")])
-        if seed == 2
-        else seed
-        for seed in range(12)
-    ],
-)
+@pytest.mark.parametrize("seed", range(12))
 async def test_every_request_leaves_once_while_replicas_die(seed: int) -> None:
     await run(1000 + seed, 0.06)

@@ -96,6 +96,8 @@ class Sharing:
                 continue
             upstream = self._keys.get(name, {}).get(stage_id)
             key = next_key(state, stage_id + 1, upstream) if upstream is not None else None
+            if self._orchestrator.stage_pools[stage_id + 1].queue.merger.members(name):
+                key = None  # it was there before a death, and comes again as the leader that it is
             found.setdefault(key or f"only {name}", name)
         return list(found.values())
 
