@@ -13,6 +13,7 @@ import pytest
 from tests.support import clips
 from tests.support.clips import SOUND, clip
 from tests.support.decoding import as_file, index_of, ours, video
+from tests.support.descriptors import descriptors
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
@@ -137,17 +138,14 @@ def test_limits(name: str, limits: dict[str, float], option: str) -> None:
 
 
 def test_nothing_stays_open() -> None:
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     read(clip("h264_ts"))
-    before = open_files()
+    before = descriptors()
     for _ in range(5):
         read(clip("h264_ts"))
         for data, limits in ((b"x", {}), (clip("h264_ts"), {"max_frames": 20}), (clips.audio_only(), {})):
             with pytest.raises(VideoInputError):
                 read(data, **limits)
-    assert open_files() == before
+    assert descriptors() == before
 
 
 def test_the_log_level_is_left_as_it_was() -> None:

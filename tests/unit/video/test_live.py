@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.descriptors import descriptors
 from tests.support.live import GOP, plain, stream
 from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import LiveFrame, LiveVideo, Sampling
@@ -356,9 +357,6 @@ def test_a_closed_stream_says_so_to_whoever_waits(live: Any) -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     def once() -> int:
         with LiveVideo(silence_seconds=PATIENCE) as one:
             one.feed(stream(gops=1).data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from unittest import mock
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.support import video_actors as actors
+from tests.support.descriptors import descriptors
 from vllm_omni_sched.graph.order import REALTIME
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.facts import PieceResult
@@ -53,11 +53,6 @@ def said() -> Iterator[Said]:
     said = Said()
     yield said
     said.close()
-
-
-def descriptors() -> int:
-    gc.collect()  # what other tests have left
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from tests.support import video_actors as actors
+from tests.support.descriptors import descriptors
 from vllm_omni_sched.errors import (
     DecoderError,
     VideoDeadlineError,
@@ -311,7 +312,7 @@ def ended(pid: int) -> bool:
 def resources() -> tuple[int, int]:
     """Descriptors of this process, and its children."""
     children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return len(os.listdir("/proc/self/fd")), sum(map(len, children))
+    return descriptors(), sum(map(len, children))
 
 
 def test_nothing_is_left_behind(codec: FlashCodec) -> None:

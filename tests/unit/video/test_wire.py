@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.descriptors import descriptors
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.facts import PACKET, Order, Piece, PieceResult, VideoIndex, Wanted
 
@@ -20,19 +20,6 @@ def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
     ours, theirs = wire.pair()
     with ours, theirs:
         yield wire.Channel(ours, messages.to_owner), wire.Channel(theirs, messages.to_worker)
-
-
-def descriptors() -> int:
-    """Open ones; without sockets, since libraries that other tests have loaded open and close theirs as they like."""
-    gc.collect()  # what other tests have left
-    return sum(not name.startswith("socket:") for name in map(_opened, os.listdir("/proc/self/fd")))
-
-
-def _opened(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:
-        return "socket:"  # of the listing itself, or one that has just gone
 
 
 @pytest.mark.parametrize("slots", [3, 200_000])
