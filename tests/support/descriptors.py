@@ -1,22 +1,44 @@
-"""How many files this process has open, to tell whether something leaks them."""
+"""What this process has open, to tell whether something leaks it."""
 
 from __future__ import annotations
 
 import gc
 import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+PATIENCE_SECONDS = 5.0
 
-def descriptors() -> int:
-    """Open ones; without sockets of a network, which libraries that other tests have loaded open as they like."""
+
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """Fails when there are more descriptors of some kind after what runs within.
+
+    Threads of libraries that other tests have loaded open and close theirs as they like. So there is patience: a leak
+    stays for ever.
+    """
+    before = opened()
+    yield
+    until = time.monotonic() + PATIENCE_SECONDS
+    while left := opened() - before:
+        assert time.monotonic() < until, f"left open: {dict(left)}"
+        time.sleep(0.02)
+
+
+def opened() -> Counter[str]:
+    """How many there are of each kind; without sockets of a network, which only those libraries open here."""
     gc.collect()  # what other tests have left
     local = {f"socket:[{line.split()[6]}]" for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
-    opened = map(_opened, os.listdir("/proc/self/fd"))
-    return sum(not name.startswith("socket:") or name in local for name in opened)
+    names = [name for name in _names() if not name.startswith("socket:") or name in local]
+    return Counter(name.partition(":[")[0] for name in names)  # "socket:[4711]", but "/dev/null"
 
 
-def _opened(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:
-        return "socket: that of the listing itself, or one that has just gone"
+def _names() -> Iterator[str]:
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # that of the listing itself, or one that has just gone

@@ -13,7 +13,7 @@ import pytest
 from tests.support import clips
 from tests.support.clips import SOUND, clip
 from tests.support.decoding import as_file, index_of, ours, video
-from tests.support.descriptors import descriptors
+from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
@@ -139,13 +139,12 @@ def test_limits(name: str, limits: dict[str, float], option: str) -> None:
 
 def test_nothing_stays_open() -> None:
     read(clip("h264_ts"))
-    before = descriptors()
-    for _ in range(5):
-        read(clip("h264_ts"))
-        for data, limits in ((b"x", {}), (clip("h264_ts"), {"max_frames": 20}), (clips.audio_only(), {})):
-            with pytest.raises(VideoInputError):
-                read(data, **limits)
-    assert descriptors() == before
+    with nothing_left_open():
+        for _ in range(5):
+            read(clip("h264_ts"))
+            for data, limits in ((b"x", {}), (clip("h264_ts"), {"max_frames": 20}), (clips.audio_only(), {})):
+                with pytest.raises(VideoInputError):
+                    read(data, **limits)
 
 
 def test_the_log_level_is_left_as_it_was() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.descriptors import descriptors
+from tests.support.descriptors import nothing_left_open
 from tests.support.live import GOP, plain, stream
 from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import LiveFrame, LiveVideo, Sampling
@@ -366,13 +366,11 @@ def test_nothing_is_left_behind() -> None:
 
     once()
     gc.collect()
-    before = descriptors()
-    pids = [once() for _ in range(3)]
-    forgotten = LiveVideo()
-    pids.append(forgotten.pid)
-    del forgotten
-    gc.collect()
-    assert descriptors() == before
+    with nothing_left_open():
+        pids = [once() for _ in range(3)]
+        forgotten = LiveVideo()
+        pids.append(forgotten.pid)
+        del forgotten
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.support import video_actors as actors
-from tests.support.descriptors import descriptors
+from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.graph.order import REALTIME
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.facts import PieceResult
@@ -68,9 +68,8 @@ def said() -> Iterator[Said]:
     ],
 )
 def test_who_says_what_no_decoder_says_is_ended(said: Said, message: object, files: int, piece: bool) -> None:
-    before = descriptors()
-    assert said(message, files, piece=piece) is None
-    assert descriptors() == before
+    with nothing_left_open():
+        assert said(message, files, piece=piece) is None
     said.process.end.assert_called_once()
     assert said.place.process is None
 

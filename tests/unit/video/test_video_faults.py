@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from tests.support import video_actors as actors
-from tests.support.descriptors import descriptors
+from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.errors import (
     DecoderError,
     VideoDeadlineError,
@@ -309,10 +309,8 @@ def ended(pid: int) -> bool:
         return True
 
 
-def resources() -> tuple[int, int]:
-    """Descriptors of this process, and its children."""
-    children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return descriptors(), sum(map(len, children))
+def children() -> int:
+    return sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children"))
 
 
 def test_nothing_is_left_behind(codec: FlashCodec) -> None:
@@ -326,24 +324,24 @@ def test_nothing_is_left_behind(codec: FlashCodec) -> None:
 
     both()
     until(lambda: not codec._dispatcher._jobs)
-    gc.collect()  # what other tests have left
-    before = resources()
-    for _ in range(20):
-        both()
-    until(lambda: not codec._dispatcher._jobs)
-    assert resources() == before
+    before = children()
+    with nothing_left_open():
+        for _ in range(20):
+            both()
+        until(lambda: not codec._dispatcher._jobs)
+    assert children() == before
     until(lambda: codec.used_bytes == 0)
 
 
 def test_closing_leaves_nothing() -> None:
     gc.collect()
-    before = resources()
-    for _ in range(2):
-        with service() as codec:
-            codec.load(actors.video(12), everything)
-        del codec
-    gc.collect()
-    assert resources() == before
+    before = children()
+    with nothing_left_open():
+        for _ in range(2):
+            with service() as codec:
+                codec.load(actors.video(12), everything)
+            del codec
+    assert children() == before
 
 
 def test_a_killed_decoder_is_replaced() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.descriptors import descriptors
+from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.facts import PACKET, Order, Piece, PieceResult, VideoIndex, Wanted
 
@@ -25,12 +25,11 @@ def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
 @pytest.mark.parametrize("slots", [3, 200_000])
 def test_messages_of_any_size(ends: tuple[wire.Channel, wire.Channel], slots: int) -> None:
     owner, worker = ends
-    before = descriptors()
     done = messages.Done(5, PieceResult(tuple(range(slots)), False, slots, 0.5, 0.25, 7))
-    worker.send(done)
-    assert owner.receive() == (done, [])
-    assert owner.receive() is None
-    assert descriptors() == before
+    with nothing_left_open():
+        worker.send(done)
+        assert owner.receive() == (done, [])
+        assert owner.receive() is None
 
 
 def test_descriptors_travel(ends: tuple[wire.Channel, wire.Channel]) -> None:
@@ -69,12 +68,10 @@ def test_the_end(ends: tuple[wire.Channel, wire.Channel]) -> None:
 def test_what_is_no_message(data: bytes) -> None:
     ours, theirs = wire.pair()
     owner = wire.Channel(ours, messages.to_owner)
-    with wire.closing_fd(os.memfd_create("test")) as fd:
-        before = descriptors()
+    with wire.closing_fd(os.memfd_create("test")) as fd, nothing_left_open():
         socket.send_fds(theirs, [data], [fd])
         with pytest.raises(msgspec.DecodeError):
             owner.receive()
-        assert descriptors() == before
     owner.close()
     theirs.close()
 
@@ -89,13 +86,11 @@ def test_a_large_message_without_its_memory(ends: tuple[wire.Channel, wire.Chann
 def test_more_descriptors_than_may_come_are_closed() -> None:
     ours, theirs = wire.pair()
     owner = wire.Channel(ours, messages.to_owner)
-    with wire.closing_fd(os.memfd_create("test")) as fd:
-        before = descriptors()
+    with wire.closing_fd(os.memfd_create("test")) as fd, nothing_left_open():
         socket.send_fds(theirs, [b"\0" + msgspec.msgpack.encode(messages.Ready())], [fd] * 50)
         received = owner.receive()
         assert received is not None
         wire.close_all(received[1])
-        assert descriptors() == before
     owner.close()
     theirs.close()
 
