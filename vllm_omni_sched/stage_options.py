@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from vllm_omni_sched.graph.order import Undated
+
 
 class BalancePolicy(str, Enum):
     """Which replica of a stage gets a request."""
@@ -96,7 +98,12 @@ class PriorityOptions(Options):
     by_modality: dict[str, str] = Field(
         default_factory=dict, description="Class of such a request by its modality, such as `audio: realtime`."
     )
-    shortest_first: bool = Field(False, description="Among requests without a deadline, the cheaper goes first.")
+    without_deadline: Undated = Field(
+        Undated.ARRIVAL,
+        strict=False,
+        description="Order of requests of a class without a target: 'shortest' waits least on average, 'longest' is "
+        "done with all soonest.",
+    )
     min_low_share: float = Field(
         0.1, ge=0, lt=1, description="Part of what starts that is kept for requests not of the best class waiting."
     )

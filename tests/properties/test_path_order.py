@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason, SlaClass
+from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason, SlaClass, Undated
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 
@@ -43,10 +43,10 @@ def test_started_when_due_it_ends_in_time_on_every_path(graph, seconds, early):
     graphs(),
     st.lists(st.tuples(st.integers(-20, 20), costs, st.sampled_from(DEFAULT_CLASSES)), max_size=15),
     st.integers(0, 40),
-    st.booleans(),
+    st.sampled_from(Undated),
 )
-def test_everyone_once_and_late_is_lost(graph, drawn, now, shortest_first):
-    paths = PathOrder(graph, max_wait_seconds=25, shortest_first=shortest_first)
+def test_everyone_once_and_late_is_lost(graph, drawn, now, undated):
+    paths = PathOrder(graph, max_wait_seconds=25, undated=undated)
     waiting = [
         PathRequest(f"r{n}", float(arrival), seconds, sla, ready=max(0.0, arrival))
         for n, (arrival, seconds, sla) in enumerate(drawn)

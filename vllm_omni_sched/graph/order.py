@@ -28,6 +28,14 @@ class PlaceReason(str, Enum):
     AFFINITY = "affinity"  # moved up, next to a request it shares something with
 
 
+class Undated(str, Enum):
+    """In which order requests of a class go that has no deadline; `SHORTEST` and `LONGEST` are by estimated cost."""
+
+    ARRIVAL = "arrival"
+    SHORTEST = "shortest"  # the shortest mean wait (SPT: Smith, "Various Optimizers for Single-Stage Production", 1956)
+    LONGEST = "longest"  # all done soonest on several replicas (LPT: Graham, "Bounds on Multiprocessing ...", 1969)
+
+
 NEVER_OVERTAKEN = frozenset({PlaceReason.HOLDS_MEMORY, PlaceReason.AGED})
 """Ahead of these affinity moves nobody."""
 
@@ -135,9 +143,7 @@ class WaitingOrder:
     2. A request that has waited ``max_wait_seconds`` goes first; of several, the one that arrived first.
        Otherwise classes go by rank: realtime, interactive, batch.
     3. In a class, by user priority, then least slack first: deadline (arrival + TTFT target) - now - cost; or by
-       when it is due, if that is earlier. In a class without a target, by arrival; with ``shortest_first`` the
-       cheapest first (SPT, the shortest mean wait: Smith, "Various Optimizers for Single-Stage Production", 1956),
-       which rule 2 bounds.
+       when it is due, if that is earlier. In a class without a target as ``undated`` says, which rule 2 bounds.
     4. A request that cannot meet its deadline any more goes behind those of its class that can.
     5. Requests of one class that share an affinity key stand together, if by the estimated costs
        no request in between misses a deadline for it that it would have met. None moves ahead of an aged one,
@@ -151,11 +157,13 @@ class WaitingOrder:
         ConfigError: ``max_wait_seconds`` is not above 0.
     """
 
-    def __init__(self, max_wait_seconds: float = 30.0, shortest_first: bool = False) -> None:
+    _COUNTS = {Undated.ARRIVAL: 0.0, Undated.SHORTEST: 1.0, Undated.LONGEST: -1.0}
+
+    def __init__(self, max_wait_seconds: float = 30.0, undated: Undated = Undated.ARRIVAL) -> None:
         if not max_wait_seconds > 0:
             raise ConfigError(f"max_wait_seconds must be above 0, got {max_wait_seconds}")
         self.max_wait_seconds = max_wait_seconds
-        self.shortest_first = shortest_first
+        self.undated = undated
 
     def plan(self, waiting: Iterable[WaitingRequest], now: float) -> tuple[Placed, ...]:
         """All of ``waiting``, first to run first. O(n log n)."""
@@ -193,7 +201,7 @@ class WaitingOrder:
             return Key(needs, _AGED_RANK, False, 0, arrival, 0.0, arrival, request_id)
         late = now > request.latest_start
         due = arrival if late else min(request.latest_start, request.due)
-        cost = request.cost_seconds if self.shortest_first and due == math.inf else 0.0
+        cost = self._COUNTS[self.undated] * request.cost_seconds if due == math.inf else 0.0
         return Key(needs, request.sla.rank, late, request.priority, due, cost, arrival, request_id)
 
     def aged_at(self, request: WaitingRequest) -> float:

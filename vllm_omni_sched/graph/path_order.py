@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vllm_omni_sched.graph.order import INTERACTIVE, Placed, SlaClass, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import INTERACTIVE, Placed, SlaClass, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.stages import StageGraph
 
 
@@ -99,12 +99,12 @@ class PathOrder:
         by_modality: Mapping[str, SlaClass] | None = None,
         default: SlaClass = INTERACTIVE,
         max_wait_seconds: float = 30.0,
-        shortest_first: bool = False,
+        undated: Undated = Undated.ARRIVAL,
     ) -> None:
         self.graph = graph
         self.by_modality = dict(by_modality or {})
         self.default = default
-        self.order = WaitingOrder(max_wait_seconds, shortest_first)
+        self.order = WaitingOrder(max_wait_seconds, undated)
 
     def at_stage(self, request: PathRequest, stage_id: int) -> WaitingRequest:
         """The request as the queue of that stage sees it; what `WaitingQueue` takes.

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest, path_request
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
@@ -89,19 +89,27 @@ def test_the_modality_gives_the_class_of_those_without_one():
 def test_shortest_first_where_nobody_was_promised_anything():
     waiting = [request("a", 0, {0: 3.0}, BATCH), request("b", 1, {0: 1.0}, BATCH), request("c", 2, {0: 1.0}, BATCH)]
     assert order(waiting, now=2)[0] == "abc"
-    assert order(waiting, now=2, shortest_first=True) == ("bca", ["arrival"] * 3)
-    assert order(waiting, now=30, shortest_first=True) == ("abc", ["aged", "arrival", "arrival"])
+    assert order(waiting, now=2, undated=Undated.SHORTEST) == ("bca", ["arrival"] * 3)
+    assert order(waiting, now=30, undated=Undated.SHORTEST) == ("abc", ["aged", "arrival", "arrival"])
     # a deadline goes by slack all the same
-    assert order([request("a", 0, {0: 3.0}), request("b", 1, {0: 1.0})], now=1, shortest_first=True)[0] == "ab"
+    both = [request("a", 0, {0: 3.0}), request("b", 1, {0: 1.0})]
+    assert order(both, now=1, undated=Undated.SHORTEST)[0] == "ab"
+
+
+def test_longest_first_where_nobody_was_promised_anything():
+    waiting = [request("a", 0, {0: 1.0}, BATCH), request("b", 1, {0: 3.0}, BATCH), request("c", 2, {0: 3.0}, BATCH)]
+    assert order(waiting, now=2, undated=Undated.LONGEST) == ("bca", ["arrival"] * 3)
+    assert order(waiting, now=30, undated=Undated.LONGEST) == ("abc", ["aged", "arrival", "arrival"])
 
 
 @pytest.mark.parametrize("max_wait", [5.0, 9.0])
-def test_shortest_first_starves_nobody(max_wait):
-    """One long request, and each second two short ones for one place: it is served when it has aged."""
-    paths = PathOrder(GRAPH, max_wait_seconds=max_wait, shortest_first=True)
-    waiting, now = [request("long", 0.0, {0: 9.0}, BATCH)], 0.0
-    while any(one.request_id == "long" for one in waiting):
-        waiting += [request(f"s{now}{n}", now, {0: 1.0}, BATCH) for n in "xy"]
+@pytest.mark.parametrize(("undated", "its", "others"), [(Undated.SHORTEST, 9.0, 1.0), (Undated.LONGEST, 1.0, 9.0)])
+def test_nobody_starves_for_the_cost_of_others(max_wait, undated, its, others):
+    """Each second two of the kind that goes first come for one place: the one of the other is served when it ages."""
+    paths = PathOrder(GRAPH, max_wait_seconds=max_wait, undated=undated)
+    waiting, now = [request("it", 0.0, {0: its}, BATCH)], 0.0
+    while any(one.request_id == "it" for one in waiting):
+        waiting += [request(f"s{now}{n}", now, {0: others}, BATCH) for n in "xy"]
         first = paths.plan(waiting, 0, now)[0].request.request_id
         waiting = [one for one in waiting if one.request_id != first]
         now += 1

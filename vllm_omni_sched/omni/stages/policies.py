@@ -53,7 +53,7 @@ class Policies:
             graph,
             default=self.classes.default,
             max_wait_seconds=priority.max_wait_seconds,
-            shortest_first=priority.shortest_first,
+            undated=priority.without_deadline,
         )
         self.affinity: dict[int, AffinityBook[int]] = {
             stage.stage_id: AffinityBook(config.graph.affinity.capacity)
