@@ -1,9 +1,10 @@
-"""Requests of very different cost before two replicas that run one at a time each."""
+"""Requests of very different cost before two replicas that run one at a time each, in two orders."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -24,28 +25,41 @@ LOADS: dict[str, Callable[[int, Random], list[Request]]] = {
     "heavy clients": partial(heavy_clients, steps=11.0, most=MOST_STEPS),
 }
 
+ORDERS = ("arrival", "longest")
+"""The first is the default. The second is for a load that is there at once: who comes last cannot be long then."""
+CLASS = "batch"  # nobody waits for these requests: what counts is when all are done
+
 Round = tuple[list[Request], Turn]
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
-    dice = settings.dice(TASK)
-    with settings.pair(SEQS) as pair:
+    found = []
+    for order in ORDERS:
         rounds: dict[str, list[Round]] = {load: [] for load in LOADS}
-        pair.turn(LOADS["images"](REQUESTS, dice), dice)
-        for _ in range(settings.rounds):
-            for load, asks in LOADS.items():
-                requests = asks(REQUESTS, dice)
-                rounds[load].append((requests, pair.turn(requests, dice)))
-    return [one for load, own in rounds.items() for one in record(load, own)]
+        dice = settings.dice(TASK)  # the same for both
+        with settings.pair(SEQS, {"graph": {"priority": {"without_deadline": order}}}) as pair:
+            pair.turn(drawn("images", dice), dice)
+            for _ in range(settings.rounds):
+                for load in LOADS:
+                    requests = drawn(load, dice)
+                    rounds[load].append((requests, pair.turn(requests, dice)))
+        for load, own in rounds.items():
+            found += record(load, order, own)
+    return found
 
 
-def record(load: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:
+def drawn(load: str, dice: Random) -> list[Request]:
+    return [replace(one, sla=CLASS) for one in LOADS[load](REQUESTS, dice)]
+
+
+def record(load: str, order: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """The makespan; what it would be by the steps alone; how busy replicas were, which tells what limited it."""
     spans = [[turn[name]["seconds"] for _, turn in rounds] for name in VARIANTS]
     stock, ours = spans
     found = [entry(TASK, "makespan", ours, stock, bar=Bar(0.85))]
     found[0]["of_stock_in_total"] = round(sum(ours) / sum(stock), 4)
-    by_steps = [[one([r.says for r in requests]) for requests, _ in rounds] for one in (first_free, in_turns)]
+    in_order = first_free if order == "arrival" else longest_first
+    by_steps = [[one([r.says for r in requests]) for requests, _ in rounds] for one in (in_order, in_turns)]
     found.append(entry(TASK, "makespan by the steps alone", *by_steps, unit="steps"))
     found[-1]["of_stock_in_total"] = round(sum(by_steps[0]) / sum(by_steps[1]), 4)
     for which, place in (("busiest", -1), ("other", 0)):
@@ -64,7 +78,7 @@ def record(load: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:
     found.append(entry(TASK, "answers other than stock's", others, unit="answers"))
     skews = [skew(requests) for requests, _ in rounds]
     found.append(entry(TASK, "costliest by the median request", skews, unit="times"))
-    return [one | {"measure": f"{load}: {one['measure']}"} for one in found]
+    return [one | {"measure": f"{load}, {order} first: {one['measure']}"} for one in found]
 
 
 def replica_seconds(wave: dict[str, Any]) -> list[float]:
@@ -77,6 +91,10 @@ def first_free(costs: Sequence[float]) -> float:
     for cost in costs:
         loads[loads.index(min(loads))] += cost
     return max(loads)
+
+
+def longest_first(costs: Sequence[float]) -> float:
+    return first_free(sorted(costs, reverse=True))
 
 
 def in_turns(costs: Sequence[float]) -> float:

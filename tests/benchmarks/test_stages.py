@@ -111,12 +111,14 @@ def test_merging_counts_executions_and_looks_at_the_repeats() -> None:
 def test_the_steps_alone_tell_what_balance_can_gain() -> None:
     assert balance.in_turns([4, 1, 4, 1]) == 8
     assert balance.first_free([4, 1, 4, 1]) == 5
+    assert balance.first_free([1, 1, 4]) == 5
+    assert balance.longest_first([1, 1, 4]) == 4
     requests = balance.LOADS["images"](6, Random(0))
     rounds = [(requests, {OURS: wave([3.0] * 6), STOCK: wave([4.0] * 6)})]
-    found = by_measure(balance.record("images", rounds))
-    assert found["images: makespan"]["of_stock"] == 0.75
-    assert found["images: makespan"]["met"]
-    assert found["images: CPU time of the busiest replica, of the makespan"]["stock"]["median"] == 0.5
+    found = by_measure(balance.record("images", "arrival", rounds))
+    assert found["images, arrival first: makespan"]["of_stock"] == 0.75
+    assert found["images, arrival first: makespan"]["met"]
+    assert found["images, arrival first: CPU time of the busiest replica, of the makespan"]["stock"]["median"] == 0.5
 
 
 def test_a_death_counts_who_got_no_answer_and_how_long_it_took() -> None:
