@@ -16,6 +16,7 @@ class ScheduledPool(StagePool):
 
     queue: StageQueue
     starting: set[str]  # still in hand if their submission fails
+    at_once: int  # requests that a replica runs
 
     async def submit_initial(
         self,

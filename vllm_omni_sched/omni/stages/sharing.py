@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_omni_sched.omni.stages.content import first_key, next_key
+from vllm_omni_sched.omni.stages.content import first_key, next_key, seeded
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
 
@@ -41,7 +41,8 @@ class Sharing:
         """What a submission is."""
         work: Work = self._orchestrator.policies.describe(pool, request_id, state, request, how, now)
         if self._orchestrator.policies.merges:
-            work.key = self._key(pool.stage_id, request_id, state, request)
+            drawn = pool.stage_type == "diffusion" and not seeded(state.sampling_params_list[pool.stage_id])
+            work.key = None if drawn else self._key(pool.stage_id, request_id, state, request)
             self._keys.setdefault(request_id, {})[pool.stage_id] = work.key
         return work
 
