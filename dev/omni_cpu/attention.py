@@ -1,4 +1,4 @@
-"""Attention of diffusion models: vLLM-Omni's own by PyTorch, which asks for one of the platforms that it knows by name."""
+"""Attention of diffusion models: vLLM-Omni's own by PyTorch, which runs only on platforms that it knows by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diffusion stage's model: a diffusion transformer of two layers that starts from noise, and a decoder of one layer.
+"""The diffusion stage's model: a diffusion transformer of two layers, which starts from noise, and a decoder of one.
 
 Registered with vLLM-Omni as a model out of its tree; its weights are drawn from one seed, the same in every process.
 It is conditioned by what the text stage has said, and by size, steps, guidance and seed of the request.

@@ -87,3 +87,22 @@ async def test_the_same_is_drawn_once_where_it_has_a_seed(first: Any, second: An
         await rig.finish(1, *rig.at(1))
         assert len(rig.ends("a")) == len(rig.ends("b")) == 1
         assert not rig.left_over()
+
+
+@pytest.mark.asyncio
+async def test_caches_that_a_stage_sends_are_of_one_request_and_gone_with_the_replica_that_got_them() -> None:
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2)) as rig:
+        rig.omni.stage_pools[0].stage_vllm_config.model_config.omni_kv_config = {"need_send_cache": True}
+        for name in ("a", "b"):
+            await rig.ask(name, each=[params(), drawing(seed=1)])
+        assert len(rig.at(0)) == 2
+        await rig.finish(0, *rig.at(0))
+        assert len(rig.at(1)) == 2
+        lost = next(name for name in rig.at(1) if rig.replica_id(1, name) == 0)
+        await rig.kill(1, 0)
+        assert set(rig.at(0)) == {lost}
+        await rig.finish(0, lost)
+        for _ in range(2):
+            await rig.finish(1, *rig.at(1))
+        assert len(rig.ends("a")) == len(rig.ends("b")) == 1
+        assert not rig.left_over()

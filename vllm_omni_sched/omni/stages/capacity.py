@@ -20,9 +20,7 @@ def requests_at_once(pool: Any, runtime: Any) -> int:
     found = getattr(scheduler, "max_num_seqs", None)
     if found is None and pool.stage_id < len(configs := getattr(runtime, "_stage_configs", ())):
         config = configs[pool.stage_id]
-        settings = getattr(config, "diffusion_config", None) or getattr(config, "engine_args", None)
-        found = (
-            settings.get("max_num_seqs") if isinstance(settings, Mapping) else getattr(settings, "max_num_seqs", None)
-        )
+        given = getattr(config, "diffusion_config", None) or getattr(config, "engine_args", None)
+        found = given.get("max_num_seqs") if isinstance(given, Mapping) else getattr(given, "max_num_seqs", None)
         found = found or (1 if pool.stage_type == "diffusion" else None)  # vLLM-Omni's default
     return int(found or UNBOUNDED)

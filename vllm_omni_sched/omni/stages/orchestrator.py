@@ -118,7 +118,7 @@ class ScheduledOrchestrator(Orchestrator):
             queue.spoke(output.request_id)
             if output.finished or getattr(output, "error", None) is not None:
                 self.sharing.ended(stage_id, output.request_id, receivers)
-                queue.finished(output.request_id)
+                queue.finished(output.request_id, well=getattr(output, "error", None) is None)
                 if output.request_id not in self.request_states:  # it was begun for one that has left
                     self.repair.forget(output.request_id)
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
