@@ -19,6 +19,7 @@ from vllm_omni_sched.omni.stages.watch import _pids
 pytestmark = pytest.mark.omni
 
 TEXT, DRAWING = StageSpec(), StageSpec(kind=DIFFUSION, final_output=True)
+AT_ONCE = {"batching": {"hold_ms": 0}}  # else a batch of a stage that draws waits for more requests
 
 
 def drawing(**how: Any) -> OmniDiffusionSamplingParams:
@@ -78,7 +79,7 @@ def test_the_process_of_a_diffusion_replica_is_found() -> None:
     ],
 )
 async def test_the_same_is_drawn_once_where_it_has_a_seed(first: Any, second: Any, runs: int) -> None:
-    async with Rig(TEXT, DRAWING) as rig:
+    async with Rig(TEXT, DRAWING, **AT_ONCE) as rig:
         await rig.ask("a", each=[params(), first])
         await rig.ask("b", each=[params(), second])
         assert len(rig.at(0)) == 1
@@ -91,7 +92,7 @@ async def test_the_same_is_drawn_once_where_it_has_a_seed(first: Any, second: An
 
 @pytest.mark.asyncio
 async def test_caches_that_a_stage_sends_are_of_one_request_and_gone_with_the_replica_that_got_them() -> None:
-    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2)) as rig:
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
         rig.omni.stage_pools[0].stage_vllm_config.model_config.omni_kv_config = {"need_send_cache": True}
         for name in ("a", "b"):
             await rig.ask(name, each=[params(), drawing(seed=1)])
