@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
+import zmq
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
@@ -106,4 +107,35 @@ async def test_caches_that_a_stage_sends_are_of_one_request_and_gone_with_the_re
         for _ in range(2):
             await rig.finish(1, *rig.at(1))
         assert len(rig.ends("a")) == len(rig.ends("b")) == 1
+        assert not rig.left_over()
+
+
+@pytest.mark.asyncio
+async def test_nothing_waits_for_ever_to_send_to_a_replica_that_is_dead() -> None:
+    """As it would: a PUSH socket whose other side is gone takes nothing, and the client's `shutdown` sends."""
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            replica, limits = rig.replica(1, 0), []
+            replica._request_socket, replica.shutdown = socket, lambda: limits.append(socket.sndtimeo)
+            rig.omni.stage_pools[1].bound_sends()
+            assert 0 < socket.sndtimeo <= 5000
+            await rig.kill(1, 0)
+            assert limits == [0]
+
+
+@pytest.mark.asyncio
+async def test_a_replica_that_takes_no_requests_is_dead() -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise zmq.Again
+
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
+        for replica_id in range(2):
+            rig.replica(1, replica_id).add_request_async = full
+        await rig.ask("a", each=[params(), drawing(seed=1)])
+        await rig.finish(0, "a")
+        for _ in range(3):
+            await rig.tick(1.0)
+        assert set(rig.at(1)) == {"a"}  # in a replica that was started again
+        await rig.finish(1, "a")
+        assert len(rig.ends("a")) == 1
         assert not rig.left_over()

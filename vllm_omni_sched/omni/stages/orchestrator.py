@@ -53,6 +53,7 @@ class ScheduledOrchestrator(Orchestrator):
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
             pool.starting, pool.at_once = set(), requests_at_once(pool, runtime)
+            pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
 
