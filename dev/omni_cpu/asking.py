@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from dev.omni_cpu.spec import PipelineSpec
 
+WORDS = 12  # that the text stage says of what is to be drawn
+
 
 class Ask(NamedTuple):
     """One request: the thinker says `thinks` tokens, the talker `says`; the talker never ends first."""
@@ -13,6 +15,15 @@ class Ask(NamedTuple):
     prompt: str
     thinks: int
     says: int
+
+
+class Draw(NamedTuple):
+    """One request for a square picture; without a seed it is another one each time."""
+
+    prompt: str
+    seed: int | None
+    steps: int = 60
+    side: int = 64  # pixels
 
 
 async def answer_to(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> dict[str, Any]:
@@ -47,4 +58,16 @@ def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
     return [
         SamplingParams(temperature=0.0, max_tokens=max_tokens[stage], ignore_eos=True, output_kind=kinds[stage])
         for stage in range(spec.stages)
+    ]
+
+
+def drawing_params(draw: Draw) -> list[Any]:
+    """For the text stage, and for the diffusion stage."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+    kind = RequestOutputKind.FINAL_ONLY
+    return [
+        SamplingParams(temperature=0.0, max_tokens=WORDS, ignore_eos=True, output_kind=kind),
+        OmniDiffusionSamplingParams(seed=draw.seed, num_inference_steps=draw.steps, height=draw.side, width=draw.side),
     ]

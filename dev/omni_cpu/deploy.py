@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dev.omni_cpu.spec import PipelineSpec
+from dev.omni_cpu.spec import DIFFUSION, PipelineSpec
 
 KV_CACHE_BYTES = 32 << 20
 
@@ -33,10 +33,22 @@ def _deploy(spec: PipelineSpec) -> dict[str, Any]:
 
 
 def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
-    stage: dict[str, Any] = {
-        "stage_id": number,
-        "devices": "0",
-        "enforce_eager": True,
+    stage: dict[str, Any] = {"stage_id": number, "devices": "0", "enforce_eager": True}
+    diffuses = number == DIFFUSION.get(spec.pipeline)
+    stage |= {"max_num_seqs": 1, "gpu_memory_utilization": 0.05} if diffuses else _engine(spec)
+    if number == spec.replicated % spec.stages and spec.replicas > 1:
+        stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
+    if spec.pipeline in DIFFUSION:
+        return stage  # its prompts go through the front end
+    if number > 0:
+        stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}
+    if number < spec.stages - 1:
+        stage["output_connectors"] = {f"to_stage_{number + 1}": "c"}
+    return stage
+
+
+def _engine(spec: PipelineSpec) -> dict[str, Any]:
+    return {
         "async_scheduling": False,  # vLLM has none on a CPU, and vLLM-Omni picks its scheduler by this
         "max_num_seqs": spec.max_num_seqs,
         "max_model_len": spec.max_model_len,
@@ -44,10 +56,3 @@ def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
         "gpu_memory_utilization": 0.05,
         "engine_extras": {"kv_cache_memory_bytes": KV_CACHE_BYTES, "block_size": 32, "seed": 0},
     }
-    if number == spec.replicated % spec.stages and spec.replicas > 1:
-        stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
-    if number > 0:
-        stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}
-    if number < spec.stages - 1:
-        stage["output_connectors"] = {f"to_stage_{number + 1}": "c"}
-    return stage

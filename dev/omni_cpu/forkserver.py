@@ -15,13 +15,17 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PRELOAD = [
     "vllm.v1.attention.backends.cpu_attn",
+    "vllm_omni.diffusion.stage_diffusion_proc",
+    "vllm_omni.diffusion.worker.diffusion_worker",
     "vllm_omni.engine.arg_utils",
     "vllm_omni.engine.stage_engine_core_proc",
     "dev.omni_cpu.models",
+    "dev.omni_cpu.pictures",
     "dev.omni_cpu.platform",
     "dev.omni_cpu.processors",
     "dev.omni_cpu.workers",
 ]
+LAST = "dev.omni_cpu.frozen"
 
 
 class _Stage(ForkServerProcess):
@@ -41,12 +45,13 @@ class _Context(ForkServerContext):
 
 def start(*modules: str) -> None:
     """Before this process imports vLLM: the two then do it at the same time. The server imports `modules`, too."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *modules])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *modules, LAST])
     forkserver.ensure_running()
 
 
 def use_for_stages() -> None:
     """Once this process has imported vLLM-Omni."""
+    from vllm_omni.diffusion import stage_diffusion_proc
     from vllm_omni.engine import stage_engine_core_proc_manager
 
-    stage_engine_core_proc_manager.get_mp_context = _Context
+    stage_engine_core_proc_manager.get_mp_context = stage_diffusion_proc.get_mp_context = _Context

@@ -1,10 +1,11 @@
-"""The pipelines: text → text, and text → text → sound, each in async-chunk and in full-payload mode."""
+"""The pipelines: text → text, and text → text → sound, in async-chunk and in full-payload mode; and text → picture."""
 
 from __future__ import annotations
 
 from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 
 PROCESSORS = "dev.omni_cpu.processors"
+PICTURES = "TinyPicturePipeline"
 
 _THINKER = StagePipelineConfig(
     stage_id=0,
@@ -66,4 +67,28 @@ TEXT_TO_SOUND = PipelineConfig(
     ),
 )
 
-PIPELINES = {pipeline.model_type: pipeline for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND)}
+TEXT_TO_PICTURE = PipelineConfig(
+    model_type="tiny_text_to_picture",
+    stages=(
+        StagePipelineConfig(
+            stage_id=0,
+            model_stage="encoder",
+            model_arch="TinyThinker",
+            owns_tokenizer=True,
+            engine_output_type="text",
+        ),
+        StagePipelineConfig(
+            stage_id=1,
+            model_stage="dit",
+            model_arch=PICTURES,
+            execution_type=StageExecutionType.DIFFUSION,
+            input_sources=(0,),
+            final_output=True,
+            final_output_type="image",
+            custom_process_input_func=f"{PROCESSORS}.encoder2dit_prompt",
+            omni_kv_config={"need_recv_cache": False},
+        ),
+    ),
+)
+
+PIPELINES = {pipeline.model_type: pipeline for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND, TEXT_TO_PICTURE)}

@@ -21,6 +21,12 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         return f"{WORKERS}.CpuGenerationWorker"
 
     @classmethod
+    def get_diffusion_attn_backend_cls(
+        cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
+    ) -> str:
+        return "dev.omni_cpu.attention.CpuAttentionBackend"
+
+    @classmethod
     def get_torch_device(cls, local_rank: int | None = None) -> torch.device:
         return torch.device("cpu")
 
@@ -32,6 +38,24 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
     @classmethod
     def synchronize(cls) -> None:
         pass
+
+    # a worker of a diffusion stage asks for these
+
+    @classmethod
+    def empty_cache(cls) -> None:
+        pass
+
+    @classmethod
+    def reset_peak_memory_stats(cls) -> None:
+        pass
+
+    @classmethod
+    def max_memory_reserved(cls) -> int:
+        return 0
+
+    @classmethod
+    def max_memory_allocated(cls) -> int:
+        return 0
 
 
 def qualified_name() -> str:

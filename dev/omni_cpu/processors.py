@@ -89,3 +89,8 @@ def talker2vocoder_chunk(
         codes=CodesStruct(audio=torch.tensor(said["codes"])),
         hidden_states=HiddenStatesStruct(output=torch.cat(said["hidden"])),
     )
+
+
+def encoder2dit_prompt(source_outputs: Sequence[Any], *_: Any) -> OmniTokensPrompt:
+    """All that is sent to the diffusion stage: no connector is between the two."""
+    return OmniTokensPrompt(prompt_token_ids=list(source_outputs[0].outputs[0].cumulative_token_ids))

@@ -12,7 +12,9 @@ MODES: tuple[Mode, ...] = ("async_chunk", "full_payload")
 # the stages of each pipeline (`pipelines.py`, which only vLLM-Omni's processes can import)
 TEXT_TO_TEXT = "tiny_text_to_text"
 TEXT_TO_SOUND = "tiny_text_to_sound"
-STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3}
+TEXT_TO_PICTURE = "tiny_text_to_picture"
+STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3, TEXT_TO_PICTURE: 2}
+DIFFUSION = {TEXT_TO_PICTURE: 1}  # the stage that is one
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from vllm_omni_sched.graph.content_key import content_key
+from vllm_omni_sched.omni.stages.requests import extra_of
 
 OURS = "omni_"  # our own words in `extra_args`: they say how urgent a request is, not what it says
 IDS = frozenset({"global_request_id", "request_id"})  # vLLM-Omni writes them into prompts
@@ -54,6 +55,11 @@ def _repeats(params: Any) -> bool:
     if getattr(params, "n", 1) != 1:
         return False
     return getattr(params, "temperature", None) == 0 or getattr(params, "seed", None) is not None
+
+
+def seeded(params: Any) -> bool:
+    """Whether a diffusion stage starts from the same noise every time; its temperature says nothing."""
+    return getattr(params, "seed", None) is not None or extra_of(params).get("seed") is not None
 
 
 def _request(request: Any) -> dict[str, Any]:

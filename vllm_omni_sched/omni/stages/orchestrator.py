@@ -15,6 +15,7 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.omni.stages.capacity import requests_at_once
 from vllm_omni_sched.omni.stages.outlet import Outlet
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.policies import Policies
@@ -51,7 +52,8 @@ class ScheduledOrchestrator(Orchestrator):
         self._publisher = policies.publish()
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
-            pool.starting = set()
+            pool.starting, pool.at_once = set(), requests_at_once(pool, runtime)
+            pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
 
@@ -117,7 +119,7 @@ class ScheduledOrchestrator(Orchestrator):
             queue.spoke(output.request_id)
             if output.finished or getattr(output, "error", None) is not None:
                 self.sharing.ended(stage_id, output.request_id, receivers)
-                queue.finished(output.request_id)
+                queue.finished(output.request_id, well=getattr(output, "error", None) is None)
                 if output.request_id not in self.request_states:  # it was begun for one that has left
                     self.repair.forget(output.request_id)
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)

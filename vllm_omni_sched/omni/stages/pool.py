@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import zmq
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.queue import StageQueue
     from vllm_omni_sched.omni.stages.work import Work
+
+SEND_SECONDS = 1.0  # for a client to hand a request to the process of a diffusion replica
 
 
 class ScheduledPool(StagePool):
@@ -16,6 +20,7 @@ class ScheduledPool(StagePool):
 
     queue: StageQueue
     starting: set[str]  # still in hand if their submission fails
+    at_once: int  # requests that a replica runs
 
     async def submit_initial(
         self,
@@ -50,6 +55,8 @@ class ScheduledPool(StagePool):
         self.starting.add(work.request_id)
         try:
             return await super().submit_initial(work.request_id, work.state, work.request, **work.how)
+        except zmq.Again as error:
+            raise EngineDeadError("it takes no requests any more") from error
         finally:
             self.starting.discard(work.request_id)
 
@@ -78,7 +85,27 @@ class ScheduledPool(StagePool):
         finally:
             self.release_binding(request_id)
 
+    def bound_sends(self, seconds: float = SEND_SECONDS) -> None:
+        """Let nothing wait longer than this to send to a diffusion replica.
+
+        Its client sends without a time limit, in the loop of the orchestrator, and nobody takes what is sent to a
+        process that has died: the whole pipeline would stand still.
+        """
+        for client in self.clients:
+            socket = getattr(client, "_request_socket", None)
+            if socket is not None:
+                socket.setsockopt(zmq.SNDTIMEO, int(1e3 * seconds))
+
+    def evict_replica(self, replica_id: int) -> None:
+        """As vLLM-Omni's, which sends the replica a last word, dead or not."""
+        self.bound_sends(0)
+        try:
+            super().evict_replica(replica_id)
+        finally:
+            self.bound_sends()
+
     def attach(self, replica_id: int, client: Any) -> None:
         """A replica is back."""
         self.clients[replica_id] = client
         self._unavailable_replicas.discard(replica_id)
+        self.bound_sends()

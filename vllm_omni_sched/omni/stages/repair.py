@@ -12,6 +12,7 @@ from vllm_omni.engine.messages import ErrorMessage
 
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.omni.stages.caches import sends_caches
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
@@ -104,6 +105,10 @@ class Repair:
                 if work.request_id not in held:
                     for stage_id in range(pool.stage_id):
                         self._do(events.OutputLost(self._name(work), stage_id))
+        if sends_caches(self._pools[: pool.stage_id]):  # it has got them
+            for work in lost:
+                for stage_id in range(pool.stage_id):
+                    self._do(events.OutputLost(self._name(work), stage_id))
         if self._orchestrator.async_chunk:
             for work in lost:  # its pieces are gone with it, and those of the other stages come no second time
                 self._do(events.Aborted(self._name(work)))

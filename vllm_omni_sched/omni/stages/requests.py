@@ -92,15 +92,21 @@ def bytes_of(request: Any) -> int:
 def features_of(request: Any, params: Any) -> Features:
     """Of one stage: what its engine is sent, and how much it may say."""
     items = getattr(request, "mm_features", None) or ()
-    pixels = (getattr(params, "width", None) or 0) * (getattr(params, "height", None) or 0)
-    pixels *= getattr(params, "num_outputs_per_prompt", None) or 1
+    pixels = _count(params, "width") * _count(params, "height")
+    pixels *= (_count(params, "num_outputs_per_prompt") or 1) * (_count(params, "num_frames") or 1)
     return Features(
         prompt_tokens=len(getattr(request, "prompt_token_ids", None) or ()),
         output_tokens=_output_tokens(params),
         items=len(items),
         pixels=pixels,
-        steps=getattr(params, "num_inference_steps", None) or 0,
+        steps=_count(params, "num_inference_steps"),
     )
+
+
+def _count(params: Any, name: str) -> int:
+    """Of a diffusion stage; vLLM-Omni takes plain `SamplingParams` there, too, and looks into their `extra_args`."""
+    found = getattr(params, name, None) or extra_of(params).get(name)
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 def _output_tokens(params: Any) -> int:

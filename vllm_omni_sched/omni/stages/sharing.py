@@ -10,7 +10,8 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_omni_sched.omni.stages.content import first_key, next_key
+from vllm_omni_sched.omni.stages.caches import sends_caches
+from vllm_omni_sched.omni.stages.content import first_key, next_key, seeded
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
 
@@ -40,8 +41,9 @@ class Sharing:
     def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
         """What a submission is."""
         work: Work = self._orchestrator.policies.describe(pool, request_id, state, request, how, now)
-        if self._orchestrator.policies.merges:
-            work.key = self._key(pool.stage_id, request_id, state, request)
+        if self._orchestrator.policies.merges and not sends_caches(self._orchestrator.stage_pools):
+            drawn = pool.stage_type == "diffusion" and not seeded(state.sampling_params_list[pool.stage_id])
+            work.key = None if drawn else self._key(pool.stage_id, request_id, state, request)
             self._keys.setdefault(request_id, {})[pool.stage_id] = work.key
         return work
 

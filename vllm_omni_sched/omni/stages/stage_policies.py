@@ -31,7 +31,7 @@ class StagePolicies:
         self._first_output = stage.kind is StageKind.AR
         limits = config.batching.of_stage(stage.stage_id, stage.name)
         self._limits = limits
-        self._most = min(limits.max_batch_size, _max_num_seqs(pool))
+        self._most = min(limits.max_batch_size, pool.at_once)
         self._loads: dict[int, ReplicaLoad] = {}
         priority = config.graph.priority
         self._by_class = priority.enabled
@@ -244,8 +244,3 @@ def _balancer(config: StageSchedConfig) -> Balancer:
             return LeastQueue()
         case _:
             return RoundRobin()  # as vLLM-Omni itself where replicas are its own
-
-
-def _max_num_seqs(pool: Any) -> int:
-    scheduler = getattr(pool.stage_vllm_config, "scheduler_config", None)
-    return getattr(scheduler, "max_num_seqs", None) or 1 << 30

@@ -109,6 +109,7 @@ def _processes(pool: Any) -> Mapping[int, list[int]]:
 
 def _pids(client: Any) -> Iterator[int]:
     manager = getattr(getattr(client, "resources", None), "engine_manager", None)
-    for process in getattr(manager, "processes", None) or ():
+    diffusion = getattr(getattr(client, "_proc_manager", None), "proc", None)
+    for process in [*(getattr(manager, "processes", None) or ()), diffusion]:
         if getattr(process, "pid", None) is not None:
             yield process.pid
