@@ -17,7 +17,10 @@ STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3}
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """One pipeline, its mode, and the connector on all its edges, by name and `extra`. It travels as JSON."""
+    """One pipeline, its mode, and the connector on all its edges, by name and `extra`. It travels as JSON.
+
+    ``connector``: "" for a deploy YAML that names none.
+    """
 
     pipeline: str
     mode: Mode

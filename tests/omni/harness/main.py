@@ -23,7 +23,7 @@ from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
 from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
-from tests.omni.harness.stage_scenarios import STAGE_SCENARIOS
+from tests.omni.harness.stage_scenarios import EDGE_SCENARIOS, STAGE_SCENARIOS
 
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
@@ -81,7 +81,8 @@ async def _drive(omni: Any, spec: RunSpec, prefix: str, results: dict[str, Any])
         print(f"--- scenario {name}", flush=True)
         started = time.monotonic()
         async with asyncio.timeout(SCENARIO_SECONDS):
-            results["scenarios"][name] = await (SCENARIOS | STAGE_SCENARIOS)[name](omni, spec, f"{prefix}-{name}")
+            ask = (SCENARIOS | STAGE_SCENARIOS | EDGE_SCENARIOS)[name]
+            results["scenarios"][name] = await ask(omni, spec, f"{prefix}-{name}")
         results["seconds"][name] = time.monotonic() - started
 
 

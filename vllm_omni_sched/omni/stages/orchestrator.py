@@ -116,7 +116,7 @@ class ScheduledOrchestrator(Orchestrator):
         for output in outputs:
             receivers = queue.receivers(output.request_id)
             everybodys += [renamed(output, receiver) for receiver in receivers]
-            queue.spoke(output.request_id)
+            ended = queue.spoke(output.request_id) or ended
             if output.finished or getattr(output, "error", None) is not None:
                 self.sharing.ended(stage_id, output.request_id, receivers)
                 queue.finished(output.request_id)
