@@ -113,7 +113,7 @@ def _arena_messages() -> float:
         sample.value
         for family in REGISTRY.collect()
         for sample in family.samples
-        if sample.name == "vllm:omni_sched_connector_messages_total" and sample.labels["connector"] == "arena"
+        if sample.name == "vllm:omni_sched_connector_messages_total" and sample.labels["path"] == "arena"
     )
 
 
