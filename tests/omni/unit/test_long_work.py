@@ -126,11 +126,3 @@ async def test_short_memory_makes_the_batch_limit_smaller(monkeypatch: pytest.Mo
             rig.now += 0.1
             await rig.finish(0, f"{number}")
         assert rig.omni.stage_pools[0].queue.policies.load(0).limit.limit < 8
-
-
-async def test_the_hosts_memory_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
-    monkeypatch.setattr("psutil.virtual_memory", lambda: looks.append(1) or type("M", (), {"available": 1, "total": 4}))
-    memory = HostMemory()
-    assert [memory.used(now) for now in (0.0, 0.5, 1.0)] == [0.75] * 3
-    assert len(looks) == 2
