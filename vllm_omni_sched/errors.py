@@ -4,6 +4,7 @@
 
     OmniSchedError
     ├── ConfigError              an option is unknown, of the wrong type, out of range, or cannot work
+    │   └── GraphError           the stages do not make a graph that a request can go through
     ├── RequestError             a request says something about itself that makes no sense
     ├── UnsupportedVllmError     the installed vLLM is not one we support
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone

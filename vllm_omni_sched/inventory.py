@@ -223,4 +223,18 @@ INVENTORY: tuple[Override, ...] = (
         "tests/engine/test_ahead_runner_v2.py",
         "as in V1, and the engine core rests while only a connector can go on",
     ),
+    Override(
+        "AsyncOmniEngine._create_orchestrator",
+        "makes our orchestrator, a subclass of vLLM-Omni's; the stages' pools become subclasses of theirs",
+        "wrapped by register(); acts when the deploy YAML or the environment gives options of the stage scheduler",
+        "tests/omni/unit/test_seam.py",
+        "vLLM-Omni lets the class of its orchestrator be named (patches/vllm-omni-0.30.0)",
+    ),
+    Override(
+        "StageRuntime._build_logical_stage_init_plans",
+        "before super(): the connectors of our options are put into the transfer config",
+        "wrapped by register(); acts when runtime.connectors of the stage scheduler are given",
+        "tests/omni/unit/test_edges.py",
+        "vLLM-Omni lets a plugin complete its deploy config",
+    ),
 )

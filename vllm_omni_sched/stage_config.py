@@ -5,7 +5,7 @@ path of a YAML file of its own, from where the deploy YAML lies. Or the environm
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config import KEY, explain, read_yaml
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.stage_options import StageSchedConfig
+from vllm_omni_sched.stage_options import RuntimeOptions, StageSchedConfig
 
 VARIABLE = "VLLM_OMNI_SCHED_STAGES"
 
@@ -63,18 +63,57 @@ def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> N
     Raises:
         ConfigError: a stage is unknown, or is there by its name and by its id.
     """
-    ids = {str(stage_id): stage_id for stage_id in stage_names}
-    ids |= {name: stage_id for stage_id, name in stage_names.items() if name and name not in ids}
+    ids = _ids(stage_names)
     seen: dict[int, str] = {}
     for key in config.batching.stages:
-        if key not in ids:
-            near = difflib.get_close_matches(key, ids, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known stages: {', '.join(ids)}"
-            raise ConfigError(f"option 'batching.stages.{key}': there is no such stage; {hint}")
+        _stage_id(ids, key, f"option 'batching.stages.{key}': there is no such stage")
         if (other := seen.setdefault(ids[key], key)) != key:
             raise ConfigError(
                 f"options 'batching.stages.{other}' and 'batching.stages.{key}' are of one stage: join them"
             )
+
+
+def edge_connectors(
+    options: RuntimeOptions, stage_names: Mapping[int, str], edges: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], str]:
+    """Which of the connectors an edge has, by its stages.
+
+    Args:
+        stage_names: as for `check_against`.
+        edges: those of the graph.
+
+    Raises:
+        ConfigError: a stage or an edge is unknown, or an edge is there twice.
+    """
+    if not options.edges:
+        return {edge: name for name in options.connectors for edge in edges}
+    ids = _ids(stage_names)
+    found: dict[tuple[int, int], str] = {}
+    for key, name in options.edges.items():
+        start, end = (
+            _stage_id(ids, part.strip(), f"option 'runtime.edges.{key}': there is no stage {part.strip()!r}")
+            for part in key.split("->", 1)
+        )
+        if (start, end) not in edges:
+            known = ", ".join(f"{one}->{other}" for one, other in edges)
+            raise ConfigError(f"option 'runtime.edges.{key}': the pipeline has no such edge; it has {known or 'none'}")
+        if (start, end) in found:
+            raise ConfigError(f"option 'runtime.edges.{key}': that edge is there twice, by name and by id: keep one")
+        found[start, end] = name
+    return found
+
+
+def _ids(stage_names: Mapping[int, str]) -> dict[str, int]:
+    """Stages by all that they may be called."""
+    ids = {str(stage_id): stage_id for stage_id in stage_names}
+    return ids | {name: stage_id for stage_id, name in stage_names.items() if name and name not in ids}
+
+
+def _stage_id(ids: Mapping[str, int], key: str, problem: str) -> int:
+    if key in ids:
+        return ids[key]
+    near = difflib.get_close_matches(key, ids, n=1, cutoff=0.4)
+    raise ConfigError(f"{problem}; " + (f"did you mean {near[0]!r}?" if near else f"known stages: {', '.join(ids)}"))
 
 
 def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, str] | None:

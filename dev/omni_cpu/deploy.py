@@ -27,8 +27,8 @@ def _deploy(spec: PipelineSpec) -> dict[str, Any]:
         "distributed_executor_backend": "mp" if spec.workers else "uni",
         "dtype": "float32",
         "enable_prefix_caching": False,  # to vLLM all prompts of a later stage look alike
-        "connectors": {"c": {"name": spec.connector, "extra": dict(spec.extra)}},
         "stages": [_stage(spec, number) for number in range(spec.stages)],
+        **({"connectors": {"c": {"name": spec.connector, "extra": dict(spec.extra)}}} if spec.connector else {}),
     } | ({} if spec.scheduling is None else {"omni_sched": dict(spec.scheduling)})
 
 
@@ -40,9 +40,9 @@ def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
         stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
     if spec.pipeline in DIFFUSION:
         return stage  # its prompts go through the front end
-    if number > 0:
+    if number > 0 and spec.connector:
         stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}
-    if number < spec.stages - 1:
+    if number < spec.stages - 1 and spec.connector:
         stage["output_connectors"] = {f"to_stage_{number + 1}": "c"}
     return stage
 

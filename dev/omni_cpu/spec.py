@@ -19,7 +19,10 @@ DIFFUSION = {TEXT_TO_PICTURE: 1}  # the stage that is one
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """One pipeline, its mode, and the connector on all its edges, by name and `extra`. It travels as JSON."""
+    """One pipeline, its mode, and the connector on all its edges, by name and `extra`. It travels as JSON.
+
+    ``connector``: "" for a deploy YAML that names none.
+    """
 
     pipeline: str
     mode: Mode

@@ -39,7 +39,7 @@ class Ran:
         """`how`: other fields of `RunSpec`."""
         name = "-".join([pipeline, mode, connector.name, *(f"{key}={value}" for key, value in how.items())])
         if name not in self._outcomes:
-            folder = self._folder / name
+            folder = self._folder / f"{len(self._outcomes)}-{pipeline}"
             folder.mkdir()
             spec = RunSpec(pipeline, mode, connector.name, connector.extra(folder), **how)
             self._outcomes[name] = self._driver.run(spec)

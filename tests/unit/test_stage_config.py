@@ -36,12 +36,18 @@ def test_the_complete_example_says_the_defaults():
     config = load_stage_config(None, {VARIABLE: str(EXAMPLE)})
     given = config.model_dump()
     assert given["runtime"].pop("connectors") == {"local": {"name": "OmniAutoConnector", "extra": {}}}
+    assert given["runtime"].pop("edges") == {"thinker->talker": "local", "talker->code2wav": "local"}
     assert set(given["batching"].pop("stages")) == {"talker", "2"}
     assert given["pools"].pop("total_bytes") == 8 << 30
     assert given["graph"]["priority"].pop("by_modality") == {"audio": "realtime"}
     usual = StageSchedConfig().model_dump()
     del usual["graph"]["priority"]["by_modality"]
-    del usual["runtime"]["connectors"], usual["batching"]["stages"], usual["pools"]["total_bytes"]
+    del (
+        usual["runtime"]["connectors"],
+        usual["runtime"]["edges"],
+        usual["batching"]["stages"],
+        usual["pools"]["total_bytes"],
+    )
     assert given == usual
 
 
@@ -122,6 +128,19 @@ def test_unknown_stages_are_refused(stages, says):
         ),
         ("runtime: {connectors: {local: 3}}", "'runtime.connectors.local' must be a mapping of name, extra, got 3"),
         ("runtime: {connectors: {local: {name: a, extras: {}}}}", "did you mean 'runtime.connectors.local.extra'?"),
+        (
+            "runtime: {connectors: {a: {name: A}}, edges: {x->y: b}}",
+            r"in 'runtime': option 'edges.x->y' must be one of the connectors \['a'\], got 'b'",
+        ),
+        (
+            "runtime: {connectors: {a: {name: A}}, edges: {xy: a}}",
+            "'edges.xy' must name two stages, such as 'thinker->",
+        ),
+        (
+            "runtime: {connectors: {a: {name: A}, b: {name: B}}}",
+            "'connectors.a': no edge has it; name one in 'edges', or remove it",
+        ),
+        ("monitoring: {enabled: false, forecast: {enabled: true}}", "'forecast.enabled' needs 'enabled': turn both on"),
         (
             "graph: {priority: {classes: {vip: {rank: -1}}}}",
             "'graph.priority.classes.vip.rank'.*nearest .* is 0",

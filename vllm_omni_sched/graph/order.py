@@ -146,8 +146,8 @@ class WaitingOrder:
        when it is due, if that is earlier. In a class without a target as ``undated`` says, which rule 2 bounds.
     4. A request that cannot meet its deadline any more goes behind those of its class that can.
     5. Requests of one class that share an affinity key stand together, if by the estimated costs
-       no request in between misses a deadline for it that it would have met. None moves ahead of an aged one,
-       or of one that holds memory.
+       no request in between misses a deadline for it that it would have met, or starts after it is due. None moves
+       ahead of an aged one, or of one that holds memory.
 
     Ties go by arrival, then by request id. So a request that has aged is overtaken by nobody who
     arrived later, those who hold memory aside: of the others as many are admitted before it as there were
@@ -180,7 +180,8 @@ class WaitingOrder:
                 left = -math.inf  # rule 5: nobody moves ahead of it
             else:
                 left = one.request.latest_start - start
-                left = left if left >= 0 else math.inf  # it has no deadline to lose
+                # late, it has no deadline to lose; past when it is due, it waits for nobody
+                left = max(min(left, one.request.due - start), 0.0) if left >= 0 else math.inf
             spare.append(left)
             start += one.request.cost_seconds
         moves = pull_together(

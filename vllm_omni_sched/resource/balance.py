@@ -39,6 +39,7 @@ class ReplicaState:
     ``speed``: of its work, relative to what costs are estimated for.
     ``distance_seconds``: what getting the request's input there takes.
     ``warm``: the part of the request's cache that it has, in [0, 1].
+    ``units``: of long work that it runs; ``units_limit``: how many it should run at most.
 
     Raises:
         ValueError: a number is out of its range or not finite.
@@ -52,9 +53,11 @@ class ReplicaState:
     distance_seconds: float = 0.0
     warm: float = 0.0
     healthy: bool = True
+    units: int = 0
+    units_limit: int | None = None  # no limit
 
     def __post_init__(self) -> None:
-        for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds"):
+        for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds", "units"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(
                     f"replica {self.replica_id}: {name} must be finite and >= 0, got {getattr(self, name)}"
@@ -68,6 +71,12 @@ class ReplicaState:
     def room(self) -> int:
         """How many more requests it should be given."""
         return max(self.limit - self.in_flight, 0)
+
+    def takes(self, units: int) -> bool:
+        """Whether it should be given a request of so many units now; one that is larger than the limit goes alone."""
+        if self.room == 0:
+            return False
+        return not units or not self.units or self.units_limit is None or self.units + units <= self.units_limit
 
 
 @dataclass(frozen=True)

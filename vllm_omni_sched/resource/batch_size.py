@@ -18,6 +18,7 @@ class LimitReason(str, Enum):
     NOT_FILLED = "not_filled"  # latency below target, but no step was full: says nothing about a larger limit
     AT_MIN = "at_min"  # over target, cannot go lower
     AT_MAX = "at_max"  # under target, cannot go higher
+    MEMORY = "memory"  # too much memory is in use: lowered, whatever the latency
 
 
 class BatchControl(ABC):
@@ -79,7 +80,7 @@ class PeriodicControl(BatchControl):
        observations lengthens it and causes no more than one decision.
     2. A mean within ``tolerance`` (a part of the target) of the target changes nothing.
     3. The limit is not raised when no step of the interval was full: such an interval says nothing
-       about larger steps (as for TCP's congestion window, RFC 7661).
+       about larger steps (as for TCP's congestion window, RFC 7661). It may be lowered.
 
     Raises:
         ConfigError: target or interval is not above 0, or the tolerance is not in [0, 1).
@@ -114,13 +115,17 @@ class PeriodicControl(BatchControl):
         mean = max(self._total_seconds / self._steps, 1e-6)
         filled = self._filled
         self._began, self._total_seconds, self._steps, self._filled = now, 0.0, 0, False
-        if mean < self.target_seconds and not filled:
+        if mean < self.target_seconds and not filled and not self._must_fall():
             self.reason = LimitReason.NOT_FILLED
         else:
             self._decide(mean)
 
     @abstractmethod
     def _decide(self, mean_seconds: float) -> None: ...
+
+    def _must_fall(self) -> bool:
+        """Whether the limit is to fall, whatever steps take."""
+        return False
 
     def _on_target(self, mean_seconds: float) -> bool:
         return abs(mean_seconds / self.target_seconds - 1) <= self.tolerance

@@ -40,12 +40,15 @@ class PidBatch(PeriodicControl):
        it only moves when that lessens the cut (conditional integration; Åström and Hägglund, "PID Controllers", 3.5).
     4. The output changes by at most ``max_factor`` per interval, before it is rounded.
     5. Within ``tolerance`` of the target nothing moves.
+    6. Memory: while more than ``memory_high`` of it is in use (`note_memory`), the limit does not rise, whatever the
+       latency; the error is then at most ln(memory_high / part in use), which is below 0, so it falls.
 
     Args:
         start: the first limit; default: ``minimum``.
+        memory_high: a part of the memory, in (0, 1].
 
     Raises:
-        ConfigError: ``max_factor`` is not above 1.
+        ConfigError: ``max_factor`` is not above 1, or ``memory_high`` is out of range.
     """
 
     def __init__(
@@ -58,10 +61,15 @@ class PidBatch(PeriodicControl):
         max_factor: float = 2.0,
         tolerance: float = 0.05,
         start: int | None = None,
+        memory_high: float = 1.0,
     ) -> None:
         super().__init__(target_seconds, interval_seconds, minimum, maximum, tolerance)
         if not 1 < max_factor < math.inf:
             raise ConfigError(f"max_factor must be above 1, got {max_factor}")
+        if not 0 < memory_high <= 1:
+            raise ConfigError(f"memory_high must be in (0, 1], got {memory_high}")
+        self.memory_high = memory_high
+        self._memory = 0.0
         self.gains = gains or PidGains()
         self.max_factor = max_factor
         self._low, self._high = math.log(minimum), math.log(maximum)
@@ -70,26 +78,46 @@ class PidBatch(PeriodicControl):
         self._slope = 0.0
         self._former: float | None = None
 
+    def note_memory(self, used: float) -> None:
+        """The part of the memory, of the device or the host, that is in use now: rule 6.
+
+        Raises:
+            ValueError: it is not a number of 0 or more.
+        """
+        if not 0 <= used < math.inf:
+            raise ValueError(f"used must be finite and >= 0, got {used}")
+        self._memory = used
+
     def raise_to(self, limit: int) -> None:
         """Allow as many at once, since the load is known to come; what steps take then decides from there."""
-        if limit > self.limit:
+        if limit > self.limit and not self._must_fall():
             self._set(limit, over=False)
             self._integral = self._output = math.log(self.limit)
+
+    def _must_fall(self) -> bool:
+        return self._memory > self.memory_high
 
     def _decide(self, mean_seconds: float) -> None:
         gains, measured = self.gains, math.log(mean_seconds)
         slope = 0.0 if self._former is None else measured - self._former
         self._slope = gains.derivative_filter * self._slope + (1 - gains.derivative_filter) * slope
         self._former = measured
-        if self._on_target(mean_seconds):
+        scarce = self._must_fall()
+        if self._on_target(mean_seconds) and not scarce:
             self.reason = LimitReason.ON_TARGET
             return
-        error = math.log(self.target_seconds) - measured
+        error, by_memory = math.log(self.target_seconds) - measured, False
+        if scarce and (room := math.log(self.memory_high / self._memory)) < error:
+            error, by_memory = room, True
+        if scarce:
+            self._integral = min(self._integral, self._output)
         integral = min(max(self._integral + gains.integral * error, self._low), self._high)
         wanted = integral + gains.proportional * error - gains.derivative * self._slope
         most = math.log(self.max_factor)
-        output = min(max(wanted, self._output - most, self._low), self._output + most, self._high)
+        output = min(max(wanted, self._output - most, self._low), self._output + (0.0 if scarce else most), self._high)
         if wanted == output or (wanted - output) * error < 0:
             self._integral = integral
         self._output = output
         self._set(round(math.exp(output)), over=error < 0)
+        if by_memory:
+            self.reason = LimitReason.MEMORY

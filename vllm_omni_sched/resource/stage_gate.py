@@ -25,6 +25,7 @@ class HoldReason(str, Enum):
 
     NO_ROOM = "no_room"  # no healthy replica has room in its batch
     NO_CREDITS = "no_credits"  # a stage further on has no room for it
+    UNITS = "units"  # it is long, and as much long work runs already as should
     WINDOW = "window"  # for more to come, until its batching window is over
     BEHIND_OVERDUE = "behind_overdue"  # one that has been passed over too often, and has no credits yet, is first
 
@@ -37,9 +38,10 @@ class GateRequest:
     ``mergeable``: it may run in one batch with others; one that may not is never held for them.
     ``low``: of the class that has only its share while others wait.
     ``warm``: the part of its cache that each replica has, by replica id, where not 0.
+    ``units``: of long work; 0 for short work, which no limit of units holds back.
 
     Raises:
-        ValueError: the cost is negative or not finite.
+        ValueError: the cost is negative or not finite, or the units are negative.
     """
 
     request_id: str
@@ -48,10 +50,13 @@ class GateRequest:
     mergeable: bool = True
     low: bool = False
     warm: tuple[tuple[int, float], ...] = ()
+    units: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.cost_seconds < math.inf:
             raise ValueError(f"request {self.request_id!r}: cost_seconds must be finite and >= 0")
+        if self.units < 0:
+            raise ValueError(f"request {self.request_id!r}: units must be 0 or more, got {self.units}")
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,9 @@ class StageGate:
     5. Where every replica with room is busy, a request is held up to ``max_hold_seconds`` from when it came, until
        there are enough to fill the batch. Never while a replica with room is idle: that would only cost time. What
        goes by rule 3 or 4 is not held.
+    6. A long request (``units``) goes where no other long one runs, or where they stay within the limit of units. While
+       there is no such replica, others go before it; once rule 4 holds for it, only short ones do, so the long ones
+       that run end, and then it goes.
 
     Args:
         balancer: default: ``CostBalancer()``.
@@ -162,24 +170,29 @@ class StageGate:
                 self._number += 1
 
     def _next(self, round_: "_Round", now: float) -> tuple[GateRequest, ReleaseReason] | None:
+        able = [one for one in round_.left.values() if one.has_credits and round_.takes(one)]
         if (overdue := self._overdue(round_)) is not None:
-            return (overdue, ReleaseReason.OVERDUE) if overdue.has_credits else None
-        able = [one for one in round_.left.values() if one.has_credits]
+            if not overdue.has_credits:
+                return None
+            if round_.takes(overdue):
+                return overdue, ReleaseReason.OVERDUE
+            able = [one for one in able if not one.units]
         if not able:
             return None
         if not able[0].low and self._owed >= 1 - self.min_share - 1e-9:
             low = next((one for one in able if one.low), None)
             if low is not None:
                 return low, ReleaseReason.LOW_SHARE
-        if round_.idle_with_room():
-            return able[0], ReleaseReason.IDLE
+        starts = next((one for one in able if round_.takes(one, idle=True)), None)
+        if starts is not None:
+            return starts, ReleaseReason.IDLE
         alone = next((one for one in able if not one.mergeable), None)
         if alone is not None:
             return alone, ReleaseReason.ALONE
         round_.window_over = round_.window_over or any(now >= self._window_end(one.request_id) for one in able)
         if round_.window_over:
             return able[0], ReleaseReason.WINDOW_OVER
-        return (able[0], ReleaseReason.BATCH_FULL) if len(able) >= round_.least_room() else None
+        return (able[0], ReleaseReason.BATCH_FULL) if len(able) >= round_.least_room(able[0]) else None
 
     def _overdue(self, round_: "_Round") -> GateRequest | None:
         """Of those left, who came first was passed over most often: each that passed a later one has passed it too."""
@@ -206,6 +219,8 @@ class StageGate:
             return HoldReason.NO_CREDITS
         if not round_.has_room():
             return HoldReason.NO_ROOM
+        if not round_.takes(one):
+            return HoldReason.UNITS
         return HoldReason.WINDOW if self._overdue(round_) is None else HoldReason.BEHIND_OVERDUE
 
 
@@ -218,30 +233,35 @@ class _Round:
         self._replicas = {one.replica_id: one for one in snapshot.replicas if one.healthy}
         self._idle = {one.replica_id for one in snapshot.replicas if one.healthy and one.in_flight == 0}
 
-    def _with_room(self) -> Sequence[ReplicaState]:
-        return [one for one in self._replicas.values() if one.room > 0]
+    def _with_room(self, units: int = 0) -> Sequence[ReplicaState]:
+        return [one for one in self._replicas.values() if one.takes(units)]
 
     def has_room(self) -> bool:
         return bool(self._with_room())
 
-    def idle_with_room(self) -> bool:
-        """What was idle before this round stays so: those released together begin together."""
-        return any(one.replica_id in self._idle for one in self._with_room())
+    def takes(self, request: GateRequest, idle: bool = False) -> bool:
+        """Whether there is a replica for it now; an ``idle`` one, if that is asked for.
 
-    def least_room(self) -> int:
-        return min(one.room for one in self._with_room())
+        What was idle before this round stays so: those released together begin together.
+        """
+        return any(one.replica_id in self._idle or not idle for one in self._with_room(request.units))
+
+    def least_room(self, request: GateRequest) -> int:
+        return min(one.room for one in self._with_room(request.units))
 
     def place(self, request: GateRequest, balancer: Balancer, dice: Dice, to_fill: bool) -> int:
         """Give it to a replica with room, or ``to_fill``, to one with the least."""
         warm = dict(request.warm)
-        most = self.least_room() if to_fill else math.inf
+        most = self.least_room(request) if to_fill else math.inf
         choices = [
-            replace(one, warm=warm.get(one.replica_id, one.warm)) for one in self._with_room() if one.room <= most
+            replace(one, warm=warm.get(one.replica_id, one.warm))
+            for one in self._with_room(request.units)
+            if one.room <= most
         ]
         chosen = balancer.pick(request.cost_seconds, choices, dice).replica_id
         assert chosen is not None  # all of them are healthy
         one = self._replicas[chosen]
-        work = one.remaining_seconds + request.cost_seconds
-        self._replicas[chosen] = replace(one, remaining_seconds=work, in_flight=one.in_flight + 1)
+        work, units = one.remaining_seconds + request.cost_seconds, one.units + request.units
+        self._replicas[chosen] = replace(one, remaining_seconds=work, in_flight=one.in_flight + 1, units=units)
         del self.left[request.request_id]
         return chosen

@@ -24,9 +24,9 @@ from dev.omni_cpu.running import running
 from tests.omni.harness.picture_scenarios import PICTURE_SCENARIOS
 from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
-from tests.omni.harness.stage_scenarios import STAGE_SCENARIOS
+from tests.omni.harness.stage_scenarios import EDGE_SCENARIOS, STAGE_SCENARIOS
 
-ALL_SCENARIOS = SCENARIOS | STAGE_SCENARIOS | PICTURE_SCENARIOS
+ALL_SCENARIOS = SCENARIOS | STAGE_SCENARIOS | EDGE_SCENARIOS | PICTURE_SCENARIOS
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
 END_SECONDS = 10

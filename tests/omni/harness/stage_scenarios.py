@@ -100,6 +100,23 @@ async def told(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     return {"answers": answers, "metrics": [[name, labels, value] for name, labels, value in _samples()]}
 
 
+async def connected(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Which connector each stage was given; messages were sent over the arena."""
+    answers = await _all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
+    configs = [pool.stage_vllm_config.model_config.stage_connector_config for pool in omni.engine.stage_pools]
+    await _until(lambda: _arena_messages() > 0)  # stages write their pages once a second
+    return {"answers": answers, "connectors": [config["name"] for config in configs]}
+
+
+def _arena_messages() -> float:
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == "vllm:omni_sched_connector_messages_total" and sample.labels["path"] == "arena"
+    )
+
+
 STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]] = {
     "undisturbed": undisturbed,
     "merged": merged,
@@ -109,6 +126,7 @@ STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]
     "killed_1": partial(killed, stage_id=1),
     "told": told,
 }
+EDGE_SCENARIOS = {"connected": connected}  # only where the arena is the connector
 
 
 async def _all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask]) -> dict[str, Any]:

@@ -117,6 +117,17 @@ def test_affinity(waiting, order, pulled):
     assert "".join(n for n, why in reasons(placed).items() if why == "affinity") == pulled
 
 
+@pytest.mark.parametrize(("due", "order"), [(4.0, "acb"), (2.5, "abc"), (1.0, "abc")])
+def test_affinity_pulls_nobody_past_one_who_would_start_after_it_is_due(due, order):
+    """Its deadline, at 10, is far; but the slack until then is for the stages that come after, too."""
+    waiting = [
+        replace(request("a", share="x"), due=0.5),
+        replace(request("b"), due=due),
+        replace(request("c", cost=1, share="x"), due=5.0),
+    ]
+    assert ids(WaitingOrder(max_wait_seconds=30).plan(waiting, 2)) == order
+
+
 requests = st.builds(
     lambda arrival, sla, cost, priority, share: (arrival, sla, cost, priority, share),
     st.integers(0, 40),

@@ -8,157 +8,171 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.progressive import Batch, BatchReason, ProgressiveBatcher, Slice, Work
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.progressive import ProgressiveWindow
+from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, StageGate
 
 
-def sizes(batch):
-    return {member.request_id: member.units for member in batch.members}
+def run(window, units, seconds, times=1, now=0.0):
+    """Long work alone, one after the other; the window after each."""
+    found = []
+    for number in range(times):
+        window.begin(f"{now} {number}", units, now)
+        now += seconds
+        window.through(f"{now - seconds} {number}", now)
+        found.append(window.units)
+    return found
 
 
-def run(batcher, left, target, real=1.0, batches=1):
-    """Plan and run batches of ``left`` (name: units, of 0.01 s), each taking ``real`` of its estimate."""
-    made = []
-    for _ in range(batches):
-        batch = batcher.plan([Work(name, units, 0.01) for name, units in left.items()], target)
-        for member in batch.members:
-            left[member.request_id] -= member.units
-            if not left[member.request_id]:
-                del left[member.request_id]
-        batcher.observe(batch, batch.estimated_seconds * real)
-        made.append(batch)
-    return made
+def test_the_window_grows_by_what_ran_while_the_target_is_met_and_no_further_than_is_used():
+    window = ProgressiveWindow(first_units=64)
+    assert window.units == 64
+    assert run(window, 1000, 1.0, times=4) == [2000, 4000, 4000, 4000]
 
 
-def test_slices_start_small_and_double_up_to_the_target():
-    made = run(ProgressiveBatcher(), {"long": 1000}, target=0.1, batches=6)
-    assert [sizes(batch)["long"] for batch in made] == [1, 2, 4, 8, 10, 10]
-    assert [batch.reason.value for batch in made] == ["windows"] * 4 + ["target"] * 2
-    assert made[-1].estimated_seconds == pytest.approx(0.1)
+@pytest.mark.parametrize(("growth", "shrink", "found"), [(2.0, 0.5, [600, 300]), (3.0, 0.25, [900, 150])])
+def test_it_grows_and_shrinks_by_the_factors_of_the_operator(growth, shrink, found):
+    window = ProgressiveWindow(64, growth, shrink, target_seconds=1.0)
+    assert [*run(window, 300, 1.0), *run(window, 600, 1.1, now=5.0)] == found
 
 
-def test_after_a_batch_that_took_too_long_slices_halve_and_then_grow_by_one():
-    batcher, left = ProgressiveBatcher(), {"long": 1000}
-    run(batcher, left, target=0.1, batches=3)
-    assert batcher.window("long") == 8
-    batch = batcher.plan([Work("long", left["long"], 0.01)], 0.1)
-    batcher.observe(batch, 0.11)
-    assert batcher.window("long") == 4
-    run(batcher, left, target=0.1, batches=2)
-    assert batcher.window("long") == 6
+def test_it_never_shrinks_below_the_first_units():
+    window = ProgressiveWindow(first_units=64)
+    assert run(window, 100, 9.0, times=3) == [64, 64, 64]
 
 
-def test_a_short_one_is_done_before_the_slices_of_a_long_one_grow():
-    batcher, left = ProgressiveBatcher(), {"long": 1000}
-    run(batcher, left, target=0.1, batches=5)
-    left["short"] = 4
-    made = run(batcher, left, target=0.1, batches=3)
-    assert [sizes(batch) for batch in made] == [
-        {"long": 9, "short": 1},
-        {"long": 8, "short": 2},
-        {"long": 9, "short": 1},
-    ]
-    assert "short" not in left
+def test_short_work_is_not_counted():
+    window = ProgressiveWindow(first_units=64)
+    assert [window.counted(units) for units in (0, 64, 65)] == [0, 0, 65]
+    window.begin("short", 64, 0.0)
+    assert window.running == 0
+    window.through("short", 100.0)
+    assert window.units == 64
 
 
-def test_batches_that_take_longer_than_they_should_become_smaller():
-    batcher, left = ProgressiveBatcher(), {"long": 100_000}
-    made = run(batcher, left, target=0.1, real=2.0, batches=1)
-    assert batcher.slower == pytest.approx(1.2)
-    for _ in range(60):
-        batch = batcher.plan([Work("long", 1000, 0.01)], 0.1)
-        batcher.observe(batch, 2 * 0.01 * sizes(batch)["long"])
-        made.append(batch)
-    assert batcher.slower == pytest.approx(2.0, rel=0.01)
-    assert sizes(made[-1]) == {"long": 5}
+def test_what_began_before_a_change_says_nothing_about_it():
+    window = ProgressiveWindow(first_units=64)
+    run(window, 400, 1.0, times=2)
+    for name in "abc":
+        window.begin(name, 400, 10.0)
+    window.through("a", 15.0)
+    assert window.units == 600
+    window.through("b", 15.0)
+    window.through("c", 15.0)
+    assert (window.units, window.running) == (600, 0)
 
 
-def test_one_unit_goes_even_where_it_is_over_the_target():
-    picture = Work.of_image("picture", steps=20, pixels=10**6, seconds_per_pixel_step=2e-7)
-    text = Work.of_text("text", tokens=50, seconds_per_token=1e-3)
-    batch = ProgressiveBatcher().plan([picture, text], 0.1)
-    assert batch == Batch((Slice("picture", 1),), pytest.approx(0.2), 0.1, BatchReason.OVER_TARGET)
+def test_what_leaves_without_a_result_says_nothing():
+    window = ProgressiveWindow(first_units=64)
+    window.begin("a", 100, 0.0)
+    window.drop("a")
+    window.drop("a")
+    assert (window.units, window.running) == (64, 0)
 
 
-def test_those_over_the_target_and_those_that_are_not_take_turns():
-    batcher = ProgressiveBatcher()
-    works = [Work("picture", 20, 0.2), Work("text", 50, 1e-3, first_units=8)]
-    made = []
-    for _ in range(4):
-        made.append(batcher.plan(works, 0.1))
-        batcher.observe(made[-1], made[-1].estimated_seconds)
-    assert [list(sizes(batch)) for batch in made] == [["picture"], ["text"]] * 2
+LONG, SHORT = 500, 0
 
 
-def test_all_that_is_left_and_nothing_at_all():
-    batcher = ProgressiveBatcher(base_seconds=0.05)
-    assert batcher.plan([], 0.1) == Batch((), 0.0, 0.1, BatchReason.NOTHING_WAITS)
-    batch = batcher.plan([Work.of_text("a", 3, 0.01), Work.of_text("b", 2, 0.01)], 0.1)
-    assert (sizes(batch), batch.reason) == ({"a": 3, "b": 2}, BatchReason.ALL_LEFT)
-    assert batch.estimated_seconds == pytest.approx(0.1)
+def gate_plan(gate, waiting, *replicas, now=0.0):
+    requests = tuple(GateRequest(name, 1.0, units=units) for name, units in waiting.items())
+    made = gate.plan(GateSnapshot(now, requests, replicas), random.Random(0))
+    return [one.request_id for one in made.releases], {name: why.value for name, why in made.held}
 
 
-def test_no_more_members_than_may_be_and_the_others_next():
-    batcher, works = ProgressiveBatcher(max_members=2), [Work(name, 9, 0.001) for name in "abc"]
-    made = [batcher.plan(works, 1.0) for _ in range(3)]
-    assert [list(sizes(batch)) for batch in made] == [["a", "b"], ["c", "a"], ["b", "c"]]
-    assert {batch.reason for batch in made} == {BatchReason.MEMBERS}
+def test_short_work_goes_beside_long_work_that_waits():
+    gate = StageGate(max_hold_seconds=0)
+    busy = ReplicaState(0, in_flight=1, limit=8, units=500, units_limit=800)
+    assert gate_plan(gate, {"long": LONG, "short": SHORT, "less": 300}, busy) == (["short", "less"], {"long": "units"})
 
 
-def test_who_has_left_is_forgotten():
-    batcher = ProgressiveBatcher()
-    batch = batcher.plan([Work("a", 9, 0.01)], 1.0)
-    batcher.plan([], 1.0)
-    batcher.observe(batch, 0.01)
-    assert batcher.window("a") is None
+def test_what_is_larger_than_the_window_goes_alone():
+    idle = ReplicaState(0, limit=8, units_limit=64)
+    assert gate_plan(StageGate(), {"a": LONG, "b": LONG}, idle) == (["a"], {"b": "units"})
 
 
-works = st.builds(Work, st.just(""), st.integers(1, 30), st.floats(0, 0.3), st.integers(1, 20))
+def test_each_replica_has_a_window_of_its_own():
+    idle = [ReplicaState(i, limit=8, units_limit=64) for i in range(2)]
+    assert gate_plan(StageGate(), {"a": LONG, "b": LONG, "c": LONG}, *idle) == (["a", "b"], {"c": "units"})
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.lists(works, min_size=1, max_size=6), st.floats(0.01, 1), st.integers(1, 8), st.integers(0, 2**32))
-def test_every_unit_is_done_once_nobody_starves_and_the_target_holds(given_works, target, max_members, seed):
-    batcher, dice = ProgressiveBatcher(max_members=max_members), random.Random(seed)
-    left = {f"r{i}": (work, work.units) for i, work in enumerate(given_works)}
-    total, done = sum(work.units for work in given_works), 0
-    gap = dict.fromkeys(left, 0)
-    while left:
-        waiting = [Work(name, units, work.seconds_per_unit, work.first_units) for name, (work, units) in left.items()]
-        slower = batcher.slower
-        batch = batcher.plan(waiting, target)
-        assert 1 <= len(batch.members) <= max_members
-        one = slower * max(left[member.request_id][0].seconds_per_unit for member in batch.members)
-        if one <= target:
-            assert batch.estimated_seconds <= target * (1 + 1e-9)
-        for name in left:
-            gap[name] += 1
-        for member in batch.members:
-            assert 1 <= member.units <= left[member.request_id][1]
-            done += member.units
-            assert gap[member.request_id] <= len(given_works)
-            gap[member.request_id] = 0
-            work, units = left.pop(member.request_id)
-            if units > member.units:
-                left[member.request_id] = work, units - member.units
-        assert max((gap[name] for name in left), default=0) < len(given_works)
-        batcher.observe(batch, batch.estimated_seconds * dice.choice([0.5, 1, 1, 3]))
-    assert done == total
+def test_one_that_was_passed_over_too_often_is_the_next_long_one_and_short_ones_go_on():
+    gate = StageGate(max_hold_seconds=0, max_passed=2)
+    busy = ReplicaState(0, in_flight=1, limit=8, units=100, units_limit=400)
+    assert gate_plan(gate, {"huge": LONG, "a": 100, "b": 100}, busy)[0] == ["a", "b"]
+    made = gate_plan(gate, {"huge": LONG, "c": 100, "short": SHORT}, busy)
+    assert made == (["short"], {"huge": "units", "c": "behind_overdue"})
+    free = ReplicaState(0, in_flight=1, limit=8, units=0, units_limit=400)
+    assert gate_plan(gate, {"c": 100, "huge": LONG}, free) == (["huge"], {"c": "units"})
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 6))
+def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_replicas, max_passed):
+    """A stage turned by hand: long and short work, replicas that are fast and slow; nobody starves."""
+    dice = random.Random(seed)
+    gate = StageGate(max_hold_seconds=0, max_passed=max_passed)
+    first = dice.randint(1, 20)
+    windows = [ProgressiveWindow(first, target_seconds=2.0) for _ in range(num_replicas)]
+    sizes: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    running: dict[str, tuple[int, float]] = {}
+    done: list[str] = []
+    now = 0.0
+    for step in range(400):
+        now += 1.0
+        if step < 60:
+            for number in range(dice.randint(0, 3)):
+                waiting[f"{step:03}.{number}"] = sizes[f"{step:03}.{number}"] = int(dice.paretovariate(0.7))
+        states = tuple(
+            ReplicaState(
+                i,
+                in_flight=sum(one[0] == i for one in running.values()),
+                limit=4,
+                units=window.running,
+                units_limit=window.units,
+            )
+            for i, window in enumerate(windows)
+        )
+        newest_first = sorted(waiting, reverse=True)
+        requests = tuple(GateRequest(name, 1.0, units=windows[0].counted(waiting[name])) for name in newest_first)
+        for one in gate.plan(GateSnapshot(now, requests, states), dice).releases:
+            window, units = windows[one.replica_id], waiting.pop(one.request_id)
+            ran = window.running
+            window.begin(one.request_id, units, now)
+            running[one.request_id] = one.replica_id, now + dice.choice([0.5, 1, 3, 6])
+            assert not window.counted(units) or not ran or window.running <= window.units
+        for name in [name for name, (_, ends) in running.items() if ends <= now]:
+            replica_id, _ = running.pop(name)
+            windows[replica_id].through(name, now)
+            done.append(name)
+        for i, window in enumerate(windows):
+            there = [sizes[name] for name, (at, _) in running.items() if at == i]
+            assert window.running == sum(map(window.counted, there))
+            assert window.units >= first
+    assert sorted(done) == sorted(sizes)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"first_units": 0}, "first_units"),
+        *(({"growth": bad}, "growth") for bad in (1, math.inf, math.nan)),
+        *(({"shrink": bad}, "shrink") for bad in (0, 1, math.nan)),
+        *(({"target_seconds": bad}, "target_seconds") for bad in (0, math.inf, math.nan)),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(how, says):
+    with pytest.raises(ConfigError, match=says):
+        ProgressiveWindow(**how)
 
 
 def test_bad_input_is_refused_by_name():
-    for bad in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="seconds_per_unit"):
-            Work("a", 1, bad)
-        with pytest.raises(ValueError, match="target_seconds"):
-            ProgressiveBatcher().plan([], bad)
-        with pytest.raises(ValueError, match="seconds"):
-            ProgressiveBatcher().observe(Batch((), 1.0, 1.0, BatchReason.TARGET), bad)
-        with pytest.raises(ConfigError, match="base_seconds"):
-            ProgressiveBatcher(base_seconds=bad)
-    for units in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="units"):
-            Work("a", units[0], 1.0, units[1])
-    with pytest.raises(ConfigError, match="max_members"):
-        ProgressiveBatcher(max_members=0)
-    with pytest.raises(ValueError, match="own request_id"):
-        ProgressiveBatcher().plan([Work("a", 1, 1.0)] * 2, 1.0)
+    window = ProgressiveWindow()
+    window.begin("a", 100, 0.0)
+    for name, units in (("a", 1), ("b", -1)):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            window.begin(name, units, 0.0)
+    with pytest.raises(ValueError, match="units"):
+        GateRequest("a", units=-1)
+    with pytest.raises(ValueError, match="units"):
+        ReplicaState(0, units=-1)

@@ -4,7 +4,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.resource.batch_size import BatchControl, FixedBatch
+from vllm_omni_sched.resource.pid import PidBatch, PidGains
+from vllm_omni_sched.resource.progressive import ProgressiveWindow
+from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.stage_options.batching import BatchingOptions, BatchLimits
+
+PIXELS_PER_LATENT = 256  # 8 x 8 by the usual autoencoder, and 2 x 2 of those to a token of the transformer
+
+
+def control_of(batching: BatchingOptions, limits: BatchLimits, most: int) -> BatchControl:
+    """What limits the batch of a replica; `most` is what the stage can take."""
+    most = min(limits.max_batch_size, most)
+    if not limits.enabled:
+        return FixedBatch(most)
+    return PidBatch(
+        limits.target_latency_ms / 1e3,
+        limits.adjust_interval_ms / 1e3,
+        min(limits.min_batch_size, most),
+        most,
+        PidGains(batching.kp, batching.ki, batching.kd),
+        start=most,
+        memory_high=batching.memory_high,
+    )
+
+
+def window_of(batching: BatchingOptions, limits: BatchLimits) -> ProgressiveWindow | None:
+    """What limits the long work of a replica; None: nothing does."""
+    options = batching.progressive
+    if not (limits.enabled and options.enabled):
+        return None
+    return ProgressiveWindow(options.first_units, options.growth, options.shrink, limits.target_latency_ms / 1e3)
+
+
+def units_of(kind: StageKind, features: Features) -> int:
+    """How long work is: tokens of its prompt, or what diffusion has to denoise, steps × latents."""
+    if kind is StageKind.DIFFUSION:
+        return int(features.steps * (features.pixels // PIXELS_PER_LATENT))
+    return int(features.prompt_tokens)
 
 
 @dataclass
@@ -15,19 +54,40 @@ class ReplicaLoad:
     that passed divided by how many ran (processor sharing).
     """
 
-    limit: PidBatch
+    limit: BatchControl
+    window: ProgressiveWindow | None = None
     served: float = 0.0  # seconds that each request in it has had
     since: float = 0.0
     began: dict[str, float] = field(default_factory=dict)  # request -> `served` when it came
     costs: dict[str, float] = field(default_factory=dict)
 
-    def begin(self, request_id: str, cost_seconds: float, now: float) -> None:
+    def begin(self, request_id: str, cost_seconds: float, now: float, units: int = 0) -> None:
         self._pass(now)
         self.began[request_id], self.costs[request_id] = self.served, cost_seconds
+        if self.window is not None:
+            self.window.begin(request_id, units, now)
+
+    def through(self, request_id: str, now: float, seconds: float) -> None:
+        """A request is through with what the latency target is about; it took so long."""
+        self.limit.observe(seconds, now, len(self.began))
+        if self.window is not None:
+            self.window.through(request_id, now)
+
+    def raise_limit(self, limit: int) -> None:
+        """As many are to come; a limit that is not steered stays."""
+        if isinstance(self.limit, PidBatch):
+            self.limit.raise_to(limit)
+
+    def look_at(self, memory: HostMemory, now: float) -> None:
+        """A limit that is steered falls where memory is short."""
+        if isinstance(self.limit, PidBatch):
+            self.limit.note_memory(memory.used(now))
 
     def end(self, request_id: str, now: float) -> float | None:
         """The seconds that it had; None for one that is not there."""
         self._pass(now)
+        if self.window is not None:
+            self.window.drop(request_id)
         self.costs.pop(request_id, None)
         began = self.began.pop(request_id, None)
         return None if began is None else self.served - began

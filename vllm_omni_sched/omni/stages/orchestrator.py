@@ -16,6 +16,7 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.omni.stages.capacity import requests_at_once
+from vllm_omni_sched.omni.stages.liveness import Liveness
 from vllm_omni_sched.omni.stages.outlet import Outlet
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.policies import Policies
@@ -48,6 +49,7 @@ class ScheduledOrchestrator(Orchestrator):
         self.payloads = Payloads()
         self.sharing = Sharing(self, self.payloads)
         self.repair = Repair(self, runtime, self.payloads)
+        self.liveness = Liveness(policies.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
@@ -116,7 +118,7 @@ class ScheduledOrchestrator(Orchestrator):
         for output in outputs:
             receivers = queue.receivers(output.request_id)
             everybodys += [renamed(output, receiver) for receiver in receivers]
-            queue.spoke(output.request_id)
+            ended = queue.spoke(output.request_id) or ended
             if output.finished or getattr(output, "error", None) is not None:
                 self.sharing.ended(stage_id, output.request_id, receivers)
                 queue.finished(output.request_id, well=getattr(output, "error", None) is None)
@@ -207,6 +209,7 @@ class ScheduledOrchestrator(Orchestrator):
         while not self._shutdown_event.is_set():
             await asyncio.sleep(self.policies.interval_seconds)
             self.policies.watch.look(self.stage_pools, self.clock())
+            await self.liveness.look(self.stage_pools, self.clock())
             self.repair.tick()
             if self.policies.foresight is not None:
                 self.policies.foresight.look(self.clock(), lambda rate: self.policies.prepare(rate, self.clock()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Any
 
@@ -20,8 +21,10 @@ from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 from vllm_omni_sched.omni.stages.foresight import Foresight
+from vllm_omni_sched.omni.stages.memory import HostMemory
 from vllm_omni_sched.omni.stages.requests import Classes, Known, bytes_of, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.stage_policies import StagePolicies
+from vllm_omni_sched.omni.stages.unwatched import Unwatched
 from vllm_omni_sched.omni.stages.watch import Watch
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.credits import Credits
@@ -46,7 +49,7 @@ class Policies:
 
     def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, dice: Random) -> None:
         self.config, self.graph, self.dice = config, graph, dice
-        self.costs = StageCosts()
+        self.costs, self.memory = StageCosts(), HostMemory()
         self.classes = Classes(config.graph.priority)
         priority = config.graph.priority
         self.order = PathOrder(
@@ -71,7 +74,8 @@ class Policies:
         self.foresight = Foresight(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
         self.pools = _pools(config)
         self.grants: dict[str, Grant] = {}
-        self.watch = Watch(config.monitoring.anomaly, graph, self.board)
+        watch = Watch if config.monitoring.enabled else Unwatched
+        self.watch = watch(config.monitoring.anomaly, graph, self.board)
         self.merges = config.graph.merging.enabled
         self.interval_seconds = config.batching.adjust_interval_ms / 1e3
         self.known: dict[str, Known] = {}
@@ -189,8 +193,10 @@ class Policies:
                     plan.replicas,
                 )
 
-    def publish(self) -> PagePublisher:
-        """Show what happens on /metrics of this process."""
+    def publish(self) -> PagePublisher | ExitStack:
+        """Show what happens on /metrics of this process, if that is wanted; close what it returns."""
+        if not self.config.monitoring.enabled:
+            return ExitStack()
         attach()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(StageCollector(self.board))

@@ -135,12 +135,14 @@ class StageQueue:
             (self.policies.finished if well else self.policies.gone)(work, now)
             self.ended(work)
 
-    def spoke(self, request_id: str) -> None:
-        """A work has put out something."""
+    def spoke(self, request_id: str) -> bool:
+        """A work has put out something. Whether others that wait may have room now, which they have at its first."""
         work = self.running.get(request_id)
-        if work is not None and not work.spoke:
-            work.spoke = True
-            self.policies.spoke(work, self._clock())
+        if work is None or work.spoke:
+            return False
+        work.spoke = True
+        self.policies.spoke(work, self._clock())
+        return bool(self.waiting)
 
     def leaves(self, request_id: str) -> Work | None:
         """A request goes, aborted or failed; to be called before its work is aborted.

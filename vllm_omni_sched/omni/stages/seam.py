@@ -1,4 +1,4 @@
-"""Where vLLM-Omni lets us in: the method with which its engine makes its orchestrator."""
+"""Where vLLM-Omni lets us in: where its engine makes its orchestrator, and where its runtime plans its stages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,32 @@ _MARK = "__omni_sched__"
 
 
 def hook() -> None:
-    """Make the engine ask for our orchestrator, where options of ours are given; twice is fine."""
+    """Make the engine ask for our orchestrator and our connectors, where options of ours are given; twice is fine."""
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+    from vllm_omni.engine.stage_runtime import StageRuntime
 
-    theirs = AsyncOmniEngine._create_orchestrator
+    _wrap(AsyncOmniEngine, "_create_orchestrator", _asks_first)
+    _wrap(StageRuntime, "_build_logical_stage_init_plans", _connects)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    theirs = getattr(owner, name)
     if not hasattr(theirs, _MARK):
-        ours = functools.wraps(theirs)(_asks_first(theirs))
+        ours = functools.wraps(theirs)(wrapper(theirs))
         setattr(ours, _MARK, True)
-        AsyncOmniEngine._create_orchestrator = ours
+        setattr(owner, name, ours)
+
+
+def _connects(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
+        config = load_stage_config(Path(self._config_path) if self._config_path else None, os.environ)
+        if config is not None:
+            from vllm_omni_sched.omni.stages.edges import connected
+
+            omni_transfer_config = connected(config.runtime, self, omni_transfer_config)
+        return theirs(self, omni_transfer_config, *others)
+
+    return build_logical_stage_init_plans
 
 
 def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,10 +9,9 @@ from vllm_omni_sched.graph.merging import Joined, Merger, Role
 from vllm_omni_sched.graph.path_order import PathRequest
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.plan import PoolState
-from vllm_omni_sched.omni.stages.limits import ReplicaLoad
+from vllm_omni_sched.omni.stages.limits import ReplicaLoad, control_of, units_of, window_of
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
-from vllm_omni_sched.resource.pid import PidBatch, PidGains
 from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, StageGate
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
@@ -28,11 +27,13 @@ class StagePolicies:
     def __init__(self, shared: Policies, pool: Any) -> None:
         self._shared, self._stage_id = shared, pool.stage_id
         config, stage = shared.config, shared.graph.stage(pool.stage_id)
+        self._kind = stage.kind
         self._first_output = stage.kind is StageKind.AR
         limits = config.batching.of_stage(stage.stage_id, stage.name)
         self._limits = limits
-        self._most = min(limits.max_batch_size, pool.at_once)
+        self._most = pool.at_once
         self._loads: dict[int, ReplicaLoad] = {}
+        self._window = window_of(config.batching, limits)  # says only what is long
         priority = config.graph.priority
         self._by_class = priority.enabled
         self._gate = StageGate(
@@ -54,16 +55,7 @@ class StagePolicies:
     def load(self, replica_id: int) -> ReplicaLoad:
         if replica_id not in self._loads:
             limits, batching = self._limits, self._shared.config.batching
-            self._loads[replica_id] = ReplicaLoad(
-                PidBatch(
-                    limits.target_latency_ms / 1e3,
-                    limits.adjust_interval_ms / 1e3,
-                    min(limits.min_batch_size, self._most),
-                    self._most,
-                    PidGains(batching.kp, batching.ki, batching.kd),
-                    start=self._most,
-                )
-            )
+            self._loads[replica_id] = ReplicaLoad(control_of(batching, limits, self._most), window_of(batching, limits))
         return self._loads[replica_id]
 
     # ---- what happens
@@ -81,7 +73,7 @@ class StagePolicies:
     def began(self, work: Work) -> None:
         now = work.started or 0.0
         load, board = self.load(work.replica_id), self._shared.board
-        load.begin(work.request_id, work.cost_seconds, now)
+        load.begin(work.request_id, work.cost_seconds, now, self._units(work))
         self._shared.watch.began(work, now)
         board.submitted(self._stage_id, work.replica_id, work.request_id, work.arrived)
         board.started(self._stage_id, work.replica_id, work.request_id, now)
@@ -96,18 +88,19 @@ class StagePolicies:
         """The first output of a work."""
         if self._first_output and work.started is not None:
             load = self.load(work.replica_id)
-            load.limit.observe(max(now - work.started, 0.0), now, len(load.began))
+            load.look_at(self._shared.memory, now)
+            load.through(work.request_id, now, max(now - work.started, 0.0))
 
     def finished(self, work: Work, now: float) -> None:
         load, shared = self.load(work.replica_id), self._shared
-        size = len(load.began)
+        if work.started is not None and not self._first_output:
+            load.look_at(shared.memory, now)
+            load.through(work.request_id, now, max(now - work.started, 0.0))
         share = load.end(work.request_id, now)
         if share is not None and work.started is not None:
             shared.costs.observe(str(self._stage_id), work.known.features[self._stage_id], share)
             before = share if self._request_seconds is None else self._request_seconds
             self._request_seconds = before + SMOOTHING * (share - before)
-            if not self._first_output:
-                load.limit.observe(max(now - work.started, 0.0), now, size)
         shared.board.finished(self._stage_id, work.replica_id, work.request_id, now)
         shared.watch.ended(work, now, well=True)
         self._done(work)
@@ -151,7 +144,7 @@ class StagePolicies:
 
     def raise_limits(self, limit: int) -> None:
         for load in self._loads.values():
-            load.limit.raise_to(limit)
+            load.raise_limit(limit)
 
     # ---- what to do
 
@@ -209,7 +202,11 @@ class StagePolicies:
             has_credits=self._has_credits(work.request_id),
             low=work.known.low,
             warm=tuple(self._warm(work).items()),
+            units=self._window.counted(self._units(work)) if self._window is not None else 0,
         )
+
+    def _units(self, work: Work) -> int:
+        return units_of(self._kind, work.known.features[self._stage_id])
 
     def _warm(self, work: Work) -> Mapping[int, float]:
         book = self._shared.affinity.get(self._stage_id)
@@ -230,8 +227,16 @@ class StagePolicies:
         for replica_id in pool.live_replica_ids():
             if pool.is_replica_available(replica_id):
                 load = self.load(replica_id)
+                window = load.window
                 states.append(
-                    ReplicaState(replica_id, load.remaining_seconds(now), len(load.began), limit=load.limit.limit)
+                    ReplicaState(
+                        replica_id,
+                        load.remaining_seconds(now),
+                        len(load.began),
+                        limit=load.limit.limit,
+                        units=window.running if window is not None else 0,
+                        units_limit=window.units if window is not None else None,
+                    )
                 )
         return states
 

@@ -4,11 +4,13 @@ Names and defaults follow the design article on a multimodal batch scheduler for
 of 1000 ms, adjusted each 50 ms). `stage_config` reads them.
 """
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
+
+from vllm_omni_sched.stage_options.base import Options
+from vllm_omni_sched.stage_options.batching import BatchingOptions
 
 from vllm_omni_sched.graph.order import Undated
 
@@ -20,12 +22,6 @@ class BalancePolicy(str, Enum):
     LEAST_QUEUE = "least-queue"
     ROUND_ROBIN = "round-robin"
     STOCK = "stock"  # whatever vLLM-Omni is told to use
-
-
-class Options(BaseModel):
-    """Strict and frozen; an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ConnectorOptions(Options):
@@ -44,7 +40,9 @@ class RecoveryOptions(Options):
     window_seconds: float = Field(300.0, gt=0, description="Time over which restarts are counted.")
     max_redispatches: int = Field(2, ge=0, description="How often a request may move to another replica.")
     max_wait_seconds: float = Field(60.0, ge=0, description="How long a request waits for a replica that restarts.")
-    detection_seconds: float = Field(1.0, gt=0, le=60, description="Time between looks at whether replicas live.")
+    detection_seconds: float = Field(
+        1.0, gt=0, le=60, description="Time between looks at whether the processes of replicas live."
+    )
 
 
 class CreditOptions(Options):
@@ -60,8 +58,25 @@ class RuntimeOptions(Options):
     connectors: dict[str, ConnectorOptions] = Field(
         default_factory=dict, description="Connectors by name, as vLLM-Omni's own `connectors`."
     )
+    edges: dict[str, str] = Field(
+        default_factory=dict,
+        description="Which of them an edge has, such as `thinker->talker: local`; without it the only one is on all.",
+    )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="What happens when a replica dies.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
+
+    @model_validator(mode="after")
+    def _connected(self) -> "RuntimeOptions":
+        for edge, name in self.edges.items():
+            if not all(part.strip() for part in edge.partition("->")):
+                raise ValueError(f"option 'edges.{edge}' must name two stages, such as 'thinker->talker'")
+            if name not in self.connectors:
+                known = list(self.connectors)
+                raise ValueError(f"option 'edges.{edge}' must be one of the connectors {known}, got {name!r}")
+        unused = [name for name in self.connectors if name not in self.edges.values()]
+        if unused and (self.edges or len(unused) > 1):
+            raise ValueError(f"option 'connectors.{unused[0]}': no edge has it; name one in 'edges', or remove it")
+        return self
 
 
 class MergingOptions(Options):
@@ -142,84 +157,6 @@ class GraphOptions(Options):
     priority: PriorityOptions = Field(PriorityOptions(), description="The order of requests along their path.")
     affinity: AffinityOptions = Field(AffinityOptions(), description="Requests go where their data is.")
     partition: PartitionOptions = Field(PartitionOptions(), description="Which stages share a device.")
-
-
-class ProgressiveOptions(Options):
-    """Long work joins batches in slices that grow."""
-
-    enabled: bool = Field(True, description="Long text and high-resolution generation go in slices.")
-    first_units: int = Field(64, ge=1, description="Size of the first slice: tokens, or diffusion steps × latents.")
-    growth: float = Field(2.0, gt=1, description="Factor by which slices grow while a batch meets its target.")
-    shrink: float = Field(0.5, gt=0, lt=1, description="Factor by which they shrink when it does not.")
-
-
-class StageBatchOptions(Options):
-    """What is different in one stage; null: as for all."""
-
-    enabled: bool | None = Field(None, description="Steer this stage's batches.")
-    min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
-    max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float | None = Field(None, gt=0, description="Latency of a batch to aim at, in milliseconds.")
-    adjust_interval_ms: float | None = Field(None, gt=0, description="Least time between two decisions.")
-    hold_ms: float | None = Field(None, ge=0, description="How long a batch may wait for more requests.")
-
-
-class BatchLimits(Options):
-    """Batches of one stage."""
-
-    enabled: bool = Field(True, description="Steer how many requests a stage runs at once, on their latency (PID).")
-    min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
-    max_batch_size: int = Field(32, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float = Field(1000.0, gt=0, description="Latency of a batch to aim at, in milliseconds.")
-    adjust_interval_ms: float = Field(50.0, gt=0, description="Least time between two decisions, in milliseconds.")
-    hold_ms: float = Field(
-        50.0, ge=0, description="How long a batch may wait for more requests, where that pays, in milliseconds."
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "BatchLimits":
-        if self.min_batch_size > self.max_batch_size:
-            raise ValueError(_crossed("", self.min_batch_size, self.max_batch_size))
-        return self
-
-
-def _crossed(prefix: str, least: int, most: int) -> str:
-    return (
-        f"option '{prefix}min_batch_size' must not be above '{prefix}max_batch_size': {least} > {most}; "
-        "lower the one or raise the other"
-    )
-
-
-class BatchingOptions(BatchLimits):
-    """Batches of all stages."""
-
-    kp: float = Field(0.2, ge=0, description="Proportional gain, on logarithms.")
-    ki: float = Field(0.4, gt=0, description="Integral gain.")
-    kd: float = Field(0.05, ge=0, description="Derivative gain.")
-    progressive: ProgressiveOptions = Field(ProgressiveOptions(), description="Long work goes in slices that grow.")
-    stages: dict[str, StageBatchOptions] = Field(
-        default_factory=dict, description="What is different in a stage, by its name or id."
-    )
-
-    @field_validator("stages", mode="before")
-    @classmethod
-    def _ids(cls, value: Any) -> Any:
-        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
-
-    @model_validator(mode="after")
-    def _each_stage(self) -> "BatchingOptions":
-        for key, own in self.stages.items():
-            least = self.min_batch_size if own.min_batch_size is None else own.min_batch_size
-            most = self.max_batch_size if own.max_batch_size is None else own.max_batch_size
-            if least > most:
-                raise ValueError(_crossed(f"stages.{key}.", least, most))
-        return self
-
-    def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:
-        """The limits of one stage, with what is different in it."""
-        common = {field: getattr(self, field) for field in BatchLimits.model_fields}
-        own = self.stages.get(str(stage_id)) or self.stages.get(name)
-        return BatchLimits(**common | (own.model_dump(exclude_none=True) if own else {}))
 
 
 class BalancingOptions(Options):
@@ -310,9 +247,17 @@ class ForecastOptions(Options):
 class MonitoringOptions(Options):
     """What is watched."""
 
-    enabled: bool = Field(True, description="Measure stages and publish `vllm:omni_sched_stage_*`.")
+    enabled: bool = Field(
+        True, description="Watch stages and publish `vllm:omni_sched_stage_*`; otherwise nothing in this section acts."
+    )
     anomaly: AnomalyOptions = Field(AnomalyOptions(), description="What counts as ill.")
     forecast: ForecastOptions = Field(ForecastOptions(), description="What load will come.")
+
+    @model_validator(mode="after")
+    def _watched(self) -> "MonitoringOptions":
+        if self.forecast.enabled and not self.enabled:
+            raise ValueError("option 'forecast.enabled' needs 'enabled': turn both on, or the forecast off")
+        return self
 
 
 class StageSchedConfig(Options):

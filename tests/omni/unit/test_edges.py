@@ -1,0 +1,146 @@
+"""Connectors of our options in vLLM-Omni's plan of the stages, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec, OmniTransferConfig
+from vllm_omni.engine import stage_runtime
+from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.omni.stages import edges, seam
+from vllm_omni_sched.plugin import register
+from vllm_omni_sched.stage_config import VARIABLE, read_stage_options
+
+pytestmark = pytest.mark.omni
+
+ARENA = {"name": "ArenaConnector", "extra": {"stall_seconds": 3}}
+SHM = {"name": "SharedMemoryConnector"}
+BOTH = {("0", "1"): ConnectorSpec(**ARENA), ("1", "2"): ConnectorSpec(**ARENA)}
+
+
+@pytest.fixture(autouse=True)
+def stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages' configs of these tests are what vLLM-Omni reads of them."""
+    register()
+    monkeypatch.setattr(stage_runtime, "extract_legacy_stage_metadata", lambda stage: stage)
+
+
+def stage(stage_id: int, name: str, sources: list[int], **connectors: Any) -> Any:
+    config = SimpleNamespace(**{"input_connectors": None, "output_connectors": None} | connectors)
+    return SimpleNamespace(stage_id=stage_id, model_stage=name, engine_input_source=sources, connector_config=config)
+
+
+def line(**connectors: Any) -> list[Any]:
+    """Three stages in a row; ``connectors`` are those of the first one."""
+    return [stage(0, "thinker", [], **connectors), stage(1, "talker", [0]), stage(2, "vocoder", [1])]
+
+
+def connected(runtime: dict[str, Any], transfer: Any = None, stages: list[Any] | None = None) -> Any:
+    options = read_stage_options({"runtime": runtime}, "here").runtime
+    return edges.connected(options, SimpleNamespace(_stage_configs=stages or line()), transfer)
+
+
+def test_without_connectors_of_ours_nothing_changes() -> None:
+    theirs = OmniTransferConfig({("0", "1"): ConnectorSpec(**SHM)})
+    assert connected({}, theirs) is theirs
+    assert connected({}) is None
+
+
+def test_the_only_connector_is_on_all_edges() -> None:
+    assert connected({"connectors": {"ours": ARENA}}).connectors == BOTH
+
+
+@pytest.mark.parametrize(
+    "named", [{"thinker->talker": "ours", "talker -> vocoder": "ours"}, {"0->1": "ours", "talker->2": "ours"}]
+)
+def test_edges_are_named_by_name_or_id(named: dict[str, str]) -> None:
+    assert connected({"connectors": {"ours": ARENA}, "edges": named}).connectors == BOTH
+
+
+def test_edges_that_meet_in_no_stage_may_differ() -> None:
+    fork = [stage(0, "in", []), stage(1, "left", []), stage(2, "sound", [0]), stage(3, "picture", [1])]
+    runtime = {"connectors": {"a": ARENA, "s": SHM}, "edges": {"in->sound": "a", "left->picture": "s"}}
+    found = connected(runtime, stages=fork).connectors
+    assert {edge: spec.name for edge, spec in found.items()} == {
+        ("0", "2"): "ArenaConnector",
+        ("1", "3"): "SharedMemoryConnector",
+    }
+
+
+def test_what_vllm_omni_would_have_taken_by_itself_gives_way() -> None:
+    default = OmniTransferConfig({("0", "1"): ConnectorSpec(**SHM), ("1", "2"): ConnectorSpec(**SHM)})
+    assert connected({"connectors": {"ours": ARENA}}, default).connectors == BOTH
+
+
+def test_the_same_in_the_deploy_yaml_is_no_contradiction() -> None:
+    same = OmniTransferConfig(dict(BOTH))
+    written = line(output_connectors={"to_stage_1": "ours"})
+    assert connected({"connectors": {"ours": ARENA}}, same, written).connectors == BOTH
+
+
+def test_another_one_in_the_deploy_yaml_is() -> None:
+    written = line(output_connectors={"to_stage_1": "theirs"})
+    with pytest.raises(ConfigError, match=r"SharedMemoryConnector.* on the edge 0->1, .*ArenaConnector.*: remove one"):
+        connected({"connectors": {"ours": ARENA}}, OmniTransferConfig({("0", "1"): ConnectorSpec(**SHM)}), written)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (
+            {"thinker->talkr": "ours"},
+            r"'runtime\.edges\.thinker->talkr': there is no stage 'talkr'; did you .*'talker'",
+        ),
+        ({"thinker->vocoder": "ours"}, r"'runtime\.edges\.thinker->vocoder': .* no such edge; it has 0->1, 1->2"),
+        ({"thinker->talker": "ours", "0->1": "ours"}, r"'runtime\.edges\.0->1': that edge is there twice"),
+        (
+            {"thinker->talker": "ours"},
+            r"'runtime\.edges': stage 1 has one connector .* 0->1 and 1->2 must have the sam",
+        ),
+    ],
+)
+def test_bad_edges_are_refused_by_name(named: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        connected({"connectors": {"ours": ARENA}, "edges": named})
+
+
+def test_an_unknown_connector_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"connectors\.ours\.name': .* 'ArenaConector'; did you mean 'ArenaConnector'"
+    ):
+        connected({"connectors": {"ours": {"name": "ArenaConector"}}})
+
+
+def test_on_several_hosts_the_deploy_yaml_has_to_say_it() -> None:
+    options = read_stage_options({"runtime": {"connectors": {"ours": ARENA}}}, "here").runtime
+    with pytest.raises(ConfigError, match=r"'runtime\.connectors': .*--stage-id"):
+        edges.connected(options, object.__new__(DistStageRuntime), None)
+
+
+def test_the_runtime_plans_its_stages_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr(
+        StageRuntime,
+        "_build_logical_stage_init_plans",
+        lambda self, transfer, *others: planned.append((transfer, others)),
+    )
+    monkeypatch.delenv(VARIABLE, raising=False)
+    seam.hook()
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(
+        "omni_sched: {runtime: {connectors: {ours: {name: ArenaConnector, extra: {stall_seconds: 3}}}}}\n"
+    )
+    runtime = object.__new__(StageRuntime)
+    runtime._stage_configs = line()
+    for path in (str(deploy), None):
+        runtime._config_path = path
+        runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
+    assert planned == [(OmniTransferConfig(BOTH), ([1, 1, 1], {})), (None, ([1, 1, 1], {}))]

@@ -1,0 +1,128 @@
+"""Long work waits for its turn; short work does not wait for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+from tests.support.omni_stages import DIFFUSION, FINAL, Rig, StageSpec
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.omni.stages.limits import units_of
+from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.omni.stages.requests import features_of
+
+pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
+
+TWO = StageSpec(replicas=2, final_output=True)
+
+
+def long(first: int) -> tuple[int, ...]:
+    return (first, *range(100))
+
+
+def progressive(**how: Any) -> dict[str, Any]:
+    return {"progressive": how}
+
+
+async def test_long_prompts_start_in_turn_and_short_ones_beside_them() -> None:
+    async with Rig(FINAL) as rig:
+        for i in range(4):
+            await rig.ask(f"long {i}", long(i))
+        await rig.ask("short", (7,))
+        assert list(rig.at(0)) == ["long 0", "short"]
+        await rig.step(0, "long 0")  # its prompt is through, in time: twice as much now
+        assert list(rig.at(0)) == ["long 0", "short", "long 1", "long 2"]
+        await rig.step(0, "long 1")
+        assert list(rig.at(0)) == ["long 0", "short", "long 1", "long 2", "long 3"]
+        await rig.finish(0, *rig.at(0))
+        for i in range(4):
+            assert rig.answer(f"long {i}") == rig.expected(long(i))
+        assert not rig.left_over()
+
+
+async def test_those_that_take_too_long_go_one_by_one() -> None:
+    async with Rig(FINAL, batching={"target_latency_ms": 100.0}) as rig:
+        for i in range(3):
+            await rig.ask(f"{i}", long(i))
+        for i in range(3):
+            assert list(rig.at(0)) == [f"{i}"]
+            rig.now += 1.0
+            await rig.finish(0, f"{i}")
+        assert not rig.left_over()
+
+
+@pytest.mark.parametrize(
+    ("batching", "at_once"),
+    [
+        (progressive(enabled=False), 4),
+        ({"enabled": False}, 4),
+        (progressive(first_units=101), 4),
+        (progressive(first_units=100), 1),
+    ],
+)
+async def test_what_is_long_is_for_the_operator_to_say(batching: dict[str, Any], at_once: int) -> None:
+    async with Rig(FINAL, batching=batching) as rig:
+        for i in range(4):
+            await rig.ask(f"{i}", long(i))
+        assert len(rig.at(0)) == at_once
+
+
+@pytest.mark.parametrize(("growth", "at_once"), [(2.0, 2), (3.0, 3)])
+async def test_how_fast_it_becomes_more_too(growth: float, at_once: int) -> None:
+    async with Rig(FINAL, batching=progressive(growth=growth)) as rig:
+        for i in range(6):
+            await rig.ask(f"{i}", long(i))
+        await rig.finish(0, "0")
+        assert len(rig.at(0)) == at_once
+
+
+async def test_each_replica_has_a_turn_of_its_own() -> None:
+    async with Rig(TWO) as rig:
+        for i in range(3):
+            await rig.ask(f"{i}", long(i))
+        assert [rig.replica_id(0, name) for name in rig.at(0)] == [0, 1]
+
+
+async def test_one_that_leaves_makes_room() -> None:
+    async with Rig(FINAL) as rig:
+        for i in range(2):
+            await rig.ask(f"{i}", long(i))
+        await rig.abort("0")
+        assert list(rig.at(0)) == ["1"]
+
+
+async def test_a_death_makes_room() -> None:
+    async with Rig(TWO, runtime={"recovery": {"restart": False}}) as rig:
+        for i in range(2):
+            await rig.ask(f"{i}", long(i))
+        await rig.kill(0, 0)
+        await rig.finish(0, *rig.at(0))
+        await rig.settle()
+        for i in range(2):
+            assert rig.answer(f"{i}") == rig.expected(long(i))
+        assert not rig.left_over()
+
+
+async def test_pictures_are_as_long_as_their_steps_and_latents() -> None:
+    params = OmniDiffusionSamplingParams(width=512, height=256, num_inference_steps=20)
+    features = features_of(None, params)
+    assert units_of(StageKind.DIFFUSION, features) == 20 * 32 * 16
+    async with Rig(StageSpec(final_output=True, kind=DIFFUSION)) as rig:
+        for i in range(2):
+            await rig.ask(f"{i}", (i,), each=[params])
+        assert list(rig.at(0)) == ["0"]
+
+
+async def test_short_memory_makes_the_batch_limit_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostMemory, "used", lambda self, now: 0.99)
+    async with Rig(FINAL, batching={"memory_high": 0.5}) as rig:
+        for number in range(20):
+            await rig.ask(f"{number}", (number,))
+            rig.now += 0.1
+            await rig.finish(0, f"{number}")
+        assert rig.omni.stage_pools[0].queue.policies.load(0).limit.limit < 8

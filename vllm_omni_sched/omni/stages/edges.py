@@ -1,0 +1,107 @@
+"""The connectors of our options, on the edges of vLLM-Omni's transfer config."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.stage_config import edge_connectors
+from vllm_omni_sched.stage_options import RuntimeOptions
+
+Edge = tuple[str, str]
+
+
+def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
+    """vLLM-Omni's `OmniTransferConfig` with our connectors in it; `transfer` itself where we have none.
+
+    Args:
+        options: ours.
+        runtime: vLLM-Omni's `StageRuntime`, before it has started any replica.
+        transfer: what the deploy YAML says; None: nothing.
+
+    Raises:
+        ConfigError: a stage, an edge or a connector is unknown, the deploy YAML has another connector on an edge, or a
+            stage would have two: vLLM-Omni gives it one for all that comes in and goes out.
+    """
+    if not options.connectors:
+        return transfer
+    from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec, OmniTransferConfig
+    from vllm_omni.engine.stage_runtime import DistStageRuntime
+
+    if isinstance(runtime, DistStageRuntime):
+        raise ConfigError(
+            "option 'runtime.connectors': a pipeline on several hosts (--stage-id) reads connectors from the deploy "
+            "YAML of each host; write them there, and remove these"
+        )
+    _known(options)
+    stages = {int(stage.stage_id): stage for stage in map(_metadata, runtime._stage_configs)}
+    edges = [
+        (int(source), stage_id)
+        for stage_id, stage in stages.items()
+        for source in stage.engine_input_source or ()
+        if int(source) >= 0
+    ]
+    chosen = edge_connectors(options, {key: stage.model_stage or "" for key, stage in stages.items()}, edges)
+    theirs: dict[Edge, Any] = dict(transfer.connectors) if transfer is not None else {}
+    ours: dict[Edge, Any] = {
+        (str(start), str(end)): ConnectorSpec(options.connectors[name].name, dict(options.connectors[name].extra))
+        for (start, end), name in chosen.items()
+    }
+    written = _written(runtime._stage_configs)
+    for edge, spec in ours.items():
+        if edge in written and edge in theirs and theirs[edge] != spec:
+            raise ConfigError(
+                f"the deploy YAML has {theirs[edge].name} {theirs[edge].extra} on the edge {'->'.join(edge)}, and "
+                f"'runtime.connectors' of the stage scheduler {spec.name} {spec.extra}: remove one"
+            )
+    merged = theirs | ours
+    _one_each(merged, [(str(start), str(end)) for start, end in edges], ours)
+    return OmniTransferConfig(merged, transfer.default_connector if transfer is not None else None)
+
+
+def _known(options: RuntimeOptions) -> None:
+    from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+
+    known = OmniConnectorFactory.list_registered_connectors()
+    for key, connector in options.connectors.items():
+        if connector.name not in known:
+            near = difflib.get_close_matches(connector.name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            raise ConfigError(
+                f"option 'runtime.connectors.{key}.name': there is no connector {connector.name!r}; {hint}"
+            )
+
+
+def _metadata(stage: Any) -> Any:
+    from vllm_omni.engine import stage_runtime
+
+    if isinstance(stage, stage_runtime.BaseVllmOmniStageConfig):
+        return stage_runtime.extract_stage_metadata_from_omni_stage_config(stage)
+    return stage_runtime.extract_legacy_stage_metadata(stage)
+
+
+def _written(stages: list[Any]) -> set[Edge]:
+    """Edges to which the deploy YAML gives connectors, rather than leave them to vLLM-Omni's default."""
+    found = set()
+    for stage in stages:
+        own, connectors = str(_metadata(stage).stage_id), getattr(stage, "connector_config", None)
+        incoming = getattr(connectors, "input_connectors", None) or {}
+        outgoing = getattr(connectors, "output_connectors", None) or {}
+        found |= {(name.removeprefix("from_stage_"), own) for name in incoming}
+        found |= {(own, name.removeprefix("to_stage_")) for name in outgoing}
+    return found
+
+
+def _one_each(merged: Mapping[Edge, Any], edges: list[Edge], ours: Mapping[Edge, Any]) -> None:
+    """What a stage gets comes over the connector of its first edge in; it sends over the same one."""
+    for before in edges:
+        for after in edges:
+            if before[1] != after[0] or not {before, after} & ours.keys():
+                continue
+            if merged.get(before) != merged.get(after):
+                raise ConfigError(
+                    f"option 'runtime.edges': stage {after[0]} has one connector for what comes in and what goes out, "
+                    f"so the edges {'->'.join(before)} and {'->'.join(after)} must have the same"
+                )

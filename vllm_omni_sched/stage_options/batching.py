@@ -1,0 +1,97 @@
+"""How much runs at once in a stage."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from vllm_omni_sched.stage_options.base import Options
+
+
+class ProgressiveOptions(Options):
+    """Long work runs beside other work as far as that meets the target."""
+
+    enabled: bool = Field(
+        True, description="Long text and high-resolution generation start in turn; needs `batching.enabled`."
+    )
+    first_units: int = Field(
+        64, ge=1, description="Work of no more than this does not wait: prompt tokens, or diffusion steps × latents."
+    )
+    growth: float = Field(2.0, gt=1, description="Factor by which long work at once grows while it meets the target.")
+    shrink: float = Field(0.5, gt=0, lt=1, description="Factor by which it shrinks when it does not.")
+
+
+class StageBatchOptions(Options):
+    """What is different in one stage; null: as for all."""
+
+    enabled: bool | None = Field(None, description="Steer this stage's batches.")
+    min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
+    max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
+    target_latency_ms: float | None = Field(None, gt=0, description="Latency of a batch to aim at, in milliseconds.")
+    adjust_interval_ms: float | None = Field(None, gt=0, description="Least time between two decisions.")
+    hold_ms: float | None = Field(None, ge=0, description="How long a batch may wait for more requests.")
+
+
+class BatchLimits(Options):
+    """Batches of one stage."""
+
+    enabled: bool = Field(
+        True,
+        description="Steer how many requests a replica runs at once, on their latency (PID); otherwise always as many "
+        "as `max_batch_size` and the stage's own `max_num_seqs` allow.",
+    )
+    min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
+    max_batch_size: int = Field(32, ge=1, description="Most requests of a batch.")
+    target_latency_ms: float = Field(1000.0, gt=0, description="Latency of a batch to aim at, in milliseconds.")
+    adjust_interval_ms: float = Field(50.0, gt=0, description="Least time between two decisions, in milliseconds.")
+    hold_ms: float = Field(
+        50.0, ge=0, description="How long a batch may wait for more requests, where that pays, in milliseconds."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "BatchLimits":
+        if self.min_batch_size > self.max_batch_size:
+            raise ValueError(_crossed("", self.min_batch_size, self.max_batch_size))
+        return self
+
+
+def _crossed(prefix: str, least: int, most: int) -> str:
+    return (
+        f"option '{prefix}min_batch_size' must not be above '{prefix}max_batch_size': {least} > {most}; "
+        "lower the one or raise the other"
+    )
+
+
+class BatchingOptions(BatchLimits):
+    """Batches of all stages."""
+
+    kp: float = Field(0.2, ge=0, description="Proportional gain, on logarithms.")
+    ki: float = Field(0.4, gt=0, description="Integral gain.")
+    kd: float = Field(0.05, ge=0, description="Derivative gain.")
+    memory_high: float = Field(
+        0.95, gt=0, le=1, description="Part of the host's memory in use above which limits fall, and do not rise."
+    )
+    progressive: ProgressiveOptions = Field(ProgressiveOptions(), description="How much long work runs at once.")
+    stages: dict[str, StageBatchOptions] = Field(
+        default_factory=dict, description="What is different in a stage, by its name or id."
+    )
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _ids(cls, value: Any) -> Any:
+        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _each_stage(self) -> "BatchingOptions":
+        for key, own in self.stages.items():
+            least = self.min_batch_size if own.min_batch_size is None else own.min_batch_size
+            most = self.max_batch_size if own.max_batch_size is None else own.max_batch_size
+            if least > most:
+                raise ValueError(_crossed(f"stages.{key}.", least, most))
+        return self
+
+    def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:
+        """The limits of one stage, with what is different in it."""
+        common = {field: getattr(self, field) for field in BatchLimits.model_fields}
+        own = self.stages.get(str(stage_id)) or self.stages.get(name)
+        return BatchLimits(**common | (own.model_dump(exclude_none=True) if own else {}))
