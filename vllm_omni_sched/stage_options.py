@@ -60,6 +60,9 @@ class RuntimeOptions(Options):
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="What happens when a replica dies.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
+    drain_seconds: float = Field(
+        60.0, gt=0, description="How long a replica that is to be moved may take to become empty; else it stays."
+    )
 
 
 class MergingOptions(Options):
@@ -289,6 +292,8 @@ class ForecastOptions(Options):
     bin_seconds: float = Field(60.0, gt=0, description="Arrivals are counted over this time.")
     season_bins: int = Field(1440, ge=2, description="Bins after which the pattern comes again; 1440 minutes a day.")
     horizon_seconds: float = Field(600.0, gt=0, description="How far to look ahead.")
+    move_replicas: bool = Field(False, description="Give replicas of one stage to another ahead of the load.")
+    max_replicas: int = Field(8, ge=1, description="Most replicas of a stage that moves may make.")
 
     @model_validator(mode="after")
     def _far_enough(self) -> "ForecastOptions":

@@ -21,6 +21,7 @@ import psutil
 
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
+from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
 from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
 from tests.omni.harness.stage_scenarios import STAGE_SCENARIOS
@@ -81,7 +82,7 @@ async def _drive(omni: Any, spec: RunSpec, prefix: str, results: dict[str, Any])
         print(f"--- scenario {name}", flush=True)
         started = time.monotonic()
         async with asyncio.timeout(SCENARIO_SECONDS):
-            results["scenarios"][name] = await (SCENARIOS | STAGE_SCENARIOS)[name](omni, spec, f"{prefix}-{name}")
+            results["scenarios"][name] = await (SCENARIOS | STAGE_SCENARIOS | MOVE_SCENARIOS)[name](omni, spec, f"{prefix}-{name}")
         results["seconds"][name] = time.monotonic() - started
 
 

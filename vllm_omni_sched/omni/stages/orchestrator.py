@@ -15,6 +15,8 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.omni.stages.moves import Moves
 from vllm_omni_sched.omni.stages.outlet import Outlet
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.policies import Policies
@@ -47,11 +49,12 @@ class ScheduledOrchestrator(Orchestrator):
         self.payloads = Payloads()
         self.sharing = Sharing(self, self.payloads)
         self.repair = Repair(self, runtime, self.payloads)
+        self.moves = Moves(self, runtime, policies.config.runtime.drain_seconds)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
-            pool.starting = set()
+            pool.starting, pool.draining = set(), set()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
 
@@ -178,6 +181,8 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- what dies
 
     async def _handle_dead_replica(self, stage_id: int, replica_id: int, error: Exception) -> None:
+        if Replica(stage_id, replica_id) in self.moves.away:
+            return  # it was stopped
         if await self.repair.died(self.stage_pools[stage_id], replica_id, error):
             return
         queue = self.stage_pools[stage_id].queue
@@ -206,11 +211,16 @@ class ScheduledOrchestrator(Orchestrator):
             await asyncio.sleep(self.policies.interval_seconds)
             self.policies.watch.look(self.stage_pools, self.clock())
             self.repair.tick()
+            self.moves.tick()
             if self.policies.foresight is not None:
-                self.policies.foresight.look(self.clock(), lambda rate: self.policies.prepare(rate, self.clock()))
+                self.policies.foresight.look(self.clock(), self._prepare)
             await self.release()
 
+    def _prepare(self, requests_per_second: float, tested: bool) -> None:
+        self.policies.prepare(requests_per_second, tested, self.moves, self.clock())
+
     async def _shutdown_extensions(self) -> None:
+        self.moves.close()
         for task in self._spawned:
             task.cancel()
         await super()._shutdown_extensions()

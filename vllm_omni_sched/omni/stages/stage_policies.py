@@ -174,15 +174,21 @@ class StagePolicies:
         if found:
             return found
         gate = [self._gate_request(waiting[name]) for name in ordered if bound[name] not in free]
-        plan = self._gate.plan(GateSnapshot(now, tuple(gate), tuple(replicas)), self._shared.dice)
+        staying = tuple(one for one in replicas if one.replica_id not in pool.draining)
+        if not staying:
+            return []
+        plan = self._gate.plan(GateSnapshot(now, tuple(gate), staying), self._shared.dice)
         self.wake_at = plan.wake_at
         return [(one.request_id, one.replica_id) for one in plan.releases if self._take(one.request_id)]
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
         """A replica for a request that does not wait."""
         now = max((load.since for load in self._loads.values()), default=0.0)
-        replicas = self._replicas(pool, now)
-        return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id if len(replicas) > 1 else None
+        live = self._replicas(pool, now)
+        replicas = [one for one in live if one.replica_id not in pool.draining]
+        if not replicas or len(live) < 2:
+            return None
+        return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id
 
     def _ordered(self, waiting: Mapping[str, Work], now: float) -> list[str]:
         if not self._by_class or len(waiting) == 1:
