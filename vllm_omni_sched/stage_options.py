@@ -123,12 +123,33 @@ class AffinityOptions(Options):
     capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
 
 
+class DeviceOptions(Options):
+    """A device that stages may be placed on."""
+
+    memory_bytes: int = Field(ge=1, description="Memory of the device for stages.")
+    speed: float = Field(1.0, gt=0, description="As a multiple of other devices' speed.")
+
+
 class PartitionOptions(Options):
     """Which stages share a device."""
 
     enabled: bool = Field(False, description="Decide which stages share a device, and decide again under pressure.")
     min_gain: float = Field(0.1, ge=0, description="Gain of throughput for which a plan changes; 0.1 is a tenth.")
     cooldown_seconds: float = Field(60.0, ge=0, description="Least time between two changes.")
+    devices: dict[str, DeviceOptions] = Field(
+        default_factory=dict, description="What may be used, by the id that vLLM-Omni's `devices` has."
+    )
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _ids(cls, value: Any) -> Any:
+        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _has_devices(self) -> "PartitionOptions":
+        if self.enabled and not self.devices:
+            raise ValueError("option 'devices' must name the devices that stages may be placed on, with 'memory_bytes'")
+        return self
 
 
 class GraphOptions(Options):

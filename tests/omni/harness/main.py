@@ -26,6 +26,7 @@ from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
 from tests.omni.harness.stage_scenarios import STAGE_SCENARIOS
 
+ALL_SCENARIOS = SCENARIOS | STAGE_SCENARIOS | MOVE_SCENARIOS
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
 END_SECONDS = 10
@@ -82,7 +83,7 @@ async def _drive(omni: Any, spec: RunSpec, prefix: str, results: dict[str, Any])
         print(f"--- scenario {name}", flush=True)
         started = time.monotonic()
         async with asyncio.timeout(SCENARIO_SECONDS):
-            results["scenarios"][name] = await (SCENARIOS | STAGE_SCENARIOS | MOVE_SCENARIOS)[name](omni, spec, f"{prefix}-{name}")
+            results["scenarios"][name] = await ALL_SCENARIOS[name](omni, spec, f"{prefix}-{name}")
         results["seconds"][name] = time.monotonic() - started
 
 

@@ -68,7 +68,9 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     with _counted(omni) as submitted:
         leaving = asyncio.create_task(_leave(omni, spec, f"{prefix}-leaving", ask, joined))
         await until(lambda: queue.running)
-        staying = asyncio.create_task(ask_all(omni, spec, prefix, {f"handed over {number}": ask for number in range(2)}))
+        staying = asyncio.create_task(
+            ask_all(omni, spec, prefix, {f"handed over {number}": ask for number in range(2)})
+        )
         await until(lambda: sum(len(queue.receivers(name)) for name in list(queue.running)) == 3)
         joined.set()
         await leaving

@@ -218,7 +218,8 @@ class Moves:
         outcome: Outcome = await found
         pool.draining.discard(replica.index)
         if outcome is not Outcome.MOVED:
-            self._tell(events.Stays(replica, outcome.value), IncidentKind.STAYED)
+            held = sum(bound == replica.index for bound in list(pool._request_bindings.values()))
+            self._tell(events.Stays(replica, f"{outcome.value}, {held} requests"), IncidentKind.STAYED)
             await self._orchestrator.release()
             return outcome
         self._tell(events.Left(replica), IncidentKind.MOVED_AWAY)
@@ -247,7 +248,7 @@ class Moves:
         start = partial(start_replica, self._runtime, replica.stage, replica.index, self.places)
         try:
             client = await asyncio.get_running_loop().run_in_executor(None, start)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the old one is to go on
+        except Exception as error:
             logger.exception("stage %d replica %d did not start on %s", replica.stage, replica.index, place)
             if known:
                 self.places.put(replica, was)

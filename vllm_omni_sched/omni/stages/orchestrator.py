@@ -50,6 +50,7 @@ class ScheduledOrchestrator(Orchestrator):
         self.sharing = Sharing(self, self.payloads)
         self.repair = Repair(self, runtime, self.payloads)
         self.moves = Moves(self, runtime, policies.config.runtime.drain_seconds)
+        self.layout = policies.layout(self.moves)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
@@ -212,6 +213,8 @@ class ScheduledOrchestrator(Orchestrator):
             self.policies.watch.look(self.stage_pools, self.clock())
             self.repair.tick()
             self.moves.tick()
+            if self.layout is not None:
+                self.layout.look(self.stage_pools, self.clock())
             if self.policies.foresight is not None:
                 self.policies.foresight.look(self.clock(), self._prepare)
             await self.release()

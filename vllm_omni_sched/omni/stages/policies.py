@@ -21,6 +21,7 @@ from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 from vllm_omni_sched.omni.stages.foresight import Foresight
+from vllm_omni_sched.omni.stages.layout import Layout
 from vllm_omni_sched.omni.stages.moves import Moves, Outcome
 from vllm_omni_sched.omni.stages.requests import Classes, Known, bytes_of, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.stage_policies import StagePolicies
@@ -218,6 +219,16 @@ class Policies:
         names = move.source or "none", move.target or "none"
         logger.info("from stage %s to %s: %s", *names, how.value if isinstance(how, Outcome) else "a replica is to go")
         return not isinstance(how, Outcome)
+
+    def layout(self, moves: Moves) -> Layout | None:
+        """What places stages on devices, if anything is to."""
+        options = self.config.graph.partition
+        return Layout(options, moves, self.board, self._seconds) if options.enabled else None
+
+    def _seconds(self, stage_id: int) -> float | None:
+        stage = self._stages.get(stage_id)
+        state = stage.pool_state(0.0) if stage is not None else None
+        return None if state is None else 1 / state.capacity
 
     def publish(self) -> PagePublisher:
         """Show what happens on /metrics of this process."""
