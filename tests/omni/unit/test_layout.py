@@ -60,8 +60,8 @@ async def test_stages_of_one_device_part_when_that_doubles_the_throughput() -> N
         await rig.tick()
         assert sorted(where(rig, 0) + where(rig, 1)) == ["0", "1"]
         assert await looked(rig) is None  # the new one is not measured yet
-        for stage_id in range(2):
-            rig.policies.board.memory(stage_id, 1, None, 40)
+        for one in rig.moves.places.replicas(0) + rig.moves.places.replicas(1):
+            rig.policies.board.memory(one.stage, one.index, None, 40)
         assert await looked(rig) is PartitionReason.HELD
         await rig.ask("b")
         for stage_id in range(2):

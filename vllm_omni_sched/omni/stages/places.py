@@ -77,7 +77,7 @@ class Places:
 
 
 def _devices(stage_config: Any) -> str | None:
-    runtime = getattr(stage_config, "runtime_config", getattr(stage_config, "runtime", None))
+    runtime: Any = getattr(stage_config, "runtime_config", getattr(stage_config, "runtime", None))
     found = runtime.get("devices") if hasattr(runtime, "get") else getattr(runtime, "devices", None)
     return None if found is None else str(found)
 

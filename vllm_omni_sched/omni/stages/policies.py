@@ -227,8 +227,7 @@ class Policies:
 
     def _seconds(self, stage_id: int) -> float | None:
         stage = self._stages.get(stage_id)
-        state = stage.pool_state(0.0) if stage is not None else None
-        return None if state is None else 1 / state.capacity
+        return None if stage is None else stage.request_seconds
 
     def publish(self) -> PagePublisher:
         """Show what happens on /metrics of this process."""

@@ -41,7 +41,7 @@ class StagePolicies:
             min_share=priority.min_low_share if priority.enabled else 0.0,
         )
         self.wake_at: float | None = None
-        self._request_seconds: float | None = None  # of a replica's time that a request takes
+        self.request_seconds: float | None = None  # of a replica's time that a request takes
 
     @staticmethod
     def _holds(kind: StageKind) -> bool:
@@ -104,8 +104,8 @@ class StagePolicies:
         share = load.end(work.request_id, now)
         if share is not None and work.started is not None:
             shared.costs.observe(str(self._stage_id), work.known.features[self._stage_id], share)
-            before = share if self._request_seconds is None else self._request_seconds
-            self._request_seconds = before + SMOOTHING * (share - before)
+            before = share if self.request_seconds is None else self.request_seconds
+            self.request_seconds = before + SMOOTHING * (share - before)
             if not self._first_output:
                 load.limit.observe(max(now - work.started, 0.0), now, size)
         shared.board.finished(self._stage_id, work.replica_id, work.request_id, now)
@@ -140,11 +140,11 @@ class StagePolicies:
 
     def pool_state(self, requests_per_second: float) -> PoolState | None:
         """What the planner of replicas is to know; None before anything has run here."""
-        if not self._request_seconds or not self._loads:
+        if not self.request_seconds or not self._loads:
             return None
         return PoolState(
             len(self._loads),
-            capacity=1 / self._request_seconds,
+            capacity=1 / self.request_seconds,
             forecast=requests_per_second,
             batch_limit=min(load.limit.limit for load in self._loads.values()),
         )
