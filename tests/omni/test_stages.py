@@ -37,7 +37,13 @@ def stock(ran: Ran, scenario: str) -> dict[str, Any]:
 
 def scheduled(ran: Ran, mode: Mode) -> dict[str, Any]:
     outcome = ran(
-        TEXT_TO_SOUND, mode, REFERENCE, scheduling=PATIENT, replicas=REPLICAS[mode], replicated=1, scenarios=SCHEDULED[mode]
+        TEXT_TO_SOUND,
+        mode,
+        REFERENCE,
+        scheduling=PATIENT,
+        replicas=REPLICAS[mode],
+        replicated=1,
+        scenarios=SCHEDULED[mode],
     )
     return outcome.results
 

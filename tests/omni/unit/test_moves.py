@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,6 +276,30 @@ async def test_a_spare_place_can_be_taken() -> None:
         assert result(move) is Outcome.MOVED
         assert rig.runtime.on == [(0, 1, "1")]
         assert rig.moves.places.spare == []
+
+
+@pytest.mark.parametrize("stage_id", [0, 1])
+async def test_senders_of_items_forget_what_an_old_replica_had(stage_id: int) -> None:
+    cleared: list[int] = []
+
+    class Renderer:
+        async def clear_mm_cache_async(self) -> None:
+            cleared.append(stage_id)
+
+    async with MovingRig(ONE, TWO) as rig:
+        processor = SimpleNamespace(renderer=Renderer())
+        if stage_id == 0:
+            rig.omni.first_input_processor = processor
+        else:
+            rig.omni._stage_input_processors[1] = processor
+        rig.moves.hand_over(at(1, 1), 0)
+        await rig.tick()
+        assert len(cleared) == (stage_id == 0)
+        rig.moves.hand_over(at(0, 1), 1)
+        await rig.tick()
+        assert len(cleared) == 1
+        await rig.kill(stage_id, 0)
+        assert len(cleared) == 2
 
 
 async def test_without_recovery_moves_are_told_too() -> None:

@@ -255,9 +255,7 @@ class Moves:
             else:
                 self.places.clear(replica)
             return str(error) or type(error).__name__
-        processor = orchestrator._stage_input_processors.get(replica.stage)
-        if processor is not None:  # its caches of items are empty, whatever those of its place had
-            await processor.renderer.clear_mm_cache_async()
+        await orchestrator.forget_items(replica.stage)
         pool.attach(replica.index, client)
         self.away.discard(replica)
         orchestrator._orch_monitor.register_replica(replica.stage, replica.index)

@@ -40,6 +40,8 @@ class ScheduledOrchestrator(Orchestrator):
         clock: of the policies.
     """
 
+    first_input_processor: Any = None  # of the first stage, which is the engine's
+
     def __init__(
         self, *, policies: Policies, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **theirs: Any
     ) -> None:
@@ -197,6 +199,13 @@ class ScheduledOrchestrator(Orchestrator):
         for request_id in following:
             if request_id in self.request_states:
                 await self._fail_request_dead_stage(request_id, stage_id)
+
+    async def forget_items(self, stage_id: int) -> None:
+        """A replica of the stage starts with empty caches of items: they are sent to it whole again."""
+        downstream = self._stage_input_processors.get(stage_id)
+        processor = self.first_input_processor if stage_id == 0 else downstream
+        if processor is not None:
+            await processor.renderer.clear_mm_cache_async()
 
     # ---- beside it
 

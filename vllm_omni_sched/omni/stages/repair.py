@@ -215,6 +215,7 @@ class Repair:
             logger.exception("stage %d replica %d did not start", replica.stage, replica.index)
             self._do(events.RestartFailed(replica, str(error)))
             return
+        await self._orchestrator.forget_items(replica.stage)
         self._orchestrator.policies.board.restarted(replica.stage, replica.index)
         pool.attach(replica.index, client)
         logger.warning("stage %d replica %d is back", replica.stage, replica.index)
