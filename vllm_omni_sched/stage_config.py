@@ -5,7 +5,7 @@ path of a YAML file of its own, from where the deploy YAML lies. Or the environm
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -63,18 +63,21 @@ def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> N
     Raises:
         ConfigError: a stage is unknown, or is there by its name and by its id.
     """
+    _check_stages("batching.stages", config.batching.stages, stage_names)
+    _check_stages("graph.partition.profiles", config.graph.partition.profiles, stage_names)
+
+
+def _check_stages(option: str, given: Iterable[str], stage_names: Mapping[int, str]) -> None:
     ids = {str(stage_id): stage_id for stage_id in stage_names}
     ids |= {name: stage_id for stage_id, name in stage_names.items() if name and name not in ids}
     seen: dict[int, str] = {}
-    for key in config.batching.stages:
+    for key in given:
         if key not in ids:
             near = difflib.get_close_matches(key, ids, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known stages: {', '.join(ids)}"
-            raise ConfigError(f"option 'batching.stages.{key}': there is no such stage; {hint}")
+            raise ConfigError(f"option '{option}.{key}': there is no such stage; {hint}")
         if (other := seen.setdefault(ids[key], key)) != key:
-            raise ConfigError(
-                f"options 'batching.stages.{other}' and 'batching.stages.{key}' are of one stage: join them"
-            )
+            raise ConfigError(f"options '{option}.{other}' and '{option}.{key}' are of one stage: join them")
 
 
 def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, str] | None:

@@ -130,6 +130,13 @@ class DeviceOptions(Options):
     speed: float = Field(1.0, gt=0, description="As a multiple of other devices' speed.")
 
 
+class ProfileOptions(Options):
+    """What a stage needs."""
+
+    memory_bytes: int = Field(ge=1, description="Memory that it holds.")
+    seconds: float = Field(gt=0, description="Of a device of speed 1, for each request.")
+
+
 class PartitionOptions(Options):
     """Which stages share a device."""
 
@@ -140,7 +147,14 @@ class PartitionOptions(Options):
         default_factory=dict, description="What may be used, by the id that vLLM-Omni's `devices` has."
     )
 
-    @field_validator("devices", mode="before")
+    profiles: dict[str, ProfileOptions] = Field(
+        default_factory=dict, description="What stages need, by name or id; the others are measured."
+    )
+
+    def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:
+        return self.profiles.get(str(stage_id)) or self.profiles.get(name)
+
+    @field_validator("devices", "profiles", mode="before")
     @classmethod
     def _ids(cls, value: Any) -> Any:
         return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value

@@ -23,7 +23,7 @@ class Layout:
     """Stages with one replica, on one device that the options name, are placed; all else stays where it is.
 
     1. A stage needs the memory that its replica holds, and the seconds of a device that its requests take; before both
-       are known of all stages nothing is planned.
+       are known of all stages nothing is planned. A profile in the options says the seconds, and the least memory.
     2. `Partitioner` says what should run where: for more throughput, or since a device no longer holds what it has.
     3. One stage moves at a time, first one that has room where it goes, since the new replica starts before the old
        one stops. If none has, nothing moves.
@@ -31,11 +31,18 @@ class Layout:
     Args:
         options: the devices, and when a plan changes.
         seconds: that a request takes of a stage's device; None: not known yet.
+        names: of the stages.
     """
 
     def __init__(
-        self, options: PartitionOptions, moves: Moves, board: StageBoard, seconds: Callable[[int], float | None]
+        self,
+        options: PartitionOptions,
+        moves: Moves,
+        board: StageBoard,
+        seconds: Callable[[int], float | None],
+        names: Mapping[int, str],
     ) -> None:
+        self._profiles = {stage_id: options.profile_of(stage_id, name) for stage_id, name in names.items()}
         self._options, self._moves, self._board, self._seconds = options, moves, board, seconds
         self._partitioner = Partitioner(options.min_gain, options.cooldown_seconds)
         self._next = 0.0
@@ -89,11 +96,14 @@ class Layout:
         profiles = []
         for stage_id in placed:
             nbytes = next(count for replica, count in held.items() if replica.stage == stage_id)
-            seconds = self._seconds(stage_id)
-            if not nbytes or seconds is None:
+            seconds, profile = self._seconds(stage_id), self._profiles[stage_id]
+            if profile is not None:
+                profiles.append(StageProfile(stage_id, max(nbytes, profile.memory_bytes), 0, profile.seconds))
+            elif not nbytes or seconds is None:
                 return None
-            speed = self._options.devices[placed[stage_id]].speed
-            profiles.append(StageProfile(stage_id, nbytes, 0, seconds * speed))
+            else:
+                speed = self._options.devices[placed[stage_id]].speed
+                profiles.append(StageProfile(stage_id, nbytes, 0, seconds * speed))
         devices = []
         for name, device in self._options.devices.items():
             fixed = [

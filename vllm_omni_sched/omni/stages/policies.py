@@ -223,7 +223,8 @@ class Policies:
     def layout(self, moves: Moves) -> Layout | None:
         """What places stages on devices, if anything is to."""
         options = self.config.graph.partition
-        return Layout(options, moves, self.board, self._seconds) if options.enabled else None
+        names = {stage.stage_id: stage.name for stage in self.graph.stages}
+        return Layout(options, moves, self.board, self._seconds, names) if options.enabled else None
 
     def _seconds(self, stage_id: int) -> float | None:
         stage = self._stages.get(stage_id)
