@@ -80,13 +80,14 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -> Result:
     """SIGKILL for the first replica of a stage in the middle of its work; then, the replica being back, all again."""
     pool = omni.engine.stage_pools[stage_id]
+    before = pool.live_replica_ids()
     answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-once", CROWD))
     await until(lambda: _in_the_middle(pool))
     lost = sum(work.replica_id == 0 for work in list(pool.queue.running.values()))
     for process in pool.clients[0].resources.engine_manager.processes:
         os.kill(process.pid, signal.SIGKILL)
     result = {"answers": await answers, "lost": lost}
-    await until(lambda: len(pool.live_replica_ids()) == pool.num_replicas)
+    await until(lambda: pool.live_replica_ids() == before)
     return result | {"again": await ask_all(omni, spec, f"{prefix}-again", CROWD)}
 
 
