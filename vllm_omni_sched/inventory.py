@@ -210,6 +210,13 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM hands EC connectors the model (start_worker_services has no argument)",
     ),
     Override(
+        "AsyncOmniEngine._initialize_stages",
+        "before super(): stages get the devices of the best plan",
+        "graph.partition of the stage scheduler, with profiles of all stages that it may place",
+        "tests/omni/unit/test_first_places.py",
+        "vLLM-Omni lets a plugin choose the devices of stages",
+    ),
+    Override(
         "GPUModelRunner.execute_model (V1)",
         "after super(), in a step without tokens: the connector's life cycle, and a wait for an encode",
         "encode_ahead, model runner V1",

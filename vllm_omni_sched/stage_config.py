@@ -5,7 +5,7 @@ path of a YAML file of its own, from where the deploy YAML lies. Or the environm
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -64,13 +64,19 @@ def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> N
         ConfigError: a stage is unknown, or is there by its name and by its id.
     """
     ids = _ids(stage_names)
+    for option, given in (
+        ("batching.stages", config.batching.stages),
+        ("graph.partition.profiles", config.graph.partition.profiles),
+    ):
+        _check_stages(option, given, ids)
+
+
+def _check_stages(option: str, given: Iterable[str], ids: Mapping[str, int]) -> None:
     seen: dict[int, str] = {}
-    for key in config.batching.stages:
-        _stage_id(ids, key, f"option 'batching.stages.{key}': there is no such stage")
+    for key in given:
+        _stage_id(ids, key, f"option '{option}.{key}': there is no such stage")
         if (other := seen.setdefault(ids[key], key)) != key:
-            raise ConfigError(
-                f"options 'batching.stages.{other}' and 'batching.stages.{key}' are of one stage: join them"
-            )
+            raise ConfigError(f"options '{option}.{other}' and '{option}.{key}' are of one stage: join them")
 
 
 def edge_connectors(

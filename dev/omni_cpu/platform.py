@@ -1,6 +1,11 @@
-"""The platform: vLLM's CPU, with what vLLM-Omni asks of a platform besides."""
+"""The platform: vLLM's CPU, with what vLLM-Omni asks of a platform besides.
+
+Its devices: 0 is the machine; each further one is a single core, counted from 1.
+"""
 
 from __future__ import annotations
+
+import os
 
 import torch
 from vllm.platforms.cpu import CpuPlatform
@@ -11,6 +16,7 @@ WORKERS = "dev.omni_cpu.workers"
 
 class CpuOmniPlatform(OmniPlatform, CpuPlatform):
     _omni_enum = OmniPlatformEnum.OOT
+    device_control_env_var = "OMNI_CPU_DEVICES"  # vLLM's own names nodes of memory
 
     @classmethod
     def get_omni_ar_worker_cls(cls) -> str:
@@ -34,6 +40,14 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
     def get_device_count(cls) -> int:
         """Stages take turns on a device while they start; all of them share this one."""
         return 1
+
+    @classmethod
+    def keep_to_device(cls) -> None:
+        """The process that calls runs on the cores of the devices that it was given, if that is not the machine."""
+        given = [int(one) for one in os.environ.get(cls.device_control_env_var, "0").split(",")]
+        if 0 not in given:
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[(device - 1) % len(cores)] for device in given})
 
     @classmethod
     def synchronize(cls) -> None:

@@ -10,6 +10,7 @@ from dev.omni_cpu.compare import first_difference
 from dev.omni_cpu.spec import MODES, TEXT_TO_SOUND, Mode
 from tests.omni.conftest import Ran
 from tests.omni.connectors import REFERENCE
+from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
 from tests.omni.harness.scenarios import SCENARIOS
 from tests.omni.harness.stage_scenarios import CROWD, STAGE_SCENARIOS
 
@@ -20,9 +21,11 @@ REPLICAS = {"full_payload": 2, "async_chunk": 1}  # of the talker
 DEATHS = ("killed_0", "killed_1")
 CALM = tuple(name for name in STAGE_SCENARIOS if name not in ("undisturbed", *DEATHS))
 SCHEDULED = {  # in async-chunk mode the requests of a dead replica fail: tests/omni/unit/test_repair.py
-    "full_payload": (*SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
+    "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
     "async_chunk": (*SCENARIOS, *CALM),
 }
+
+PATIENT = {"runtime": {"drain_seconds": 600.0}}  # a busy machine is slow
 
 in_both_modes = pytest.mark.parametrize("mode", MODES)
 
@@ -34,7 +37,13 @@ def stock(ran: Ran, scenario: str) -> dict[str, Any]:
 
 def scheduled(ran: Ran, mode: Mode) -> dict[str, Any]:
     outcome = ran(
-        TEXT_TO_SOUND, mode, REFERENCE, scheduling={}, replicas=REPLICAS[mode], replicated=1, scenarios=SCHEDULED[mode]
+        TEXT_TO_SOUND,
+        mode,
+        REFERENCE,
+        scheduling=PATIENT,
+        replicas=REPLICAS[mode],
+        replicated=1,
+        scenarios=SCHEDULED[mode],
     )
     return outcome.results
 
@@ -91,6 +100,19 @@ def test_all_are_answered_though_a_replica_is_killed(ran: Ran, death: str):
     assert found["answers"].keys() == CROWD.keys()
     assert_as_stock(ran, found["answers"])
     assert_as_stock(ran, found["again"])  # the replica being back
+
+
+def test_all_are_answered_while_a_replica_moves(ran: Ran):
+    """To another stage and back, and then to another device."""
+    found = scheduled(ran, "full_payload")["scenarios"]["moved"]
+    assert found["outcomes"] == ["moved"] * 3
+    assert found["live"] == [[[0, 1], [0], [0]], [[0], [0, 1], [0]], [[0], [0, 1], [0]]]
+    assert found["stopped"] == [True] * 3
+    assert len(found["cores"]) == 1
+    for answers in found["answers"]:
+        assert answers.keys() == CROWD.keys()
+        assert_as_stock(ran, answers)
+        assert {tuple(answer["ends"].values()) for answer in answers.values()} == {(1, 1)}
 
 
 @in_both_modes

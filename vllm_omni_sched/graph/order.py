@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.affinity import pull_together
@@ -157,7 +157,7 @@ class WaitingOrder:
         ConfigError: ``max_wait_seconds`` is not above 0.
     """
 
-    _COUNTS = {Undated.ARRIVAL: 0.0, Undated.SHORTEST: 1.0, Undated.LONGEST: -1.0}
+    _COUNTS: ClassVar = {Undated.ARRIVAL: 0.0, Undated.SHORTEST: 1.0, Undated.LONGEST: -1.0}
 
     def __init__(self, max_wait_seconds: float = 30.0, undated: Undated = Undated.ARRIVAL) -> None:
         if not max_wait_seconds > 0:

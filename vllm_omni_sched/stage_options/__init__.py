@@ -4,15 +4,14 @@ Names and defaults follow the design article on a multimodal batch scheduler for
 of 1000 ms, adjusted each 50 ms). `stage_config` reads them.
 """
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.stage_options.base import Options
 from vllm_omni_sched.stage_options.batching import BatchingOptions
-
-from vllm_omni_sched.graph.order import Undated
 
 
 class BalancePolicy(str, Enum):
@@ -64,6 +63,9 @@ class RuntimeOptions(Options):
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="What happens when a replica dies.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
+    drain_seconds: float = Field(
+        60.0, gt=0, description="How long a replica that is to be moved may take to become empty; else it stays."
+    )
 
     @model_validator(mode="after")
     def _connected(self) -> "RuntimeOptions":
@@ -113,9 +115,8 @@ class PriorityOptions(Options):
     by_modality: dict[str, str] = Field(
         default_factory=dict, description="Class of such a request by its modality, such as `audio: realtime`."
     )
-    without_deadline: Undated = Field(
-        Undated.ARRIVAL,
-        strict=False,
+    without_deadline: Literal["arrival", "shortest", "longest"] = Field(
+        "arrival",
         description="Order of requests of a class without a target: 'shortest' waits least on average, 'longest' is "
         "done with all soonest.",
     )
@@ -142,12 +143,47 @@ class AffinityOptions(Options):
     capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
 
 
+class DeviceOptions(Options):
+    """A device that stages may be placed on."""
+
+    memory_bytes: int = Field(ge=1, description="Memory of the device for stages.")
+    speed: float = Field(1.0, gt=0, description="As a multiple of other devices' speed.")
+
+
+class ProfileOptions(Options):
+    """What a stage needs."""
+
+    memory_bytes: int = Field(ge=1, description="Memory that it holds.")
+    seconds: float = Field(gt=0, description="Of a device of speed 1, for each request.")
+
+
 class PartitionOptions(Options):
     """Which stages share a device."""
 
     enabled: bool = Field(False, description="Decide which stages share a device, and decide again under pressure.")
     min_gain: float = Field(0.1, ge=0, description="Gain of throughput for which a plan changes; 0.1 is a tenth.")
     cooldown_seconds: float = Field(60.0, ge=0, description="Least time between two changes.")
+    devices: dict[str, DeviceOptions] = Field(
+        default_factory=dict, description="What may be used, by the id that vLLM-Omni's `devices` has."
+    )
+
+    profiles: dict[str, ProfileOptions] = Field(
+        default_factory=dict, description="What stages need, by name or id; the others are measured."
+    )
+
+    def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:
+        return self.profiles.get(str(stage_id)) or self.profiles.get(name)
+
+    @field_validator("devices", "profiles", mode="before")
+    @classmethod
+    def _ids(cls, value: Any) -> Any:
+        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _has_devices(self) -> "PartitionOptions":
+        if self.enabled and not self.devices:
+            raise ValueError("option 'devices' must name the devices that stages may be placed on, with 'memory_bytes'")
+        return self
 
 
 class GraphOptions(Options):
@@ -233,6 +269,8 @@ class ForecastOptions(Options):
     bin_seconds: float = Field(60.0, gt=0, description="Arrivals are counted over this time.")
     season_bins: int = Field(1440, ge=2, description="Bins after which the pattern comes again; 1440 minutes a day.")
     horizon_seconds: float = Field(600.0, gt=0, description="How far to look ahead.")
+    move_replicas: bool = Field(False, description="Give replicas of one stage to another ahead of the load.")
+    max_replicas: int = Field(8, ge=1, description="Most replicas of a stage that moves may make.")
 
     @model_validator(mode="after")
     def _far_enough(self) -> "ForecastOptions":

@@ -43,7 +43,7 @@ Result = dict[str, Any]
 
 async def undisturbed(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """All that the other scenarios ask."""
-    return {"answers": await _all(omni, spec, prefix, STAGE_ASKS | CROWD)}
+    return {"answers": await ask_all(omni, spec, prefix, STAGE_ASKS | CROWD)}
 
 
 async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
@@ -51,14 +51,14 @@ async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     asks = {f"merged {number}": STAGE_ASKS["merged"] for number in range(MANY)}
     asks |= {f"other {number}": STAGE_ASKS["other"] for number in range(MANY // 2)}
     with _counted(omni) as submitted:
-        return {"answers": await _all(omni, spec, prefix, asks), "submitted": submitted}
+        return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}
 
 
 async def parting(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Many ask the thinker for the same, and the talker for more and for less."""
     asks = {f"{name} {number}": STAGE_ASKS[name] for number in range(2) for name in ("merged", "parted")}
     with _counted(omni) as submitted:
-        return {"answers": await _all(omni, spec, prefix, asks), "submitted": submitted}
+        return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}
 
 
 async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
@@ -67,9 +67,11 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     joined = asyncio.Event()
     with _counted(omni) as submitted:
         leaving = asyncio.create_task(_leave(omni, spec, f"{prefix}-leaving", ask, joined))
-        await _until(lambda: queue.running)
-        staying = asyncio.create_task(_all(omni, spec, prefix, {f"handed over {number}": ask for number in range(2)}))
-        await _until(lambda: sum(len(queue.receivers(name)) for name in list(queue.running)) == 3)
+        await until(lambda: queue.running)
+        staying = asyncio.create_task(
+            ask_all(omni, spec, prefix, {f"handed over {number}": ask for number in range(2)})
+        )
+        await until(lambda: sum(len(queue.receivers(name)) for name in list(queue.running)) == 3)
         joined.set()
         await leaving
         return {"answers": await staying, "submitted": submitted}
@@ -78,33 +80,34 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -> Result:
     """SIGKILL for the first replica of a stage in the middle of its work; then, the replica being back, all again."""
     pool = omni.engine.stage_pools[stage_id]
-    answers = asyncio.create_task(_all(omni, spec, f"{prefix}-once", CROWD))
-    await _until(lambda: _in_the_middle(pool))
+    before = pool.live_replica_ids()
+    answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-once", CROWD))
+    await until(lambda: _in_the_middle(pool))
     lost = sum(work.replica_id == 0 for work in list(pool.queue.running.values()))
     for process in pool.clients[0].resources.engine_manager.processes:
         os.kill(process.pid, signal.SIGKILL)
     result = {"answers": await answers, "lost": lost}
-    await _until(lambda: len(pool.live_replica_ids()) == pool.num_replicas)
-    return result | {"again": await _all(omni, spec, f"{prefix}-again", CROWD)}
+    await until(lambda: pool.live_replica_ids() == before)
+    return result | {"again": await ask_all(omni, spec, f"{prefix}-again", CROWD)}
 
 
 async def told(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """What the metrics say, and what is left in the queues; one more request shows that the metrics go on."""
     before = _finished(spec)
-    answers = await _all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
-    await _until(lambda: _finished(spec) > before)
+    answers = await ask_all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
+    await until(lambda: _finished(spec) > before)
     pools = omni.engine.stage_pools
-    await _until(lambda: not any(_held(pool) for pool in pools))
+    await until(lambda: not any(_held(pool) for pool in pools))
     # the page is written once a second
-    await _until(lambda: not any(value for name, _, value in _samples() if name in ("waiting", "running")))
+    await until(lambda: not any(value for name, _, value in _samples() if name in ("waiting", "running")))
     return {"answers": answers, "metrics": [[name, labels, value] for name, labels, value in _samples()]}
 
 
 async def connected(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Which connector each stage was given; messages were sent over the arena."""
-    answers = await _all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
+    answers = await ask_all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
     configs = [pool.stage_vllm_config.model_config.stage_connector_config for pool in omni.engine.stage_pools]
-    await _until(lambda: _arena_messages() > 0)  # stages write their pages once a second
+    await until(lambda: _arena_messages() > 0)  # stages write their pages once a second
     return {"answers": answers, "connectors": [config["name"] for config in configs]}
 
 
@@ -129,7 +132,7 @@ STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]
 EDGE_SCENARIOS = {"connected": connected}  # only where the arena is the connector
 
 
-async def _all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask]) -> dict[str, Any]:
+async def ask_all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask]) -> dict[str, Any]:
     """At a time; a request that fails answers with its error."""
     answers = [_heard(omni, spec, f"{prefix}-{number}", ask) for number, ask in enumerate(asks.values())]
     return dict(zip(asks, await asyncio.gather(*answers), strict=True))
@@ -219,7 +222,7 @@ def _finished(spec: PipelineSpec) -> float:
     )
 
 
-async def _until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(UNTIL_SECONDS):
         while not condition():
             await asyncio.sleep(0.002)

@@ -20,7 +20,8 @@ from vllm_omni_sched.omni.stages.watch import _pids
 pytestmark = pytest.mark.omni
 
 TEXT, DRAWING = StageSpec(), StageSpec(kind=DIFFUSION, final_output=True)
-AT_ONCE = {"batching": {"hold_ms": 0}}  # else a batch of a stage that draws waits for more requests
+AT_ONCE = {"batching": {"hold_ms": 0, "progressive": {"enabled": False}}}
+"""Else a batch of a stage that draws waits for more requests, and pictures start one by one."""
 
 
 def drawing(**how: Any) -> OmniDiffusionSamplingParams:

@@ -11,11 +11,14 @@ from vllm_omni_sched.monitor.recovery import (
     Deliver,
     Died,
     Dispatched,
+    Draining,
     Drop,
     Fail,
     FailReason,
     Finished,
     IncidentKind,
+    Joined,
+    Left,
     OutputLost,
     Phase,
     Record,
@@ -27,6 +30,7 @@ from vllm_omni_sched.monitor.recovery import (
     Restart,
     Restarted,
     RestartFailed,
+    Stays,
     Suspected,
     Tick,
     Wait,
@@ -225,3 +229,48 @@ DIAMOND = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}
 )
 def test_rerun_walks_back_to_the_nearest_held(stage, held, stages, resume):
     assert plan_rerun(stage, DIAMOND, held) == Rerun(stages, resume)
+
+
+def test_a_replica_that_is_to_leave_gets_no_request_that_lost_its_own():
+    one = recovery()
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Draining(B), 0.0)
+    assert not one.serves(B)
+    assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Wait("a", 1.0 + one.options.max_wait_seconds)]
+    assert told(one.on_event(Stays(B), 2.0)) == [Redispatch("a", B, 2, (0,))]
+
+
+def test_it_leaves_only_empty_and_is_not_restarted():
+    one = recovery()
+    one.on_event(Dispatched("a", A), 0.0)
+    for event in (Draining(A), Left(A)):
+        one.on_event(event, 0.0)
+    assert one.in_flight(A) == ("a",)
+    one.on_event(Finished("a", 1, final=True), 1.0)
+    assert told(one.on_event(Left(A), 2.0)) == []
+    assert not one.serves(A)
+    assert told(one.on_event(Died(A), 3.0)) == []
+    assert [each.kind for each in one.history] == [IncidentKind.DRAINING, IncidentKind.MOVED_AWAY]
+
+
+def test_one_that_has_not_been_told_to_leave_does_not():
+    one = recovery()
+    one.on_event(Left(A), 0.0)
+    assert one.serves(A)
+
+
+def test_to_die_before_it_is_empty_is_to_die():
+    one = recovery()
+    one.on_event(Dispatched("a", A), 0.0)
+    one.on_event(Draining(A), 0.0)
+    assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Redispatch("a", B, 2, (0,))]
+
+
+def test_one_that_joins_serves_and_dies_as_others_do():
+    one = recovery((A,))
+    one.on_event(Joined(B), 0.0)
+    one.on_event(Joined(B), 0.0)
+    assert one.serves(B)
+    one.on_event(Dispatched("a", B), 1.0)
+    assert told(one.on_event(Died(B), 2.0)) == [Restart(B), Redispatch("a", A, 2, (0,))]
+    assert [each.kind for each in one.history].count(IncidentKind.MOVED_IN) == 1

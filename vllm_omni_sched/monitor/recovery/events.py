@@ -32,6 +32,11 @@ class IncidentKind(str, Enum):
     RESTART_FAILED = "restart_failed"
     BACK = "back"
     GIVEN_UP = "given_up"  # the circuit is open: too many restarts of late
+    DRAINING = "draining"  # it gets no new work, since it is to be moved
+    STAYED = "stayed"  # it was not moved after all
+    MOVED_AWAY = "moved_away"  # stopped, empty, for its place to be used otherwise
+    MOVED_IN = "moved_in"  # started in a place that was free
+    MOVE_FAILED = "move_failed"  # what was to be in its place did not start
 
 
 @dataclass(frozen=True)
@@ -105,12 +110,56 @@ class RestartFailed:
 
 
 @dataclass(frozen=True)
+class Draining:
+    """It is to be stopped when it is empty: no request is moved there any more."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class Stays:
+    """It is not to be stopped after all."""
+
+    replica: Replica
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Left:
+    """It was stopped on purpose, empty: that is no death."""
+
+    replica: Replica
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One that was not there before, or had left, can take requests."""
+
+    replica: Replica
+    cause: str = ""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passed; wanted at `Recovery.next_wake`."""
 
 
 Event: TypeAlias = (
-    Dispatched | Finished | Aborted | OutputLost | Suspected | Cleared | Died | Restarted | RestartFailed | Tick
+    Dispatched
+    | Finished
+    | Aborted
+    | OutputLost
+    | Suspected
+    | Cleared
+    | Died
+    | Restarted
+    | RestartFailed
+    | Draining
+    | Stays
+    | Left
+    | Joined
+    | Tick
 )
 
 

@@ -12,6 +12,7 @@ from vllm_omni_sched.monitor.recovery.events import (
     Deliver,
     Died,
     Dispatched,
+    Draining,
     Drop,
     Event,
     Fail,
@@ -19,6 +20,8 @@ from vllm_omni_sched.monitor.recovery.events import (
     Finished,
     Incident,
     IncidentKind,
+    Joined,
+    Left,
     OutputLost,
     Record,
     Redispatch,
@@ -26,6 +29,7 @@ from vllm_omni_sched.monitor.recovery.events import (
     Restart,
     Restarted,
     RestartFailed,
+    Stays,
     Suspected,
     Tick,
     Wait,
@@ -50,6 +54,8 @@ class Recovery:
        one of them takes few others with it.
     5. Every dispatch has a number. An answer counts if it is that of the last one, and that once; so each request
        leaves once, by `Deliver` of a final answer, `Fail`, or `Aborted`.
+    6. A replica that is to be moved (`Draining`) gets no request that lost its own, and leaves (`Left`) only empty;
+       to die before is to die as others do.
 
     A request is at one stage at a time. An event about what is unknown changes nothing, and neither does one that makes
     no sense in the phase of the replica: it cannot die twice.
@@ -81,6 +87,10 @@ class Recovery:
     def phase(self, replica: Replica) -> Phase:
         """Raises: KeyError: there is no such replica."""
         return self._replicas[replica].phase
+
+    def serves(self, replica: Replica) -> bool:
+        """Whether it is there and well."""
+        return replica in self._replicas and self._replicas[replica].phase in LIVE
 
     def in_flight(self, replica: Replica) -> tuple[str, ...]:
         """The requests it holds, first dispatched first."""
@@ -220,11 +230,17 @@ class Recovery:
     # replicas
 
     def _about_replica(self, event: Event, now: float, actions: list[Action]) -> None:
-        if not isinstance(event, Suspected | Cleared | Died | Restarted | RestartFailed):
-            raise TypeError(f"no event of recovery: {event!r}")
-        watched = self._replicas.get(event.replica)
-        if watched is None:
+        if isinstance(event, Joined):
+            if event.replica not in self._replicas:
+                watched = self._replicas[event.replica] = Watched(event.replica)
+                self._record(watched, IncidentKind.MOVED_IN, now, actions, event.cause)
             return
+        if not isinstance(event, Suspected | Cleared | Died | Restarted | RestartFailed | Draining | Stays | Left):
+            raise TypeError(f"no event of recovery: {event!r}")
+        known = self._replicas.get(event.replica)
+        if known is None:
+            return
+        watched = known
         match event:
             case Suspected(_, cause) if watched.phase in LIVE:
                 watched.phase, watched.wake = Phase.SUSPECT, now + self.options.suspect_seconds
@@ -239,6 +255,15 @@ class Recovery:
             case Restarted() if watched.phase is Phase.RESTARTING:
                 watched.phase, watched.wake = Phase.BACK, math.inf
                 self._record(watched, IncidentKind.BACK, now, actions)
+            case Draining() if watched.phase in LIVE:
+                watched.phase = Phase.DRAINING
+                self._record(watched, IncidentKind.DRAINING, now, actions)
+            case Stays(_, cause) if watched.phase is Phase.DRAINING:
+                watched.phase = Phase.HEALTHY
+                self._record(watched, IncidentKind.STAYED, now, actions, cause)
+            case Left(_, cause) if watched.phase is Phase.DRAINING and not watched.requests:
+                del self._replicas[event.replica]
+                self._record(watched, IncidentKind.MOVED_AWAY, now, actions, cause)
             case _:
                 pass
 

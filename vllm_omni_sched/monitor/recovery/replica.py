@@ -16,6 +16,7 @@ class Phase(str, Enum):
     HEALTHY ─► SUSPECT ─► DEAD ─► RESTARTING ─► BACK ─► HEALTHY, with its first answer
        ▲──────────┘        ▲          └─► FAILED ─► RESTARTING, after the back-off
                            └── from every phase; FAILED becomes GIVEN_UP while the circuit is open
+    HEALTHY, BACK ─► DRAINING ─► gone, or HEALTHY again
     """
 
     HEALTHY = "healthy"
@@ -23,12 +24,13 @@ class Phase(str, Enum):
     DEAD = "dead"  # and not to be restarted
     RESTARTING = "restarting"
     BACK = "back"
+    DRAINING = "draining"  # ends what it has, and gets no request that is moved
     FAILED = "failed"  # waits for its next attempt
     GIVEN_UP = "given_up"  # too many attempts of late
 
 
 LIVE = frozenset({Phase.HEALTHY, Phase.BACK})
-SERVING = LIVE | {Phase.SUSPECT}
+SERVING = LIVE | {Phase.SUSPECT, Phase.DRAINING}
 
 
 @dataclass(slots=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from vllm_omni_sched.monitor.forecast.load import Forecast, LoadForecast
+from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions as Model
-from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolPlan, PoolState, ReplicaPlanner
+from vllm_omni_sched.monitor.forecast.plan import Move, PlanOptions, PoolPlan, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.stage_options import ForecastOptions
 
 MODALITIES = ("text", "image", "audio", "video")
+TESTED = (ForecastReason.BEST, ForecastReason.QUIET)  # not while there is too little to test a model, or one errs
+Prepare = Callable[[float, bool], None]
 
 
 class Foresight:
-    """Forecasts arrivals by modality once per bin, and raises batch limits before the load is there.
+    """Forecasts arrivals by modality once per bin, and plans batch limits and replicas before the load is there.
 
     Fitting models takes long, so it runs beside the loop; a forecast that is not done in time is used when it is.
 
@@ -46,8 +48,12 @@ class Foresight:
         """A request has come."""
         self._counts[modality] += 1
 
-    def look(self, now: float, prepare: Callable[[float], None]) -> None:
-        """Once per bin: forecast, and tell `prepare` the most requests per second that are to come."""
+    def look(self, now: float, prepare: Prepare) -> None:
+        """Once per bin: forecast, and tell `prepare` the most requests per second that are to come.
+
+        It is told, too, whether to believe it so far as to move replicas: whether every modality's forecast is of a
+        model that was tested, and that the guard has not put aside since.
+        """
         if self._began is None:
             self._began = now
         if now - self._began < self._options.bin_seconds or (self._fitting and not self._fitting.done()):
@@ -58,11 +64,12 @@ class Foresight:
             self._board.load(modality, observed=count / seconds)
         self._fitting = asyncio.get_running_loop().create_task(self._forecast(counts, now, prepare))
 
-    async def _forecast(self, counts: Mapping[str, int], now: float, prepare: Callable[[float], None]) -> None:
+    async def _forecast(self, counts: Mapping[str, int], now: float, prepare: Prepare) -> None:
         forecasts = await asyncio.get_running_loop().run_in_executor(None, self._fit, counts, now)
         for modality, forecast in forecasts.items():
             self._board.load(modality, forecast=max(forecast.mean[0], 0.0) / self._options.bin_seconds)
-        prepare(sum(max(0.0, *forecast.high) for forecast in forecasts.values()) / self._options.bin_seconds)
+        tested = all(forecast.reason in TESTED for forecast in forecasts.values())
+        prepare(sum(max(0.0, *forecast.high) for forecast in forecasts.values()) / self._options.bin_seconds, tested)
 
     def _fit(self, counts: Mapping[str, int], now: float) -> dict[str, Forecast]:
         """The model is touched here alone, by one thread at a time."""
@@ -70,7 +77,8 @@ class Foresight:
             self._model.observe(now, modality, count)
         return {modality: self._model.forecast(now, modality) for modality in counts}
 
-    def plan(self, stages: Mapping[str, PoolState], now: float) -> Mapping[str, PoolPlan]:
-        """Replicas and batch limits for the load that is to come."""
-        plans, _ = self._planner.plan(stages, 0, now)
-        return plans
+    def plan(
+        self, stages: Mapping[str, PoolState], spare: int, now: float
+    ) -> tuple[Mapping[str, PoolPlan], tuple[Move, ...]]:
+        """Replicas and batch limits for the load that is to come, and the moves to get there."""
+        return self._planner.plan(stages, spare, now)

@@ -15,8 +15,10 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.capacity import requests_at_once
 from vllm_omni_sched.omni.stages.liveness import Liveness
+from vllm_omni_sched.omni.stages.moves import Moves
 from vllm_omni_sched.omni.stages.outlet import Outlet
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.policies import Policies
@@ -40,6 +42,8 @@ class ScheduledOrchestrator(Orchestrator):
         clock: of the policies.
     """
 
+    first_input_processor: Any = None  # of the first stage, which is the engine's
+
     def __init__(
         self, *, policies: Policies, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **theirs: Any
     ) -> None:
@@ -50,11 +54,13 @@ class ScheduledOrchestrator(Orchestrator):
         self.sharing = Sharing(self, self.payloads)
         self.repair = Repair(self, runtime, self.payloads)
         self.liveness = Liveness(policies.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
+        self.moves = Moves(self, runtime, policies.config.runtime.drain_seconds)
+        self.layout = policies.layout(self.moves)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
-            pool.starting, pool.at_once = set(), requests_at_once(pool, runtime)
+            pool.starting, pool.draining, pool.at_once = set(), set(), requests_at_once(pool, runtime)
             pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
@@ -182,6 +188,8 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- what dies
 
     async def _handle_dead_replica(self, stage_id: int, replica_id: int, error: Exception) -> None:
+        if Replica(stage_id, replica_id) in self.moves.away:
+            return  # it was stopped
         if await self.repair.died(self.stage_pools[stage_id], replica_id, error):
             return
         queue = self.stage_pools[stage_id].queue
@@ -195,6 +203,13 @@ class ScheduledOrchestrator(Orchestrator):
         for request_id in following:
             if request_id in self.request_states:
                 await self._fail_request_dead_stage(request_id, stage_id)
+
+    async def forget_items(self, stage_id: int) -> None:
+        """A replica of the stage starts with empty caches of items: they are sent to it whole again."""
+        downstream = self._stage_input_processors.get(stage_id)
+        processor = self.first_input_processor if stage_id == 0 else downstream
+        if processor is not None:
+            await processor.renderer.clear_mm_cache_async()
 
     # ---- beside it
 
@@ -211,11 +226,18 @@ class ScheduledOrchestrator(Orchestrator):
             self.policies.watch.look(self.stage_pools, self.clock())
             await self.liveness.look(self.stage_pools, self.clock())
             self.repair.tick()
+            self.moves.tick()
+            if self.layout is not None:
+                self.layout.look(self.stage_pools, self.clock())
             if self.policies.foresight is not None:
-                self.policies.foresight.look(self.clock(), lambda rate: self.policies.prepare(rate, self.clock()))
+                self.policies.foresight.look(self.clock(), self._prepare)
             await self.release()
 
+    def _prepare(self, requests_per_second: float, tested: bool) -> None:
+        self.policies.prepare(requests_per_second, tested, self.moves, self.clock())
+
     async def _shutdown_extensions(self) -> None:
+        self.moves.close()
         for task in self._spawned:
             task.cancel()
         await super()._shutdown_extensions()

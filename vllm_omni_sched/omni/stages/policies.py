@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from vllm_omni_sched.engine.metrics_bridge import PagePublisher, attach
+from vllm_omni_sched.graph.order import Undated
 from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
-from vllm_omni_sched.monitor.forecast.plan import MoveReason
+from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 from vllm_omni_sched.omni.stages.foresight import Foresight
+from vllm_omni_sched.omni.stages.layout import Layout
 from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.omni.stages.moves import Moves, Outcome
 from vllm_omni_sched.omni.stages.requests import Classes, Known, bytes_of, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.stage_policies import StagePolicies
 from vllm_omni_sched.omni.stages.unwatched import Unwatched
@@ -56,7 +60,7 @@ class Policies:
             graph,
             default=self.classes.default,
             max_wait_seconds=priority.max_wait_seconds,
-            undated=priority.without_deadline,
+            undated=Undated(priority.without_deadline),
         )
         self.affinity: dict[int, AffinityBook[int]] = {
             stage.stage_id: AffinityBook(config.graph.affinity.capacity)
@@ -175,15 +179,20 @@ class Policies:
         )
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
 
-    def prepare(self, requests_per_second: float, now: float) -> None:
-        """As many are to come: raise batch limits before they do, and say where replicas will be missing."""
+    def prepare(self, requests_per_second: float, tested: bool, moves: Moves, now: float) -> None:
+        """As many are to come: raise batch limits before they do, and move replicas or say where they will be missing.
+
+        Replicas move only where the options say so, the forecast was ``tested``, and no move is under way.
+        """
         assert self.foresight is not None
+        may_move = self.config.monitoring.forecast.move_replicas and tested and not moves.busy
         states = {}
         for stage_id, stage in self._stages.items():
             state = stage.pool_state(requests_per_second)
             if state is not None:
-                states[str(stage_id)] = state
-        for name, plan in self.foresight.plan(states, now).items():
+                states[str(stage_id)] = self._with_replicas(state, stage_id, moves) if may_move else state
+        plans, wanted = self.foresight.plan(states, len(moves.places.spare) if may_move else 0, now)
+        for name, plan in plans.items():
             self._stages[int(name)].raise_limits(plan.batch_limit)
             if plan.reason is MoveReason.SHORT:
                 logger.warning(
@@ -192,6 +201,39 @@ class Policies:
                     requests_per_second,
                     plan.replicas,
                 )
+        if may_move:  # one; the next ones are planned anew when that is done
+            any(self._begins(move, moves) for move in wanted)
+
+    def _with_replicas(self, state: PoolState, stage_id: int, moves: Moves) -> PoolState:
+        """With those that are there, whether they have run anything or not."""
+        most = self.config.monitoring.forecast.max_replicas
+        return replace(state, replicas=moves.count(stage_id), maximum=most)
+
+    def _begins(self, move: Move, moves: Moves) -> bool:
+        """Whether it can be carried out."""
+        source = None if move.source is None else moves.idlest(int(move.source))
+        if move.source is None:
+            assert move.target is not None
+            how = moves.take_spare(int(move.target))
+        elif source is None:
+            return False
+        elif move.target is None:
+            how = moves.give_up(source)
+        else:
+            how = moves.hand_over(source, int(move.target))
+        names = move.source or "none", move.target or "none"
+        logger.info("from stage %s to %s: %s", *names, how.value if isinstance(how, Outcome) else "a replica is to go")
+        return not isinstance(how, Outcome)
+
+    def layout(self, moves: Moves) -> Layout | None:
+        """What places stages on devices, if anything is to."""
+        options = self.config.graph.partition
+        names = {stage.stage_id: stage.name for stage in self.graph.stages}
+        return Layout(options, moves, self.board, self._seconds, names) if options.enabled else None
+
+    def _seconds(self, stage_id: int) -> float | None:
+        stage = self._stages.get(stage_id)
+        return None if stage is None else stage.request_seconds
 
     def publish(self) -> PagePublisher | ExitStack:
         """Show what happens on /metrics of this process, if that is wanted; close what it returns."""

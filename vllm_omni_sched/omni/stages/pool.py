@@ -21,6 +21,7 @@ class ScheduledPool(StagePool):
     queue: StageQueue
     starting: set[str]  # still in hand if their submission fails
     at_once: int  # requests that a replica runs
+    draining: set[int]  # replicas that get no new work
 
     async def submit_initial(
         self,
@@ -105,7 +106,9 @@ class ScheduledPool(StagePool):
             self.bound_sends()
 
     def attach(self, replica_id: int, client: Any) -> None:
-        """A replica is back."""
-        self.clients[replica_id] = client
-        self._unavailable_replicas.discard(replica_id)
+        """A replica is back, or is new."""
+        gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
+        for address in gone:  # it may be used again, by any
+            del self._addr_to_replica_id[address]
+        self.add_client(self._client_input_addr(client) or f"replica {replica_id}", client, replica_id=replica_id)
         self.bound_sends()

@@ -214,11 +214,13 @@ class Repair:
         logger.warning("starting stage %d replica %d again", replica.stage, replica.index)
         loop = asyncio.get_running_loop()
         try:
-            client = await loop.run_in_executor(None, start_replica, self._runtime, replica.stage, replica.index)
+            start = partial(start_replica, self._runtime, replica.stage, replica.index, self._orchestrator.moves.places)
+            client = await loop.run_in_executor(None, start)
         except Exception as error:
             logger.exception("stage %d replica %d did not start", replica.stage, replica.index)
             self._do(events.RestartFailed(replica, str(error)))
             return
+        await self._orchestrator.forget_items(replica.stage)
         self._orchestrator.policies.board.restarted(replica.stage, replica.index)
         pool.attach(replica.index, client)
         logger.warning("stage %d replica %d is back", replica.stage, replica.index)
@@ -236,6 +238,21 @@ class Repair:
             return False
         self._parked.setdefault(stage_id, []).append((request_id, again))
         return True
+
+    # ---- replicas that move
+
+    def tell(self, event: events.Event) -> None:
+        """Of what was done to a replica on purpose."""
+        if self._policy is not None:
+            self._do(event)
+
+    def well(self, replica: Replica) -> bool:
+        """Whether it serves, as far as is known here."""
+        return self._policy is None or self._policy.serves(replica)
+
+    def in_flight(self, replica: Replica) -> bool:
+        """Whether requests are in it, or are to come to it."""
+        return self._policy is not None and bool(self._policy.in_flight(replica))
 
     def _name(self, work: Work) -> str:
         """Of a request in flight: in async-chunk mode it is in all stages at once."""

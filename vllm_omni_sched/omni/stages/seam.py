@@ -60,6 +60,8 @@ def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
         check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
         policies = Policies(config, graph, bool(arguments["async_chunk"]), Random())
         logger.info("vllm-omni-sched schedules the stages %s", ", ".join(map(str, graph.stages)))
-        return ScheduledOrchestrator(policies=policies, runtime=self._runtime, **arguments)
+        made = ScheduledOrchestrator(policies=policies, runtime=self._runtime, **arguments)
+        made.first_input_processor = getattr(self, "input_processor", None)
+        return made
 
     return create_orchestrator

@@ -42,7 +42,7 @@ class StagePolicies:
             min_share=priority.min_low_share if priority.enabled else 0.0,
         )
         self.wake_at: float | None = None
-        self._request_seconds: float | None = None  # of a replica's time that a request takes
+        self.request_seconds: float | None = None  # of a replica's time that a request takes
 
     @staticmethod
     def _holds(kind: StageKind) -> bool:
@@ -99,8 +99,8 @@ class StagePolicies:
         share = load.end(work.request_id, now)
         if share is not None and work.started is not None:
             shared.costs.observe(str(self._stage_id), work.known.features[self._stage_id], share)
-            before = share if self._request_seconds is None else self._request_seconds
-            self._request_seconds = before + SMOOTHING * (share - before)
+            before = share if self.request_seconds is None else self.request_seconds
+            self.request_seconds = before + SMOOTHING * (share - before)
         shared.board.finished(self._stage_id, work.replica_id, work.request_id, now)
         shared.watch.ended(work, now, well=True)
         self._done(work)
@@ -133,11 +133,11 @@ class StagePolicies:
 
     def pool_state(self, requests_per_second: float) -> PoolState | None:
         """What the planner of replicas is to know; None before anything has run here."""
-        if not self._request_seconds or not self._loads:
+        if not self.request_seconds or not self._loads:
             return None
         return PoolState(
             len(self._loads),
-            capacity=1 / self._request_seconds,
+            capacity=1 / self.request_seconds,
             forecast=requests_per_second,
             batch_limit=min(load.limit.limit for load in self._loads.values()),
         )
@@ -167,15 +167,21 @@ class StagePolicies:
         if found:
             return found
         gate = [self._gate_request(waiting[name]) for name in ordered if bound[name] not in free]
-        plan = self._gate.plan(GateSnapshot(now, tuple(gate), tuple(replicas)), self._shared.dice)
+        staying = tuple(one for one in replicas if one.replica_id not in pool.draining)
+        if not staying:
+            return []
+        plan = self._gate.plan(GateSnapshot(now, tuple(gate), staying), self._shared.dice)
         self.wake_at = plan.wake_at
         return [(one.request_id, one.replica_id) for one in plan.releases if self._take(one.request_id)]
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
         """A replica for a request that does not wait."""
         now = max((load.since for load in self._loads.values()), default=0.0)
-        replicas = self._replicas(pool, now)
-        return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id if len(replicas) > 1 else None
+        live = self._replicas(pool, now)
+        replicas = [one for one in live if one.replica_id not in pool.draining]
+        if not replicas or len(live) < 2:
+            return None
+        return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id
 
     def _ordered(self, waiting: Mapping[str, Work], now: float) -> list[str]:
         if not self._by_class or len(waiting) == 1:

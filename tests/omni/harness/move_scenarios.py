@@ -1,0 +1,67 @@
+"""Replicas that move while requests run; a scenario returns as those of `stage_scenarios` do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psutil
+
+from dev.omni_cpu.spec import PipelineSpec
+from tests.omni.harness.stage_scenarios import CROWD, Result, ask_all, until
+from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.omni.stages.moves import Outcome
+
+ON_ONE_CORE = "1"  # a device of `dev.omni_cpu.platform`
+
+
+async def moved(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Many ask, three times: while a replica of the talker goes to the thinker, while it comes back, and while it goes
+    to another device."""
+    pools = omni.engine.stage_pools
+    moves = pools[0].queue._start.__self__.moves
+    result: Result = {"outcomes": [], "live": [], "answers": [], "stopped": []}
+    for step, how in enumerate(
+        (
+            lambda: moves.hand_over(Replica(1, 1), 0),
+            lambda: moves.hand_over(Replica(0, 1), 1),
+            lambda: moves.relocate(Replica(1, 1), ON_ONE_CORE),
+        )
+    ):
+        leaving = _process(pools[0 if step == 1 else 1].clients[1])
+        answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-{step}", CROWD))
+        await until(lambda: any(pool.queue.running for pool in pools[1:]))
+        result["outcomes"].append((await _carried_out(moves, how)).value)
+        result["answers"].append(await answers)
+        result["live"].append([pool.live_replica_ids() for pool in pools])
+        result["stopped"].append(not psutil.pid_exists(leaving.pid))
+    again = await ask_all(omni, spec, f"{prefix}-again", CROWD)
+    result["answers"].append(again)
+    result["cores"] = _process(pools[1].clients[1]).cpu_affinity()
+    return result
+
+
+async def _carried_out(moves: Any, how: Any) -> Outcome:
+    """A move, begun on the loop of the orchestrator, which is that of another thread."""
+    begun: list[Any] = []
+    tick = moves.tick
+
+    def ticking() -> None:
+        if not begun:
+            begun.append(how())
+        tick()
+
+    moves.tick = ticking
+    try:
+        await until(lambda: begun and (isinstance(begun[0], Outcome) or begun[0].done()))
+    finally:
+        del moves.tick
+    found: Outcome = begun[0] if isinstance(begun[0], Outcome) else begun[0].result()
+    return found
+
+
+def _process(client: Any) -> psutil.Process:
+    return psutil.Process(client.resources.engine_manager.processes[0].pid)
+
+
+MOVE_SCENARIOS = {"moved": moved}

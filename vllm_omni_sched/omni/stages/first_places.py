@@ -1,0 +1,81 @@
+"""Where stages start: planned on profiles that the options give, before vLLM-Omni starts them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.partition import Partitioner
+from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
+from vllm_omni_sched.stage_config import load_stage_config
+from vllm_omni_sched.stage_options import PartitionOptions
+
+logger = logging.getLogger(__name__)
+
+_MARK = "__omni_sched_places__"
+
+
+def hook() -> None:
+    """Let the engine ask where stages start, where options of ours are given; twice is fine."""
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+
+    theirs = AsyncOmniEngine._initialize_stages
+    if not hasattr(theirs, _MARK):
+        ours = functools.wraps(theirs)(_asks_first(theirs))
+        setattr(ours, _MARK, True)
+        AsyncOmniEngine._initialize_stages = ours
+
+
+def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
+        deploy = self._deploy_config_source
+        config = load_stage_config(Path(deploy) if deploy else None, os.environ)
+        if config is not None and config.graph.partition.enabled:
+            place(config.graph.partition, self.stage_configs)
+        return theirs(self, *arguments, **more)
+
+    return initialize_stages
+
+
+def place(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:
+    """Give each stage with one replica on one device that the options name the device of the best plan.
+
+    Where such a stage has no profile, all start where the deploy YAML says, and are measured.
+
+    Raises:
+        ConfigError: no plan fits.
+    """
+    placed, fixed = {}, dict.fromkeys(options.devices, 0)
+    for number, config in enumerate(stage_configs):
+        runtime: Any = getattr(config, "runtime_config", None)
+        devices = [one.strip() for one in str(getattr(runtime, "devices", None) or "").split(",")]
+        profile = options.profile_of(number, _name(config))
+        if len(devices) == 1 and devices[0] in options.devices and runtime.num_replicas == 1:
+            if profile is None:
+                logger.info("stages start where the deploy YAML says: there is no profile of stage %d", number)
+                return
+            placed[number] = StageProfile(number, profile.memory_bytes, 0, profile.seconds)
+        elif profile is not None:
+            for device in set(devices) & set(fixed):
+                fixed[device] += profile.memory_bytes * devices.count(device)
+    if not placed:
+        return
+    found = [
+        Device(name, max(device.memory_bytes - fixed[name], 0), device.speed)
+        for name, device in options.devices.items()
+    ]
+    plan = Partitioner(options.min_gain).plan(PartitionSnapshot(tuple(found), tuple(placed.values())), None, 0.0)
+    if plan.assignment is None:
+        raise ConfigError(f"option 'graph.partition': {plan}; name more devices, or correct 'profiles'")
+    logger.info("partition: %s", plan)
+    for number, device in plan.assignment.items():
+        stage_configs[number].runtime_config.devices = device
+
+
+def _name(config: Any) -> str:
+    return getattr(config, "model_stage", None) or ""

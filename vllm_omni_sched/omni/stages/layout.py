@@ -1,0 +1,147 @@
+"""Which device each stage runs on: planned on what stages are measured to need, and carried out while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm_omni_sched.graph.partition import Partitioner, Plan
+from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
+from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.omni.stages.moves import Moves, Outcome
+from vllm_omni_sched.stage_options import PartitionOptions
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0  # as often as the memory of processes is looked at
+
+
+class Layout:
+    """Stages with one replica, on one device that the options name, are placed; all else stays where it is.
+
+    1. A stage needs the memory that its replica holds, and the seconds of a device that its requests take; before both
+       are known of all stages nothing is planned. A profile in the options says the seconds, and the least memory.
+    2. `Partitioner` says what should run where: for more throughput, or since a device no longer holds what it has.
+    3. One stage moves at a time, first one that has room where it goes, since the new replica starts before the old
+       one stops. If none has, nothing moves.
+
+    Args:
+        options: the devices, and when a plan changes.
+        seconds: that a request takes of a stage's device; None: not known yet.
+        names: of the stages.
+    """
+
+    def __init__(
+        self,
+        options: PartitionOptions,
+        moves: Moves,
+        board: StageBoard,
+        seconds: Callable[[int], float | None],
+        names: Mapping[int, str],
+    ) -> None:
+        self._profiles = {stage_id: options.profile_of(stage_id, name) for stage_id, name in names.items()}
+        self._options, self._moves, self._board, self._seconds = options, moves, board, seconds
+        self._partitioner = Partitioner(options.min_gain, options.cooldown_seconds)
+        self._next = 0.0
+        self._told: str | None = None
+        self._wanted: Mapping[int, str] | None = None  # what a plan of more than one move is on its way to
+        self._move: asyncio.Task[Outcome] | None = None
+
+    def look(self, pools: list[Any], now: float) -> Plan | None:
+        """Now and then: what should be, if it can be planned."""
+        if now < self._next or self._moves.busy:
+            return None
+        self._next = now + LOOK_SECONDS
+        current = self._placed(pools)
+        found = self._snapshot(pools, current)
+        if found is None:
+            return None
+        if self._goes_on(found, current):
+            return None
+        plan = self._partitioner.plan(found, current, now)
+        self._tell(plan)
+        if plan.assignment is not None and plan.moves:
+            self._wanted = plan.assignment
+            self._begin(found, current, plan.assignment)
+        return plan
+
+    def _goes_on(self, found: PartitionSnapshot, current: Mapping[int, str]) -> bool:
+        """The next move of a plan of several, if the last one went well."""
+        wanted, last = self._wanted, self._move
+        done = last is not None and last.done() and not last.cancelled() and last.exception() is None
+        if wanted is None or wanted == current or not found.covers(wanted) or not done or not found.fits(wanted):
+            self._wanted = None
+            return False
+        assert last is not None
+        return last.result() is Outcome.MOVED and self._begin(found, current, wanted)
+
+    def _placed(self, pools: list[Any]) -> dict[int, str]:
+        """The devices of the stages that may be placed."""
+        placed = {}
+        for pool in pools:
+            replicas = self._moves.places.replicas(pool.stage_id)
+            place = self._moves.places.of(replicas[0]) if len(replicas) == 1 else None
+            if place in self._options.devices and pool.available_replica_ids():
+                placed[pool.stage_id] = str(place)
+        return placed
+
+    def _snapshot(self, pools: list[Any], placed: Mapping[int, str]) -> PartitionSnapshot | None:
+        held: dict[Replica, int] = {}
+        for pool in pools:
+            for replica in self._moves.places.replicas(pool.stage_id):
+                held[replica] = self._bytes(replica)
+        profiles = []
+        for stage_id in placed:
+            nbytes = next(count for replica, count in held.items() if replica.stage == stage_id)
+            seconds, profile = self._seconds(stage_id), self._profiles[stage_id]
+            if profile is not None:
+                profiles.append(StageProfile(stage_id, max(nbytes, profile.memory_bytes), 0, profile.seconds))
+            elif not nbytes or seconds is None:
+                return None
+            else:
+                speed = self._options.devices[placed[stage_id]].speed
+                profiles.append(StageProfile(stage_id, nbytes, 0, seconds * speed))
+        devices = []
+        for name, device in self._options.devices.items():
+            fixed = [
+                count
+                for replica, count in held.items()
+                if replica.stage not in placed and name in (self._moves.places.of(replica) or "").split(",")
+            ]
+            devices.append(Device(name, max(device.memory_bytes - sum(fixed), 0), device.speed))
+        return PartitionSnapshot(tuple(devices), tuple(profiles)) if profiles else None
+
+    def _bytes(self, replica: Replica) -> int:
+        """Of its device if that is measured, else of the host."""
+        facts = self._board.replicas.get((replica.stage, replica.index))
+        return (facts.device_bytes or facts.host_bytes or 0) if facts is not None else 0
+
+    def _begin(self, found: PartitionSnapshot, current: Mapping[int, str], wanted: Mapping[int, str]) -> bool:
+        devices = {device.device_id: device for device in found.devices}
+        used = dict.fromkeys(devices, 0)
+        for stage in found.stages:
+            used[current[stage.stage_id]] += found.bytes_of(stage)
+        for stage in found.stages:
+            target = devices[wanted[stage.stage_id]]
+            if target.device_id == current[stage.stage_id]:
+                continue
+            if used[target.device_id] + found.bytes_of(stage) > target.memory_bytes:
+                continue
+            (replica,) = self._moves.places.replicas(stage.stage_id)
+            how = self._moves.relocate(replica, target.device_id)
+            if not isinstance(how, Outcome):
+                logger.info("stage %d goes to device %s", stage.stage_id, target.device_id)
+                self._move = how
+                return True
+            logger.info("stage %d cannot go to device %s: %s", stage.stage_id, target.device_id, how.value)
+        self._move = None
+        return False
+
+    def _tell(self, plan: Plan) -> None:
+        told = str(plan)
+        if told != self._told and (plan.moves or plan.assignment is None):
+            logger.warning("partition: %s", told)
+        self._told = told

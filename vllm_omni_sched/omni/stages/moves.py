@@ -1,0 +1,282 @@
+"""Replicas that move while requests run: to another stage, or to other devices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from vllm_omni_sched.monitor.recovery import events
+from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
+from vllm_omni_sched.omni.stages.places import Places
+from vllm_omni_sched.omni.stages.restart import start_replica
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(str, Enum):
+    """What became of a move."""
+
+    MOVED = "moved"
+    BUSY = "busy"  # refused: another move is under way
+    GONE = "gone"  # refused: it is not there, or is not well
+    LAST = "last"  # refused: its stage would have none
+    MISFIT = "misfit"  # refused: the other stage needs another number of devices
+    DISTRIBUTED = "distributed"  # refused: stages on several hosts start their replicas themselves
+    STAYED = "stayed"  # it was not empty in time
+    DIED = "died"  # before it was empty; recovery sees to it
+    BACK = "back"  # what was to be in its place did not start: it is there again
+    LOST = "lost"  # nor did it start again itself
+
+
+class Moves:
+    """Takes replicas out of service and puts others there, one move at a time.
+
+    1. A replica that is to leave gets no new work. When nothing of what it has had in hand is in the pipeline any more,
+       it is stopped; that is more than it needs to run, but later stages may still fetch from it. What is not empty
+       within ``drain_seconds`` stays.
+    2. A stage is never left without a replica.
+    3. What does not start goes back: the old replica is started again in its place; if that fails too, it counts as
+       dead, and recovery goes on.
+    4. Recovery knows of each step, and takes no stop for a death.
+
+    `tick` looks at what waits to be empty; the rest runs beside the loop.
+
+    Args:
+        orchestrator: ours.
+        runtime: vLLM-Omni's `StageRuntime`.
+        drain_seconds: how long a replica may take to become empty.
+    """
+
+    def __init__(self, orchestrator: Any, runtime: Any, drain_seconds: float) -> None:
+        self._orchestrator, self._runtime, self._drain_seconds = orchestrator, runtime, drain_seconds
+        self._pools: list[Any] = orchestrator.stage_pools
+        self.places = Places(runtime)
+        self.away: set[Replica] = set()  # stopped, or being stopped, by us
+        self._draining: tuple[Replica, Any, float, asyncio.Future[Outcome]] | None = None
+        self._task: asyncio.Task[Outcome] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._task is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a replica is to become empty."""
+        return self._draining is not None
+
+    # ---- what is asked for
+
+    def hand_over(self, replica: Replica, stage_id: int) -> Outcome | asyncio.Task[Outcome]:
+        """Let another stage have its place: a task that carries it out, or why it is refused."""
+        if (why := self._refused(replica)) is not None:
+            return why
+        place = self.places.of(replica)
+        if not self.places.fits(stage_id, place):
+            return Outcome.MISFIT
+        return self._begin(self._replace(replica, self.places.vacant(stage_id), place))
+
+    def relocate(self, replica: Replica, devices: str) -> Outcome | asyncio.Task[Outcome]:
+        """Let it run on other devices. The only one of its stage leaves when another one is there."""
+        why = self._refused(replica)
+        if not self.places.fits(replica.stage, devices):
+            why = Outcome.MISFIT
+        if why is None:
+            return self._begin(self._replace(replica, replica, devices))
+        return self._begin(self._ahead(replica, devices)) if why is Outcome.LAST else why
+
+    def give_up(self, replica: Replica) -> Outcome | asyncio.Task[Outcome]:
+        """Stop it; its place is spare then."""
+        return self._refused(replica) or self._begin(self._stop(replica, spare=True))
+
+    def take_spare(self, stage_id: int) -> Outcome | asyncio.Task[Outcome]:
+        """One replica more, in a spare place."""
+        place = next((one for one in self.places.spare if self.places.fits(stage_id, one)), None)
+        if self.busy:
+            return Outcome.BUSY
+        if not self.places.spare or (place is None and None not in self.places.spare):
+            return Outcome.GONE
+        return self._begin(self._add(stage_id, place))
+
+    def idlest(self, stage_id: int) -> Replica | None:
+        """The replica that would soonest be empty."""
+        pool = self._pools[stage_id]
+        held = [work.replica_id for work in pool.queue.running.values()]
+        found = [Replica(stage_id, index) for index in pool.available_replica_ids()]
+        return min(found, key=lambda one: (held.count(one.index), -one.index), default=None)
+
+    def count(self, stage_id: int) -> int:
+        """Replicas of a stage, with those that are to be started again."""
+        return len(self.places.replicas(stage_id))
+
+    # ---- what happens meanwhile
+
+    def tick(self) -> None:
+        """Time has passed."""
+        if self._draining is None:
+            return
+        replica, client, until, found = self._draining
+        pool = self._pools[replica.stage]
+        if pool.clients[replica.index] is not client:
+            outcome = Outcome.DIED
+        elif self._empty(replica):
+            outcome = Outcome.MOVED
+            pool.clients[replica.index] = None  # from here on nobody asks it
+            self.away.add(replica)
+        elif self._orchestrator.clock() >= until:
+            outcome = Outcome.STAYED
+        else:
+            return
+        self._draining = None
+        if not found.done():
+            found.set_result(outcome)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # ---- how
+
+    def _refused(self, replica: Replica) -> Outcome | None:
+        pool = self._pools[replica.stage]
+        if self.busy:
+            return Outcome.BUSY
+        if pool.is_distributed:
+            return Outcome.DISTRIBUTED
+        well = self._orchestrator.repair.well(replica)
+        if not well or replica.index not in pool.available_replica_ids() or replica not in self.places:
+            return Outcome.GONE
+        return Outcome.LAST if len(pool.available_replica_ids()) < 2 else None
+
+    def _begin(self, work: Any) -> asyncio.Task[Outcome]:
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._over)
+        return self._task
+
+    def _over(self, task: asyncio.Task[Outcome]) -> None:
+        self._task = self._draining = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            logger.error("a replica could not be moved", exc_info=error)
+        elif task.result() is not Outcome.MOVED:
+            logger.warning("a replica was not moved: %s", task.result().value)
+
+    async def _replace(self, replica: Replica, heir: Replica, place: str | None) -> Outcome:
+        """Stop the one, and start the other on those devices; they may be the same replica."""
+        outcome = await self._stop(replica)
+        if outcome is not Outcome.MOVED:
+            return outcome
+        before = self.places.of(replica)
+        error = await self._start(heir, place)
+        if error is None:
+            if heir != replica:
+                self.places.clear(replica)
+            return Outcome.MOVED
+        self._record(replica, IncidentKind.MOVE_FAILED, f"stage {heir.stage} on {place}: {error}")
+        again = await self._start(replica, before)
+        if again is None:
+            return Outcome.BACK
+        self.away.discard(replica)
+        self._tell(events.Joined(replica), IncidentKind.MOVED_IN)
+        self._tell(events.Died(replica, f"it did not start again: {again}"), IncidentKind.DIED)
+        return Outcome.LOST
+
+    async def _ahead(self, replica: Replica, place: str) -> Outcome:
+        """Start the new one before the old one is stopped; the old one keeps its place if that cannot be."""
+        heir = self.places.vacant(replica.stage)
+        error = await self._start(heir, place)
+        if error is not None:
+            self._record(replica, IncidentKind.MOVE_FAILED, f"stage {heir.stage} on {place}: {error}")
+            return Outcome.BACK
+        outcome = await self._stop(replica)
+        if outcome is Outcome.MOVED:
+            self.places.clear(replica)
+        elif outcome is Outcome.STAYED:
+            await self._stop(heir, forget=True)
+        return outcome
+
+    async def _add(self, stage_id: int, place: str | None) -> Outcome:
+        self.places.spare.remove(place)
+        replica = self.places.vacant(stage_id)
+        error = await self._start(replica, place)
+        if error is None:
+            return Outcome.MOVED
+        self._record(replica, IncidentKind.MOVE_FAILED, error)
+        self.places.spare.append(place)
+        return Outcome.BACK
+
+    async def _stop(self, replica: Replica, spare: bool = False, forget: bool = False) -> Outcome:
+        """Wait until it is empty, and stop its processes."""
+        pool, loop = self._pools[replica.stage], asyncio.get_running_loop()
+        client, found = pool.clients[replica.index], loop.create_future()
+        pool.draining.add(replica.index)
+        self._tell(events.Draining(replica), IncidentKind.DRAINING)
+        self._draining = (replica, client, self._orchestrator.clock() + self._drain_seconds, found)
+        outcome: Outcome = await found
+        pool.draining.discard(replica.index)
+        if outcome is not Outcome.MOVED:
+            held = sum(bound == replica.index for bound in list(pool._request_bindings.values()))
+            self._tell(events.Stays(replica, f"{outcome.value}, {held} requests"), IncidentKind.STAYED)
+            await self._orchestrator.release()
+            return outcome
+        self._tell(events.Left(replica), IncidentKind.MOVED_AWAY)
+        pool.queue.policies.died(replica.index)
+        self._orchestrator._remove_stage_replica_waiting(replica.stage, replica.index)
+        try:
+            if client.stage_type == "diffusion":  # its sockets are the loop's
+                client.shutdown()
+            else:
+                await loop.run_in_executor(None, client.shutdown)
+        except Exception:
+            logger.exception("stage %d replica %d did not stop as it should", replica.stage, replica.index)
+        self._orchestrator.policies.board.memory(replica.stage, replica.index, None, 0)
+        if spare:
+            self.places.spare.append(self.places.of(replica))
+        if spare or forget:
+            self.places.clear(replica)
+        return outcome
+
+    async def _start(self, replica: Replica, place: str | None) -> str | None:
+        """What went wrong, if anything did; else it is in service."""
+        pool, orchestrator = self._pools[replica.stage], self._orchestrator
+        was = self.places.of(replica) if replica in self.places else None
+        known = replica in self.places
+        self.places.put(replica, place)
+        start = partial(start_replica, self._runtime, replica.stage, replica.index, self.places)
+        try:
+            client = await asyncio.get_running_loop().run_in_executor(None, start)
+        except Exception as error:
+            logger.exception("stage %d replica %d did not start on %s", replica.stage, replica.index, place)
+            if known:
+                self.places.put(replica, was)
+            else:
+                self.places.clear(replica)
+            return str(error) or type(error).__name__
+        await orchestrator.forget_items(replica.stage)
+        pool.attach(replica.index, client)
+        self.away.discard(replica)
+        orchestrator._orch_monitor.register_replica(replica.stage, replica.index)
+        self._tell(events.Joined(replica, f"on {place}"), IncidentKind.MOVED_IN)
+        await orchestrator.release()
+        return None
+
+    def _empty(self, replica: Replica) -> bool:
+        pool = self._pools[replica.stage]
+        return (
+            replica.index not in list(pool._request_bindings.values())
+            and all(work.replica_id != replica.index for work in pool.queue.running.values())
+            and not self._orchestrator.repair.in_flight(replica)
+        )
+
+    def _tell(self, event: Any, kind: IncidentKind) -> None:
+        """Recovery records what it is told; where there is none, we do."""
+        if self._orchestrator.repair.on:
+            self._orchestrator.repair.tell(event)
+        else:
+            self._record(event.replica, kind, getattr(event, "cause", ""))
+
+    def _record(self, replica: Replica, kind: IncidentKind, cause: str) -> None:
+        self._orchestrator.policies.incident(Incident(self._orchestrator.clock(), replica, kind, cause))
