@@ -43,6 +43,9 @@ class RecoveryOptions(Options):
     max_redispatches: int = Field(2, ge=0, description="How often a request may move to another replica.")
     max_wait_seconds: float = Field(60.0, ge=0, description="How long a request waits for a replica that restarts.")
     detection_seconds: float = Field(1.0, gt=0, le=60, description="Time between looks at whether replicas live.")
+    hang_seconds: float | None = Field(
+        60.0, gt=0, description="A replica that hangs, by `monitoring.anomaly`, for longer is ended; null: never."
+    )
 
 
 class CreditOptions(Options):

@@ -21,6 +21,7 @@ import psutil
 
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
+from tests.omni.harness.hang_scenarios import HANG_SCENARIOS
 from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
 from tests.omni.harness.stage_scenarios import STAGE_SCENARIOS
@@ -81,7 +82,8 @@ async def _drive(omni: Any, spec: RunSpec, prefix: str, results: dict[str, Any])
         print(f"--- scenario {name}", flush=True)
         started = time.monotonic()
         async with asyncio.timeout(SCENARIO_SECONDS):
-            results["scenarios"][name] = await (SCENARIOS | STAGE_SCENARIOS)[name](omni, spec, f"{prefix}-{name}")
+            scenario = (SCENARIOS | STAGE_SCENARIOS | HANG_SCENARIOS)[name]
+            results["scenarios"][name] = await scenario(omni, spec, f"{prefix}-{name}")
         results["seconds"][name] = time.monotonic() - started
 
 

@@ -15,6 +15,7 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.omni.stages.hangs import Hangs
 from vllm_omni_sched.omni.stages.outlet import Outlet
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.policies import Policies
@@ -47,11 +48,12 @@ class ScheduledOrchestrator(Orchestrator):
         self.payloads = Payloads()
         self.sharing = Sharing(self, self.payloads)
         self.repair = Repair(self, runtime, self.payloads)
+        self.hangs = Hangs(self, policies.config)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
-            pool.starting = set()
+            pool.starting, pool.suspected = set(), set()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
 
@@ -108,6 +110,7 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- what comes out
 
     async def _handle_processed_outputs(self, stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        self.hangs.heard(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
         everybodys: list[Any] = []
         ended = False
@@ -131,6 +134,7 @@ class ScheduledOrchestrator(Orchestrator):
     async def _process_llm_stage_outputs(
         self, stage_id: int, replica_id: int, raw_outputs: Any, raw_terminal_request_ids: set[str]
     ) -> list[Any]:
+        self.hangs.heard(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
             if queue.works_for_others(failed.request_id):  # vLLM-Omni looks only at requests that are here
@@ -205,6 +209,7 @@ class ScheduledOrchestrator(Orchestrator):
         while not self._shutdown_event.is_set():
             await asyncio.sleep(self.policies.interval_seconds)
             self.policies.watch.look(self.stage_pools, self.clock())
+            self.hangs.look(self.clock())
             self.repair.tick()
             if self.policies.foresight is not None:
                 self.policies.foresight.look(self.clock(), lambda rate: self.policies.prepare(rate, self.clock()))

@@ -16,6 +16,7 @@ class ScheduledPool(StagePool):
 
     queue: StageQueue
     starting: set[str]  # still in hand if their submission fails
+    suspected: set[int]  # replicas that get nothing new
 
     async def submit_initial(
         self,
@@ -82,3 +83,4 @@ class ScheduledPool(StagePool):
         """A replica is back."""
         self.clients[replica_id] = client
         self._unavailable_replicas.discard(replica_id)
+        self.suspected.discard(replica_id)
