@@ -26,8 +26,8 @@ class Alarms:
     found_at: float | None = None
     _ill: set[tuple[str, str]] = field(default_factory=set)
 
-    def look(self, found: tuple[Anomaly, ...], now: float, fault_at: float, guilty: str | None = None) -> None:
-        """``guilty``: what is ill from ``fault_at`` on; None: whatever is found then."""
+    def look(self, found: tuple[Anomaly, ...], now: float, fault_at: float, guilty: str | None = None) -> bool:
+        """``guilty``: what is ill from ``fault_at`` on; None: whatever is found then. Whether it is found."""
         ill = {(one.subject, one.request_id) for one in found}
         self.looks += 1
         for subject, request in ill:
@@ -36,6 +36,7 @@ class Alarms:
                 self.found_at = now
             self.false += not at_fault and (subject, request) not in self._ill
         self._ill = ill
+        return self.found_at is not None
 
 
 def hung_request(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
@@ -46,8 +47,8 @@ def hung_request(load: str, rng: random.Random, seconds: float, fault_at: float)
             watch.enter("s", one.request_id, one.at)
         elif one.what == "leave":
             watch.observe("s", one.request_id, one.at)
-        else:
-            alarms.look(watch.check(one.at), one.at, fault_at)
+        elif alarms.look(watch.check(one.at), one.at, fault_at):
+            break
     return alarms
 
 
@@ -58,8 +59,8 @@ def standing_queue(load: str, rng: random.Random, seconds: float, fault_at: floa
         watch.observe("s", one.at, one.waiting, one.running)
         if one.what == "leave":
             watch.finished("s", one.at, one.service_seconds)
-        elif one.what == "look":
-            alarms.look(watch.check(one.at), one.at, fault_at)
+        elif one.what == "look" and alarms.look(watch.check(one.at), one.at, fault_at):
+            break
     return alarms
 
 
@@ -70,8 +71,8 @@ def hanging_replica(load: str, rng: random.Random, seconds: float, fault_at: flo
         if one.what == "leave":
             watch.heard("s", 0, one.at)
         watch.observe("s", 0, one.at, work=one.running > 0, computes=False)
-        if one.what == "look":
-            alarms.look(watch.check(one.at), one.at, fault_at)
+        if one.what == "look" and alarms.look(watch.check(one.at), one.at, fault_at):
+            break
     return alarms
 
 
@@ -85,7 +86,8 @@ def leak(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alar
         noise = 0.9 * noise + rng.gauss(0, 0.044 * GB)
         used = 20 * GB + 0.2 * GB * in_flight + noise + LEAK_BYTES_PER_SECOND * max(0.0, now - fault_at)
         watch.observe("s", now, used, 80 * GB, in_flight)
-        alarms.look(watch.check(now), now, fault_at)
+        if alarms.look(watch.check(now), now, fault_at):
+            break
     return alarms
 
 
@@ -103,7 +105,8 @@ def _edges(load: str, rng: random.Random, seconds: float, fault_at: float, slowe
     watch, alarms = SickEdge(), Alarms()
     for now, edge, nbytes, in_flight in _transfers(load, rng, seconds):
         if edge < 0:
-            alarms.look(watch.check(now), now, fault_at, "0")
+            if alarms.look(watch.check(now), now, fault_at, "0"):
+                break
             continue
         sick = edge == 0 and now >= fault_at
         took = (1e-4 + nbytes / 1e9) * (1 + 0.5 * (in_flight - 1)) * (1 + edge) * rng.lognormvariate(0, 0.3)

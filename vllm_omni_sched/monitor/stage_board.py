@@ -186,7 +186,9 @@ class StageBoard:
         """Everything at this moment; it sorts the last observations, so not for every request."""
         return BoardSnapshot(
             now,
-            tuple(replica_view(key, facts, now) for key, facts in sorted(self.replicas.items(), key=lambda item: item[0])),
+            tuple(
+                replica_view(key, facts, now) for key, facts in sorted(self.replicas.items(), key=lambda item: item[0])
+            ),
             tuple(edge_view(key, facts) for key, facts in sorted(self.edges.items(), key=lambda item: item[0])),
             {stage: facts.credits_free for stage, facts in self.stages.items() if facts.credits_free is not None},
         )

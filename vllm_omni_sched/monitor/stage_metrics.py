@@ -132,9 +132,7 @@ STAGE_METRICS = (
         Scope.STAGE,
         "credits_free",
     ),
-    StageMetric(
-        "stage_edge_messages_total", "counter", "Messages that connectors have put.", Scope.EDGE, "messages"
-    ),
+    StageMetric("stage_edge_messages_total", "counter", "Messages that connectors have put.", Scope.EDGE, "messages"),
     StageMetric("stage_edge_bytes_total", "counter", "Bytes of those messages.", Scope.EDGE, "nbytes"),
     StageMetric(
         "stage_edge_connector_seconds_total",

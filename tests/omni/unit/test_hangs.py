@@ -80,7 +80,8 @@ async def suspected(rig: Rig, process: Any) -> int:
     await learned(rig)
     await rig.ask("a", LONG)
     await rig.ask("b", LONG[1:])
-    assert rig.replica_id(0, "a") != (hangs := rig.replica_id(0, "b"))
+    hangs = rig.replica_id(0, "b")
+    assert rig.replica_id(0, "a") != hangs
     for _ in range(8):
         await rig.step(0, "a")
         await seconds(rig, 1)

@@ -85,9 +85,7 @@ def test_a_report_names_its_process_and_those_it_descends_from() -> None:
 
 def test_device_memory_is_that_of_torch_and_absent_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(is_initialized=lambda: True, memory_reserved=lambda i: 10 + i, device_count=lambda: 2)
-    torch = SimpleNamespace(
-        accelerator=SimpleNamespace(is_available=lambda: True), get_device_module=lambda: device
-    )
+    torch = SimpleNamespace(accelerator=SimpleNamespace(is_available=lambda: True), get_device_module=lambda: device)
     monkeypatch.setitem(stage.sys.modules, "torch", torch)
     assert stage.device_bytes() == 21
     device.is_initialized = lambda: False
@@ -140,9 +138,7 @@ def test_the_process_of_a_stage_counts_in_vllms_own_caches(
     assert page(report)["caches"] == {"encoder": [1, 2], "prefix": [32, 48]}
 
 
-def test_connectors_that_it_makes_are_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, untouched: None
-) -> None:
+def test_connectors_that_it_makes_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, untouched: None) -> None:
     report = begun(monkeypatch, tmp_path)
     connector = OmniConnectorFactory.create_connector(SimpleNamespace(name="SharedMemoryConnector", extra={}))
     assert isinstance(connector, SharedMemoryConnector)
@@ -167,7 +163,12 @@ def test_a_process_that_nobody_has_asked_does_nothing(
 
 @pytest.mark.parametrize(
     ("options", "asks"),
-    [("omni_sched: {}", True), ("omni_sched: {monitoring: {enabled: false}}", False), ("", False), ("omni_sched: {x: 1}", False)],
+    [
+        ("omni_sched: {}", True),
+        ("omni_sched: {monitoring: {enabled: false}}", False),
+        ("", False),
+        ("omni_sched: {x: 1}", False),
+    ],
 )
 def test_stages_are_asked_where_there_are_options(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: str, asks: bool
@@ -186,7 +187,7 @@ def told(base: Path, board: StageBoard, *rounds: dict[str, Any], owner: int | No
     directory = EngineDirectory.create("report", {}, base)
     try:
         for one in rounds:
-            body = {"processes": [f"77@5", f"{owner or os.getpid()}@1"], "edges": {}, "caches": {}, "device_bytes": None}
+            body = {"processes": ["77@5", f"{owner or os.getpid()}@1"], "edges": {}, "caches": {}, "device_bytes": None}
             directory.write(json.dumps(body | one).encode())
             reader.read({(0, 1): [os.getpid()]})
     finally:

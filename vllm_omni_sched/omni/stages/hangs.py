@@ -1,4 +1,4 @@
-"""Replicas whose processes live, and that hang: no new work for them, and in the end they are ended, and so repaired."""
+"""Replicas whose processes live, and that hang: they get no new work, and in the end they are killed, and repaired."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class Hangs:
         if not self._on or now < self._next:
             return
         self._next = now + self._options.interval_seconds
-        live = {(pool.stage_id, one): pool for pool in self._orchestrator.stage_pools for one in pool.live_replica_ids()}
+        live = {
+            (pool.stage_id, one): pool for pool in self._orchestrator.stage_pools for one in pool.live_replica_ids()
+        }
         for key, client in list(self._clients.items()):
             if key not in live or live[key].clients[key[1]] is not client:  # it is gone, or is another one
                 self._forget(key)
@@ -65,8 +67,10 @@ class Hangs:
         for (_, replica_id), pool in live.items():
             self._observe(pool, replica_id, now)
         ids = {name: stage_id for stage_id, name in self._names.items()}
-        found = {(ids[one.subject.rpartition(" replica ")[0]], int(one.evidence["replica"])): one
-                 for one in self._silence.check(now)}
+        found = {
+            (ids[one.subject.rpartition(" replica ")[0]], int(one.evidence["replica"])): one
+            for one in self._silence.check(now)
+        }
         for key in [key for key in self._since if key not in found]:
             self._answers(key, live[key])
         for key, one in found.items():

@@ -2,7 +2,7 @@
 
 Bytes that its connectors move, hits of its prefix and encoder caches, and its device memory. The front end leaves word
 in the environment that it wants them (`ask`); where it does not, nothing here runs. A report is a file of the stage's
-process that the front end reads (`PagePublisher`), in a directory of its own, so that ``/metrics`` takes none for a page.
+process that the front end reads (`PagePublisher`); it lies apart, so that ``/metrics`` takes it for no page.
 """
 
 from __future__ import annotations
