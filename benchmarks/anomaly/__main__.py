@@ -39,9 +39,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.anomaly", description=__doc__)
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--healthy-hours", type=float, default=2.0, help="in which every alarm is false")
-    parser.add_argument("--fault-hours", type=float, default=2.0, help="after two more, with which the fault begins")
+    parser.add_argument("--fault-hours", type=float, default=2.0, help="with the fault; before it, one to one and a half without")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
 
@@ -51,7 +51,7 @@ def measure(fault: str, load: str, seed: int, options: argparse.Namespace) -> di
     healthy_seconds = options.healthy_hours * HOUR_SECONDS
     healthy = FAULTS[fault](load, random.Random(f"{fault} {load} {seed}"), healthy_seconds, math.inf)
     # so that a fault does not begin at the same point of each day
-    fault_at = 2 * HOUR_SECONDS + random.Random(f"when {load} {seed}").uniform(0, HOUR_SECONDS)
+    fault_at = HOUR_SECONDS * random.Random(f"when {load} {seed}").uniform(1.0, 1.5)
     until = fault_at + options.fault_hours * HOUR_SECONDS
     ill = FAULTS[fault](load, random.Random(f"{fault} {load} {seed} ill"), until, fault_at)
     return {
