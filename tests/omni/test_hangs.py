@@ -14,7 +14,10 @@ from tests.omni.harness.stage_scenarios import CROWD
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = {"runtime": {"recovery": {"hang_seconds": 2.0}}}
+OPTIONS = {
+    "runtime": {"recovery": {"hang_seconds": 2.0}},
+    "monitoring": {"anomaly": {"interval_seconds": 0.5, "max_stage_seconds": 5.0}},
+}
 
 
 @pytest.fixture(scope="module")

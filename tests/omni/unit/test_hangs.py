@@ -143,7 +143,7 @@ async def test_one_that_computes_is_left_alone_however_long_it_takes(
         assert (counted(rig), ended) == (0, [])
 
 
-async def test_one_whose_processes_wait_for_a_disk_is_left_alone(
+async def test_one_whose_processes_wait_for_a_processor_or_a_disk_is_left_alone(
     sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "cpu_seconds", lambda found: None)

@@ -48,12 +48,12 @@ def host_bytes(processes: list[psutil.Process]) -> int:
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float | None:
-    """Processor time that they have used; None while one of them waits for a disk, or can be asked no more."""
+    """Processor time that they have used; None while one waits for a processor or a disk, or can be asked no more."""
     used = 0.0
     for process in processes:
         try:
             with process.oneshot():
-                if process.status() == psutil.STATUS_DISK_SLEEP:
+                if process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP):
                     return None
                 times = process.cpu_times()
         except psutil.Error:
