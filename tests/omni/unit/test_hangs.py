@@ -139,7 +139,7 @@ async def test_one_that_computes_is_left_alone_however_long_it_takes(
         await suspected(rig, sleeping)
         for _ in range(3):
             await rig.step(0, "a")
-            await seconds(rig, 1000)
+            await seconds(rig, 20)
         assert (counted(rig), ended) == (0, [])
 
 
@@ -149,14 +149,14 @@ async def test_one_whose_processes_wait_for_a_processor_or_a_disk_is_left_alone(
     monkeypatch.setattr(processes, "cpu_seconds", lambda found: None)
     async with Rig(TWO, **hang_after(1.0)) as rig:
         await suspected(rig, sleeping)
-        await seconds(rig, 1000)
+        await seconds(rig, 20)
         assert (counted(rig), ended) == (0, [])
 
 
 async def test_null_tells_and_does_nothing(sleeping: Any, ended: list[int]) -> None:
     async with Rig(TWO, **hang_after(None)) as rig:
         hangs = await suspected(rig, sleeping)
-        await seconds(rig, 1000)
+        await seconds(rig, 20)
         assert (counted(rig), ended) == (2, [])  # "a" says nothing any more, either
         assert incidents(rig, (0, hangs)) == {}
         assert rig.omni.stage_pools[0].suspected == set()
@@ -165,7 +165,7 @@ async def test_null_tells_and_does_nothing(sleeping: Any, ended: list[int]) -> N
 async def test_without_recovery_nothing_is_ended(sleeping: Any, ended: list[int]) -> None:
     async with Rig(TWO, **hang_after(1.0, enabled=False)) as rig:
         await suspected(rig, sleeping)
-        await seconds(rig, 1000)
+        await seconds(rig, 20)
         assert (counted(rig), ended) == (2, [])
 
 
@@ -173,12 +173,12 @@ async def test_without_work_and_without_processes_nobody_hangs(sleeping: Any, en
     async with Rig(TWO, **hang_after(1.0)) as rig:
         hanging(rig, 0, 0, sleeping)
         await learned(rig)
-        await seconds(rig, 1000)
+        await seconds(rig, 20)
         assert counted(rig) == 0
         hanging(rig, 0, 0, SimpleNamespace(pid=None))
         await rig.ask("a", LONG)
         await rig.ask("b", LONG[1:])
-        await seconds(rig, 1000)
+        await seconds(rig, 20)
         assert (counted(rig), ended) == (0, [])
 
 
