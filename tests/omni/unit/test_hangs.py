@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
@@ -43,9 +42,9 @@ def hanging(rig: Rig, stage_id: int, replica_id: int, process: Any) -> None:
     rig.replica(stage_id, replica_id).resources = SimpleNamespace(engine_manager=SimpleNamespace(processes=[process]))
 
 
-async def seconds(rig: Rig, count: int) -> None:
+async def seconds(rig: Rig, count: int, each: float = 1.0) -> None:
     for _ in range(count):
-        rig.now += 1.0
+        rig.now += each
         rig.omni.hangs.look(rig.now)
         await rig.omni.release()
         await rig.turn()
@@ -191,13 +190,13 @@ async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any
         await seconds(rig, 1)
         await rig.step(0, "a")
         await rig.step(1, "a")
-        await seconds(rig, 20)
+        await seconds(rig, 20, each=20.0)
         assert counted(rig, 0) == 1
         assert counted(rig, 1) == 0
         await rig.finish(0, "a")
         await seconds(rig, 2)
         await rig.step(1, "a")  # so that the silence of this stage is known
-        await seconds(rig, 20)
+        await seconds(rig, 20, each=40.0)
         assert counted(rig, 1) == 1
 
 
@@ -223,25 +222,9 @@ async def test_a_replica_that_is_back_can_hang_again(sleeping: Any, ended: list[
         hanging(rig, 0, hangs, sleeping)
         await rig.ask("c", LONG[2:])
         await rig.ask("d", LONG[3:])
-        for _ in range(10):
-            await rig.step(0, *[name for name in "abcd" if rig.replica_id(0, name) == 1 - hangs])
-            await seconds(rig, 1)
         assert any(rig.replica_id(0, name) == hangs for name in "abcd")
+        for _ in range(40):
+            if not ended:
+                await rig.step(0, *[name for name in "abcd" if rig.replica_id(0, name) == 1 - hangs])
+                await seconds(rig, 1)
         assert ended == [sleeping.pid]
-
-
-def test_processes_are_counted_measured_and_ended(sleeping: Any) -> None:
-    (found,) = processes.with_children([sleeping.pid, 2**22 + 12345])
-    assert found == psutil.Process(sleeping.pid)
-    assert processes.host_bytes([found]) > 0
-    assert processes.cpu_seconds([found]) is not None
-    processes.kill([psutil.Process(), found])  # never itself
-    assert sleeping.wait(10) == -9
-    assert processes.cpu_seconds([found]) is None
-    assert processes.host_bytes([found]) == 0
-
-
-def test_a_diffusion_client_has_one_process() -> None:
-    client = SimpleNamespace(_proc_manager=SimpleNamespace(proc=SimpleNamespace(pid=7)))
-    assert processes.pids_of(client) == [7]
-    assert processes.pids_of(SimpleNamespace()) == []

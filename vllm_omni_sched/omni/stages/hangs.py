@@ -106,17 +106,17 @@ class Hangs:
 
     def _hangs(self, key: tuple[int, int], pool: Any, anomaly: Anomaly, now: float) -> None:
         repair, (stage_id, replica_id) = self._orchestrator.repair, key
-        acts = repair.on and self._hang_seconds is not None
+        hang_seconds = self._hang_seconds if repair.on else None
         if key not in self._since:
             self._since[key] = now
             why = f"it has work, and has said and done nothing for {anomaly.evidence['seconds']:.3g} s"
             logger.warning("%s hangs: %s", anomaly.subject, why)
             self._orchestrator.policies.board.anomaly(stage_id, anomaly.kind.value)
-            if acts:
+            if hang_seconds is not None:
                 pool.suspected.add(replica_id)
                 repair.suspect(pool, replica_id, why)
-        if acts and now - self._since[key] >= self._hang_seconds:
-            logger.error("%s still hangs after %g s: its processes are ended", anomaly.subject, self._hang_seconds)
+        if hang_seconds is not None and now - self._since[key] >= hang_seconds:
+            logger.error("%s still hangs after %g s: its processes are ended", anomaly.subject, hang_seconds)
             self._killed.add(key)
             processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
             self._orchestrator.spawn(self._died(pool, replica_id))

@@ -124,7 +124,8 @@ def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[
 def _makes_counting(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
     def create_connector(cls: Any, spec: Any) -> Any:
         connector = theirs(cls, spec)
-        connector.__class__ = counting(type(connector), report)
+        kind: Any = type(connector)
+        connector.__class__ = counting(kind, report)
         return connector
 
     return create_connector
