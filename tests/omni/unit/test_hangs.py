@@ -189,14 +189,14 @@ async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any
         await rig.ask("a", LONG)
         await seconds(rig, 1)
         await rig.step(0, "a")
-        await rig.step(1, "a")
+        rig.at(1)["a"].say("a", [7])
         await seconds(rig, 20, each=20.0)
         assert counted(rig, 0) == 1
         assert counted(rig, 1) == 0
         await rig.finish(0, "a")
         await seconds(rig, 2)
-        await rig.step(1, "a")  # so that the silence of this stage is known
-        await seconds(rig, 20, each=40.0)
+        rig.at(1)["a"].say("a", [8])  # so that the silence of this stage is known
+        await seconds(rig, 20, each=60.0)
         assert counted(rig, 1) == 1
 
 
@@ -213,11 +213,15 @@ async def test_vllm_omni_is_told_if_it_does_not_notice(
         assert rig.answer("b") == said_by(0, LONG[1:])
 
 
-async def test_a_replica_that_is_back_can_hang_again(sleeping: Any, ended: list[int]) -> None:
+async def test_a_replica_that_is_back_can_hang_again(
+    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.hangs.NOTICED_SECONDS", 0.0)
     async with Rig(TWO, **hang_after(2.0)) as rig:
         hangs = await suspected(rig, sleeping)
-        await rig.kill(0, hangs)
+        await rig.settle()
         assert incidents(rig, (0, hangs))["back"] == 1
+        assert ended == [sleeping.pid]
         ended.clear()
         hanging(rig, 0, hangs, sleeping)
         await rig.ask("c", LONG[2:])
