@@ -11,7 +11,17 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
 def test_every_benchmark_is_listed_and_explained():
-    names = ["connectors", "encoder_cache", "forecast", "gpu.ipc", "gpu.lanes", "gpu.nvdec", "handover", "mixed"]
+    names = [
+        "anomaly",
+        "connectors",
+        "encoder_cache",
+        "forecast",
+        "gpu.ipc",
+        "gpu.lanes",
+        "gpu.nvdec",
+        "handover",
+        "mixed",
+    ]
     names += [
         "mooncake",
         "overhead",

@@ -31,7 +31,7 @@ CAPACITY = 64
 LIMIT = 8
 RATE = 9.0
 SEASON = 30.0
-ANOMALIES = ("stage_timeout", "memory_leak", "stuck_queue")
+ANOMALIES = ("stage_timeout", "memory_leak", "stuck_queue", "silent_replica")
 INCIDENTS = ("died", "restarted", "redispatched")
 
 
@@ -82,6 +82,12 @@ class Traffic:
     def _submit(self, stage: int, request: str, now: float) -> None:
         replica = min(range(REPLICAS[stage]), key=lambda one: len(self._waiting[stage, one]))
         self.board.looked_up(stage, replica, hit=self._rng.random() < 0.7)
+        if stage < 2:  # a vocoder has neither prompts nor items
+            found = int(self._rng.random() < 0.4 + 0.2 * stage)
+            self.board.cache(stage, replica, "prefix", 400 * found, 500 - 400 * found)
+        if stage == 0:
+            found = int(self._rng.random() < 0.3)
+            self.board.cache(stage, replica, "encoder", found, 1 - found)
         self.board.submitted(stage, replica, request, now)
         self._waiting[stage, replica].append(request)
         self._run((stage, replica), now)
@@ -104,13 +110,16 @@ class Traffic:
             self.board.finished(*where, request, now, ok=self._rng.random() > 0.01)
             if where[0] + 1 in REPLICAS:
                 nbytes = int(self._rng.lognormvariate(13, 1))
-                self.board.edge(where[0], where[0] + 1, nbytes, 2e-4 + nbytes / 2e9)
+                edge = where[0], where[0] + 1
+                self.board.edge(*edge, self._rng.lognormvariate(-6, 0.5))
+                self.board.moved(*edge, "put", 1, nbytes, 2e-4 + nbytes / 2e9)
+                self.board.moved(*edge, "get", 1, nbytes, 1e-4 + nbytes / 4e9)
                 self._submit(where[0] + 1, request, now)
         self._run(where, now)
 
     def _die(self, now: float) -> None:
         where = (1, 1)
-        self.board.anomaly(1, "stuck_queue")
+        self.board.anomaly(1, "silent_replica")
         self.board.incident(*where, "died")
         gone = self.board.lost(*where)
         self._running[where], self._waiting[where] = (), []

@@ -6,8 +6,7 @@ Pure: the time is an argument. One thread writes; any thread may read. Memory is
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from vllm_omni_sched.monitor.stage_facts import (
     TRANSFER_BUCKETS,
@@ -15,55 +14,16 @@ from vllm_omni_sched.monitor.stage_facts import (
     LoadFacts,
     Lookup,
     Outcome,
-    Quantiles,
     ReplicaFacts,
+    Side,
     Sliding,
     StageFacts,
     Times,
 )
+from vllm_omni_sched.monitor.stage_views import BoardSnapshot, edge_view, replica_view
 
 MAX_REPLICAS = 1024
 """Of one stage: what a label may be."""
-
-
-@dataclass(frozen=True)
-class ReplicaView:
-    """One replica now. ``oldest_seconds``: how long the request that came first of those in it has been there."""
-
-    stage: int
-    replica: int
-    waiting: int
-    running: int
-    oldest_seconds: float
-    ended: Mapping[str, int]
-    latency: Quantiles
-    queue: Quantiles
-    batch_size: Quantiles
-    batch_limit: int | None
-    device_bytes: int | None
-    host_bytes: int | None
-    cache_hit_rate: float | None
-
-
-@dataclass(frozen=True)
-class EdgeView:
-    """One edge now. ``bytes_per_second``: of the last messages, while they were on their way."""
-
-    from_stage: int
-    to_stage: int
-    nbytes: int
-    bytes_per_second: float | None
-    transfer: Quantiles
-
-
-@dataclass(frozen=True)
-class BoardSnapshot:
-    """Everything at one moment, in the order of stages and replicas."""
-
-    now: float
-    replicas: tuple[ReplicaView, ...]
-    edges: tuple[EdgeView, ...]
-    credits_free: Mapping[int, int]
 
 
 class StageBoard:
@@ -141,6 +101,7 @@ class StageBoard:
         gone = tuple(facts.requests)
         for request_id in gone:
             self._end(facts, request_id, Outcome.LOST)
+        facts.device_bytes = facts.host_bytes = None
         return gone
 
     def batch(self, stage: int, replica: int, size: int) -> None:
@@ -161,6 +122,15 @@ class StageBoard:
     def looked_up(self, stage: int, replica: int, hit: bool) -> None:
         """A request went to this replica: one that had data of it, or not."""
         self._replica(stage, replica).lookups[(Lookup.HIT if hit else Lookup.MISS).value] += 1
+
+    def cache(self, stage: int, replica: int, cache: str, hits: int, misses: int) -> None:
+        """So many of what a replica looked for in its own cache were there: tokens in "prefix", items in "encoder"."""
+        facts = self._replica(stage, replica)
+        counts = {"prefix": facts.prefix_tokens, "encoder": facts.encoder_items}
+        if cache not in counts:
+            raise ValueError(f"unknown cache {cache!r}, known are {list(counts)}")
+        for result, number in ((Lookup.HIT.value, hits), (Lookup.MISS.value, misses)):
+            counts[cache][result] = counts[cache].get(result, 0) + int(_amount(result, number))
 
     def restarted(self, stage: int, replica: int) -> None:
         """The replica was started again."""
@@ -186,18 +156,23 @@ class StageBoard:
         """How many more requests the stage may hold."""
         self._stage(stage).credits_free = int(_amount("free", free))
 
-    def edge(self, from_stage: int, to_stage: int, nbytes: int, seconds: float) -> None:
-        """A message of so many bytes took so long."""
-        for stage in (key := (from_stage, to_stage)):
-            self._stage(stage)
-        _amount("nbytes", nbytes)
+    def edge(self, from_stage: int, to_stage: int, seconds: float) -> None:
+        """To hand a request over took so long."""
         _amount("seconds", seconds)
-        if (facts := self.edges.get(key)) is None:
-            window = self._window
-            facts = self.edges[key] = EdgeFacts(Sliding(TRANSFER_BUCKETS, window), deque(maxlen=window))
-        facts.nbytes += nbytes
-        facts.transfer_seconds.observe(seconds)
-        facts.recent.append((nbytes, seconds))
+        self._edge(from_stage, to_stage).transfer_seconds.observe(seconds)
+
+    def moved(self, from_stage: int, to_stage: int, side: str, messages: int, nbytes: int, seconds: float) -> None:
+        """Connectors had so many messages in hand for so long, where they are put or got (a `Side`)."""
+        if side not in (put := Side.PUT.value, Side.GET.value):
+            raise ValueError(f"side must be one of {[side.value for side in Side]}, got {side!r}")
+        for name, value in (("messages", messages), ("nbytes", nbytes), ("seconds", seconds)):
+            _amount(name, value)
+        facts = self._edge(from_stage, to_stage)
+        facts.connector_seconds[side] += seconds
+        if side == put:  # what is got was put before
+            facts.messages += messages
+            facts.nbytes += nbytes
+        facts.recent.append((nbytes if side == put else 0, seconds))
 
     def load(self, modality: str, *, observed: float | None = None, forecast: float | None = None) -> None:
         """Requests per second that came, and that the forecast says will come."""
@@ -211,10 +186,20 @@ class StageBoard:
         """Everything at this moment; it sorts the last observations, so not for every request."""
         return BoardSnapshot(
             now,
-            tuple(_view(key, facts, now) for key, facts in sorted(self.replicas.items(), key=lambda item: item[0])),
-            tuple(_edge_view(key, facts) for key, facts in sorted(self.edges.items(), key=lambda item: item[0])),
+            tuple(
+                replica_view(key, facts, now) for key, facts in sorted(self.replicas.items(), key=lambda item: item[0])
+            ),
+            tuple(edge_view(key, facts) for key, facts in sorted(self.edges.items(), key=lambda item: item[0])),
             {stage: facts.credits_free for stage, facts in self.stages.items() if facts.credits_free is not None},
         )
+
+    def _edge(self, from_stage: int, to_stage: int) -> EdgeFacts:
+        for stage in (key := (from_stage, to_stage)):
+            self._stage(stage)
+        if (facts := self.edges.get(key)) is None:
+            window = self._window
+            facts = self.edges[key] = EdgeFacts(Sliding(TRANSFER_BUCKETS, window), deque(maxlen=window))
+        return facts
 
     def _stage(self, stage: int) -> StageFacts:
         if (facts := self.stages.get(stage)) is None:
@@ -248,33 +233,3 @@ def _add(counts: dict[str, int], kind: str, what: str) -> None:
     if kind not in counts:
         raise ValueError(f"unknown kind of {what} {kind!r}, known are {list(counts)}")
     counts[kind] += 1
-
-
-def _view(key: tuple[int, int], facts: ReplicaFacts, now: float) -> ReplicaView:
-    first = next(iter(facts.requests.values()), None)
-    looked = sum(facts.lookups.values())
-    return ReplicaView(
-        *key,
-        waiting=facts.waiting,
-        running=facts.running,
-        oldest_seconds=0.0 if first is None else max(0.0, now - first.submitted),
-        ended=dict(facts.ended),
-        latency=facts.latency_seconds.quantiles,
-        queue=facts.queue_seconds.quantiles,
-        batch_size=facts.batch_size.quantiles,
-        batch_limit=facts.batch_limit,
-        device_bytes=facts.device_bytes,
-        host_bytes=facts.host_bytes,
-        cache_hit_rate=facts.lookups[Lookup.HIT.value] / looked if looked else None,
-    )
-
-
-def _edge_view(key: tuple[int, int], facts: EdgeFacts) -> EdgeView:
-    recent = list(facts.recent)
-    seconds = sum(took for _, took in recent)
-    return EdgeView(
-        *key,
-        nbytes=facts.nbytes,
-        bytes_per_second=sum(nbytes for nbytes, _ in recent) / seconds if seconds else None,
-        transfer=facts.transfer_seconds.quantiles,
-    )

@@ -28,6 +28,13 @@ class Lookup(str, Enum):
     MISS = "miss"
 
 
+class Side(str, Enum):
+    """Where a connector has a message in hand."""
+
+    PUT = "put"
+    GET = "get"
+
+
 @dataclass(frozen=True)
 class Quantiles:
     """Exact quantiles (nearest rank) of the last observations; None while there is none."""
@@ -96,6 +103,8 @@ class ReplicaFacts:
     running: int = 0
     ended: dict[str, int] = field(default_factory=_ended)
     lookups: dict[str, int] = field(default_factory=_lookups)
+    prefix_tokens: dict[str, int] = field(default_factory=dict)  # by `Lookup`; empty: not known
+    encoder_items: dict[str, int] = field(default_factory=dict)
     batch_limit: int | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
@@ -128,13 +137,19 @@ class StageFacts:
     anomalies: dict[str, int] = field(default_factory=dict)
 
 
+def _sides() -> dict[str, float]:
+    return {side.value: 0.0 for side in Side}
+
+
 @dataclass(slots=True, eq=False)
 class EdgeFacts:
-    """Of the messages from one stage to another; `recent`: bytes and seconds of the last ones."""
+    """From one stage to another; `recent`: bytes and seconds that connectors told last."""
 
     transfer_seconds: Sliding
     recent: deque[tuple[int, float]]
+    messages: int = 0
     nbytes: int = 0
+    connector_seconds: dict[str, float] = field(default_factory=_sides)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from vllm_omni_sched.monitor.exposition import cumulative
 from vllm_omni_sched.monitor.metrics import PREFIX, Kind
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Sliding
+from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Side, Sliding
 
 
 class Scope(Enum):
@@ -57,6 +57,7 @@ class StageMetric:
 
 _OUTCOMES = tuple(outcome.value for outcome in Outcome)
 _LOOKUPS = tuple(result.value for result in Lookup)
+_SIDES = tuple(side.value for side in Side)
 
 STAGE_METRICS = (
     StageMetric(
@@ -100,6 +101,24 @@ STAGE_METRICS = (
         _LOOKUPS,
     ),
     StageMetric(
+        "stage_prefix_cache_tokens_total",
+        "counter",
+        "Tokens of prompts by whether the replica had them in its prefix cache (hit) or not (miss).",
+        Scope.REPLICA,
+        "prefix_tokens",
+        "result",
+        _LOOKUPS,
+    ),
+    StageMetric(
+        "stage_encoder_cache_items_total",
+        "counter",
+        "Multimodal items by whether the replica had them encoded (hit) or not (miss).",
+        Scope.REPLICA,
+        "encoder_items",
+        "result",
+        _LOOKUPS,
+    ),
+    StageMetric(
         "stage_merged_requests_total",
         "counter",
         "Requests that got the output of another's work; option `graph.merging`.",
@@ -113,11 +132,23 @@ STAGE_METRICS = (
         Scope.STAGE,
         "credits_free",
     ),
+    StageMetric("stage_edge_messages_total", "counter", "Messages that connectors have put.", Scope.EDGE, "messages"),
+    StageMetric("stage_edge_bytes_total", "counter", "Bytes of those messages.", Scope.EDGE, "nbytes"),
     StageMetric(
-        "stage_edge_bytes_total", "counter", "Bytes of messages from one stage to another.", Scope.EDGE, "nbytes"
+        "stage_edge_connector_seconds_total",
+        "counter",
+        "Time in which connectors had them in hand, where they are put and where they are got.",
+        Scope.EDGE,
+        "connector_seconds",
+        "side",
+        _SIDES,
     ),
     StageMetric(
-        "stage_edge_transfer_seconds", "histogram", "Time that one of them took.", Scope.EDGE, "transfer_seconds"
+        "stage_edge_transfer_seconds",
+        "histogram",
+        "Time in which the front end handed a request over to the next stage.",
+        Scope.EDGE,
+        "transfer_seconds",
     ),
     StageMetric("stage_restarts_total", "counter", "Times a replica was started again.", Scope.REPLICA, "restarts"),
     StageMetric(

@@ -42,6 +42,9 @@ class RecoveryOptions(Options):
     detection_seconds: float = Field(
         1.0, gt=0, le=60, description="Time between looks at whether the processes of replicas live."
     )
+    hang_seconds: float | None = Field(
+        60.0, gt=0, description="A replica that hangs, by `monitoring.anomaly`, for longer is ended; null: never."
+    )
 
 
 class CreditOptions(Options):

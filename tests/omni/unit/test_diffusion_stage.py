@@ -14,8 +14,8 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
 from vllm_omni_sched.omni.stages.capacity import UNBOUNDED, requests_at_once
+from vllm_omni_sched.omni.stages.processes import pids_of
 from vllm_omni_sched.omni.stages.requests import features_of
-from vllm_omni_sched.omni.stages.watch import _pids
 
 pytestmark = pytest.mark.omni
 
@@ -65,7 +65,7 @@ def test_plain_parameters_say_in_their_extra_args_what_is_drawn() -> None:
 
 def test_the_process_of_a_diffusion_replica_is_found() -> None:
     client = SimpleNamespace(_proc_manager=SimpleNamespace(proc=SimpleNamespace(pid=17)))
-    assert list(_pids(client)) == [17]
+    assert pids_of(client) == [17]
 
 
 @pytest.mark.asyncio

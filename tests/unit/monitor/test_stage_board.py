@@ -98,8 +98,10 @@ def test_requests_that_never_end_are_forgotten(board):
 
 
 def test_edges_memory_credits_and_hits(board):
-    board.edge(0, 1, 1000, 0.5)
-    board.edge(0, 1, 2000, 0.5)
+    board.edge(0, 1, 0.25)
+    board.moved(0, 1, "put", 1, 1000, 0.5)
+    board.moved(0, 1, "put", 2, 2000, 0.25)
+    board.moved(0, 1, "get", 3, 3000, 0.25)
     board.memory(0, 0, 7, None)
     board.memory(0, 0, None, 8)
     board.batch_limit(0, 0, 4)
@@ -109,9 +111,21 @@ def test_edges_memory_credits_and_hits(board):
         board.looked_up(0, 0, hit)
     snapshot = board.snapshot(0.0)
     (edge,), (view,) = snapshot.edges, snapshot.replicas
-    assert (edge.nbytes, edge.bytes_per_second, edge.transfer.p99) == (3000, 3000.0, 0.5)
+    assert (edge.messages, edge.nbytes, edge.bytes_per_second, edge.transfer.p99) == (3, 3000, 3000.0, 0.25)
     assert (view.device_bytes, view.host_bytes, view.batch_limit, view.batch_size.p50) == (7, 8, 4, 3)
     assert (view.cache_hit_rate, snapshot.credits_free) == (0.75, {1: 5})
+    assert view.cache_hit_rates == {}
+
+
+def test_caches_of_a_replica_and_what_a_death_takes(board):
+    board.cache(0, 0, "prefix", 30, 10)
+    board.cache(0, 0, "prefix", 0, 20)
+    board.cache(0, 0, "encoder", 0, 0)
+    board.memory(0, 0, 7, 8)
+    assert only(board).cache_hit_rates == {"prefix": 0.5}
+    board.lost(0, 0)
+    assert (only(board).device_bytes, only(board).host_bytes) == (None, None)
+    assert only(board).cache_hit_rates == {"prefix": 0.5}
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_time(board):
@@ -130,8 +144,13 @@ def test_a_clock_that_was_set_back_gives_no_negative_time(board):
         (lambda b: b.incident(0, 0, "x"), "unknown kind of incident 'x'"),
         (lambda b: b.load("smell", observed=1.0), "unknown modality 'smell'"),
         (lambda b: b.load("text", observed=-1.0), "observed must be finite and 0 or more, got -1"),
-        (lambda b: b.edge(0, 1, 3, float("inf")), "seconds must be finite"),
-        (lambda b: b.edge(0, 3, 3, 1.0), "unknown stage 3"),
+        (lambda b: b.edge(0, 1, float("inf")), "seconds must be finite"),
+        (lambda b: b.edge(0, 3, 1.0), "unknown stage 3"),
+        (lambda b: b.moved(0, 3, "put", 1, 3, 1.0), "unknown stage 3"),
+        (lambda b: b.moved(0, 1, "put", 1, -3, 1.0), "nbytes must be finite and 0 or more"),
+        (lambda b: b.moved(0, 1, "lost", 1, 3, 1.0), r"side must be one of \['put', 'get'\], got 'lost'"),
+        (lambda b: b.cache(0, 0, "disk", 1, 3), r"unknown cache 'disk', known are \['prefix', 'encoder'\]"),
+        (lambda b: b.cache(0, 0, "prefix", 1, -3), "miss must be finite"),
         (lambda b: b.memory(0, 0, -1, 0), "device_bytes must be finite and 0 or more"),
         (lambda b: StageBoard([]), "stages, window and max_in_flight must be 1 or more, got 0, 1024 and 65536"),
     ],

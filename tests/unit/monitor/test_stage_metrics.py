@@ -41,7 +41,11 @@ def board():
     board.batch(0, 1, 3)
     board.batch_limit(0, 1, 4)
     board.memory(0, 1, 1000, 2000)
-    board.edge(0, 1, 500, 0.02)
+    board.edge(0, 1, 0.02)
+    board.moved(0, 1, "put", 2, 500, 0.03)
+    board.moved(0, 1, "get", 2, 500, 0.04)
+    board.cache(0, 1, "prefix", 30, 10)
+    board.cache(0, 1, "encoder", 3, 1)
     board.looked_up(0, 1, hit=True)
     board.restarted(0, 1)
     board.redispatched(0, 1, 2)
@@ -74,7 +78,13 @@ def test_a_page_says_what_the_board_was_told(board):
         key("stage_cache_lookups_total", result="miss", **of): 0,
         key("stage_merged_requests_total", stage=0): 6,
         key("stage_credits_free", stage=1): 9,
+        key("stage_prefix_cache_tokens_total", result="hit", **of): 30,
+        key("stage_prefix_cache_tokens_total", result="miss", **of): 10,
+        key("stage_encoder_cache_items_total", result="hit", **of): 3,
+        key("stage_edge_messages_total", from_stage=0, to_stage=1): 2,
         key("stage_edge_bytes_total", from_stage=0, to_stage=1): 500,
+        key("stage_edge_connector_seconds_total", from_stage=0, to_stage=1, side="put"): 0.03,
+        key("stage_edge_connector_seconds_total", from_stage=0, to_stage=1, side="get"): 0.04,
         key("stage_edge_transfer_seconds_count", from_stage=0, to_stage=1): 1,
         key("stage_restarts_total", **of): 1,
         key("stage_redispatched_requests_total", **of): 2,
@@ -93,6 +103,7 @@ def test_what_is_not_known_is_not_told():
     board.submitted(0, 0, "a", 0.0)
     names = {name for name, _ in page_of(board)}
     assert names.isdisjoint({"stage_credits_free", "stage_batch_limit", "stage_device_memory_bytes"})
+    assert names.isdisjoint({"stage_prefix_cache_tokens_total", "stage_encoder_cache_items_total"})
     assert names.isdisjoint({"stage_arrivals_forecast", "stage_edge_bytes_total"})
 
 

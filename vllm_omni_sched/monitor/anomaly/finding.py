@@ -11,6 +11,7 @@ class AnomalyKind(str, Enum):
     STAGE_TIMEOUT = "stage_timeout"  # a request is in a stage for longer than that stage ever takes
     MEMORY_LEAK = "memory_leak"  # memory grows, and not with the load
     STUCK_QUEUE = "stuck_queue"  # there is work, and nothing finishes
+    SILENT_REPLICA = "silent_replica"  # it has work, says nothing and does nothing
     SICK_EDGE_ERRORS = "sick_edge_errors"  # transfers fail more often than they did
     SICK_EDGE_LATENCY = "sick_edge_latency"  # transfers take longer than they did, and than those of the other edges
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni_sched.omni.stages.processes import started_by
 
 
 class Liveness:
@@ -30,16 +32,7 @@ class Liveness:
         self._next = now + self._interval_seconds
         for pool in pools:
             for replica_id in pool.live_replica_ids():
-                ended = next((each for each in _processes(pool.clients[replica_id]) if not each.is_alive()), None)
+                ended = next((each for each in started_by(pool.clients[replica_id]) if not each.is_alive()), None)
                 if ended is not None:
                     error = EngineDeadError(f"process {ended.name} has ended with exit code {ended.exitcode}")
                     await self._died(pool.stage_id, replica_id, error)
-
-
-def _processes(client: Any) -> Iterator[Any]:
-    """Those of a replica that this process has started: of an engine core, or of a diffusion engine."""
-    manager = getattr(getattr(client, "resources", None), "engine_manager", None)
-    yield from getattr(manager, "processes", None) or ()
-    diffusion = getattr(getattr(client, "_proc_manager", None), "proc", None)
-    if diffusion is not None:
-        yield diffusion

@@ -17,6 +17,7 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.capacity import requests_at_once
+from vllm_omni_sched.omni.stages.hangs import Hangs
 from vllm_omni_sched.omni.stages.liveness import Liveness
 from vllm_omni_sched.omni.stages.moves import Moves
 from vllm_omni_sched.omni.stages.outlet import Outlet
@@ -56,11 +57,13 @@ class ScheduledOrchestrator(Orchestrator):
         self.liveness = Liveness(policies.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
         self.moves = Moves(self, runtime, policies.config.runtime.drain_seconds)
         self.layout = policies.layout(self.moves)
+        self.hangs = Hangs(self, policies.config)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
-            pool.starting, pool.draining, pool.at_once = set(), set(), requests_at_once(pool, runtime)
+            pool.starting, pool.draining, pool.suspected = set(), set(), set()
+            pool.at_once = requests_at_once(pool, runtime)
             pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
@@ -118,6 +121,7 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- what comes out
 
     async def _handle_processed_outputs(self, stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        self.hangs.heard(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
         everybodys: list[Any] = []
         ended = False
@@ -141,6 +145,7 @@ class ScheduledOrchestrator(Orchestrator):
     async def _process_llm_stage_outputs(
         self, stage_id: int, replica_id: int, raw_outputs: Any, raw_terminal_request_ids: set[str]
     ) -> list[Any]:
+        self.hangs.heard(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
             if queue.works_for_others(failed.request_id):  # vLLM-Omni looks only at requests that are here
@@ -225,6 +230,7 @@ class ScheduledOrchestrator(Orchestrator):
             await asyncio.sleep(self.policies.interval_seconds)
             self.policies.watch.look(self.stage_pools, self.clock())
             await self.liveness.look(self.stage_pools, self.clock())
+            self.hangs.look(self.clock())
             self.repair.tick()
             self.moves.tick()
             if self.layout is not None:

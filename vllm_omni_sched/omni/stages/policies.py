@@ -105,7 +105,7 @@ class Policies:
                 window_seconds=options.window_seconds,
                 max_redispatches=options.max_redispatches,
                 max_wait_seconds=max(options.max_wait_seconds, 1e-3),
-                suspect_seconds=DEAD_FOR_SURE,
+                suspect_seconds=DEAD_FOR_SURE + (options.hang_seconds or 0.0),
             ),
             self.dice,
         )

@@ -21,7 +21,8 @@ class ScheduledPool(StagePool):
     queue: StageQueue
     starting: set[str]  # still in hand if their submission fails
     at_once: int  # requests that a replica runs
-    draining: set[int]  # replicas that get no new work
+    draining: set[int]  # replicas that get no new work, since they are to go
+    suspected: set[int]  # replicas that get no new work, since they hang
 
     async def submit_initial(
         self,
@@ -111,4 +112,5 @@ class ScheduledPool(StagePool):
         for address in gone:  # it may be used again, by any
             del self._addr_to_replica_id[address]
         self.add_client(self._client_input_addr(client) or f"replica {replica_id}", client, replica_id=replica_id)
+        self.suspected.discard(replica_id)
         self.bound_sends()

@@ -257,3 +257,15 @@ class Repair:
     def _name(self, work: Work) -> str:
         """Of a request in flight: in async-chunk mode it is in all stages at once."""
         return f"{work.request_id}@{work.stage_id}" if self._orchestrator.async_chunk else work.request_id
+
+    # ---- who may be dead
+
+    def suspect(self, pool: Any, replica_id: int, why: str) -> None:
+        """A replica does not answer: nobody is moved there until it does (`answers`), or has died."""
+        if self._policy is not None:
+            self._do(events.Suspected(Replica(pool.stage_id, replica_id), why))
+
+    def answers(self, pool: Any, replica_id: int) -> None:
+        """It does again."""
+        if self._policy is not None:
+            self._do(events.Cleared(Replica(pool.stage_id, replica_id)))

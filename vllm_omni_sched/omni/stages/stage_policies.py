@@ -231,7 +231,7 @@ class StagePolicies:
     def _replicas(self, pool: Any, now: float) -> list[ReplicaState]:
         states = []
         for replica_id in pool.live_replica_ids():
-            if pool.is_replica_available(replica_id):
+            if pool.is_replica_available(replica_id) and replica_id not in pool.suspected:
                 load = self.load(replica_id)
                 window = load.window
                 states.append(

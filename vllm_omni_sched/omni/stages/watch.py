@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
 from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
+from vllm_omni_sched.omni.stages.reports import Reports
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.stage_options import AnomalyOptions
 
 logger = logging.getLogger(__name__)
 
-MEMORY_SECONDS = 5.0  # between two looks at the memory of processes
+MEMORY_SECONDS = 5.0  # between two looks at the processes of stages, and at what they report
 
 
 class Watch:
@@ -35,6 +36,8 @@ class Watch:
         self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
         self._edge = SickEdge(least_error_rate=options.edge_error_rate)
         self._next = self._next_memory = 0.0
+        self._reports = Reports(board)
+        self._started: dict[tuple[int, int], list[int]] = {}  # processes of each replica
         self._told: set[tuple[str, str, str]] = set()
 
     def began(self, work: Work, now: float) -> None:
@@ -48,20 +51,22 @@ class Watch:
 
     def sent(self, from_stage: int, to_stage: int, seconds: float, now: float, ok: bool = True) -> None:
         self._edge.observe(f"{from_stage}->{to_stage}", now, seconds, ok=ok)
-        if ok:  # how large it was only the stages' connectors know
-            self._board.edge(from_stage, to_stage, 0, seconds)
+        if ok:
+            self._board.edge(from_stage, to_stage, seconds)
 
     def look(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
         """What is ill now; each thing is logged and counted when it begins."""
-        if not self._options.enabled or now < self._next:
+        if now < self._next:
             return ()
         self._next = now + self._options.interval_seconds
-        for pool in pools:
-            name = self._names[pool.stage_id]
-            self._queue.observe(name, now, len(pool.queue.waiting), len(pool.queue.running))
         if now >= self._next_memory:
             self._next_memory = now + MEMORY_SECONDS
             self._memory(pools, now)
+        if not self._options.enabled:
+            return ()
+        for pool in pools:
+            name = self._names[pool.stage_id]
+            self._queue.observe(name, now, len(pool.queue.waiting), len(pool.queue.running))
         found = tuple(one for each in (self._stay, self._queue, self._leak, self._edge) for one in each.check(now))
         self._tell(found)
         return found
@@ -86,30 +91,25 @@ class Watch:
         import psutil
 
         capacity = psutil.virtual_memory().total
+        replicas: dict[tuple[int, int], list[int]] = {}
         for pool in pools:
-            for replica_id, pids in _processes(pool).items():
-                held = 0
-                for pid in pids:
-                    try:
-                        held += psutil.Process(pid).memory_info().rss
-                    except psutil.Error:
-                        continue
+            for replica_id in pool.live_replica_ids():
+                key = pool.stage_id, replica_id
+                started = pids_of(pool.clients[replica_id])
+                processes = with_children(started)
+                if not processes:
+                    continue  # they are on another host
+                held = host_bytes(processes)
+                subject = f"{self._names[pool.stage_id]} replica {replica_id}"
+                if self._started.get(key, started) != started:
+                    self._leak.forget(subject)  # it has been started again
+                self._started[key] = started
+                replicas[key] = [process.pid for process in processes]
                 in_flight = sum(work.replica_id == replica_id for work in pool.queue.running.values())
-                self._board.memory(pool.stage_id, replica_id, None, held)
-                self._leak.observe(f"{self._names[pool.stage_id]} replica {replica_id}", now, held, capacity, in_flight)
+                self._board.memory(*key, None, held)
+                self._leak.observe(subject, now, held, capacity, in_flight)
+        self._reports.read(replicas)
 
 
 def _of(request_id: str) -> str:
     return f" of request {request_id}" if request_id else ""
-
-
-def _processes(pool: Any) -> Mapping[int, list[int]]:
-    return {replica_id: list(_pids(pool.clients[replica_id])) for replica_id in pool.live_replica_ids()}
-
-
-def _pids(client: Any) -> Iterator[int]:
-    manager = getattr(getattr(client, "resources", None), "engine_manager", None)
-    diffusion = getattr(getattr(client, "_proc_manager", None), "proc", None)
-    for process in [*(getattr(manager, "processes", None) or ()), diffusion]:
-        if getattr(process, "pid", None) is not None:
-            yield process.pid

@@ -1,0 +1,238 @@
+"""A replica whose process lives, and from which nothing comes, is ended, and its requests run elsewhere, once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from tests.support.omni_stages import Rig, StageSpec, said_by
+from vllm_omni_sched.omni.stages import processes
+
+pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
+
+TWO = StageSpec(replicas=2, final_output=True)
+LONG = tuple(range(64))
+
+
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives, and does nothing."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were killed; nothing else may be."""
+    killed: list[int] = []
+    monkeypatch.setattr(processes, "kill", lambda found: killed.extend(one.pid for one in found))
+    return killed
+
+
+def hanging(rig: Rig, stage_id: int, replica_id: int, process: Any) -> None:
+    """The replica's process is this one, and it says nothing unless told to."""
+    rig.replica(stage_id, replica_id).resources = SimpleNamespace(engine_manager=SimpleNamespace(processes=[process]))
+
+
+async def seconds(rig: Rig, count: int, each: float = 1.0) -> None:
+    for _ in range(count):
+        rig.now += each
+        rig.omni.hangs.look(rig.now)
+        await rig.omni.release()
+        await rig.turn()
+
+
+async def learned(rig: Rig, stage_id: int = 0) -> None:
+    """A stage that has spoken often enough for its silences to be known."""
+    rig.omni.hangs._silence.least_samples = 4
+    for i in range(6):
+        await rig.ask(f"before {i}", (i,))
+        await seconds(rig, 1)
+        for stage in range(stage_id + 1):
+            await rig.finish(stage, f"before {i}")
+
+
+def counted(rig: Rig, stage_id: int = 0) -> int:
+    return rig.policies.board.stages[stage_id].anomalies["silent_replica"]
+
+
+def incidents(rig: Rig, replica: tuple[int, int]) -> dict[str, int]:
+    return {kind: count for kind, count in rig.policies.board.replicas[replica].incidents.items() if count}
+
+
+def hang_after(hang: float | None, **recovery: Any) -> dict[str, Any]:
+    return {"runtime": {"recovery": {"hang_seconds": hang, **recovery}}}
+
+
+async def suspected(rig: Rig, process: Any) -> int:
+    """Two requests run, one each; the replica of the second hangs."""
+    for replica_id in (0, 1):
+        hanging(rig, 0, replica_id, process)
+    await learned(rig)
+    await rig.ask("a", LONG)
+    await rig.ask("b", LONG[1:])
+    hangs = rig.replica_id(0, "b")
+    assert rig.replica_id(0, "a") != hangs
+    for _ in range(8):
+        await rig.step(0, "a")
+        await seconds(rig, 1)
+    return hangs
+
+
+async def test_one_that_hangs_gets_nothing_new_and_is_then_ended(sleeping: Any, ended: list[int]) -> None:
+    async with Rig(TWO, **hang_after(5.0)) as rig:
+        hangs = await suspected(rig, sleeping)
+        assert counted(rig) == 1
+        assert incidents(rig, (0, hangs)) == {"suspected": 1}
+        for name in ("c", "d"):
+            await rig.ask(name, (1, 2, ord(name)))
+            assert rig.replica_id(0, name) == 1 - hangs
+        for _ in range(5):
+            assert ended == []
+            await rig.step(0, "a")
+            await seconds(rig, 1)
+            if ended:
+                break
+        assert ended == [sleeping.pid]
+        await rig.kill(0, hangs)
+        for name in ("a", "b", "c", "d"):
+            await rig.finish(0, name)
+        assert rig.answer("a") == said_by(0, LONG)
+        assert rig.answer("b") == said_by(0, LONG[1:])
+        assert rig.runtime.started == [(0, hangs)]
+        assert incidents(rig, (0, hangs)) == {"suspected": 1, "died": 1, "restarting": 1, "back": 1}
+        await seconds(rig, 3)
+        assert rig.omni.stage_pools[0].suspected == set()
+
+
+async def test_one_that_speaks_again_is_as_before(
+    sleeping: Any, ended: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Rig(TWO, **hang_after(5.0)) as rig:
+        hangs = await suspected(rig, sleeping)
+        with caplog.at_level("WARNING", logger="vllm_omni_sched"):
+            await rig.step(0, "b")
+            await seconds(rig, 1)
+        assert "answers again" in caplog.text
+        assert incidents(rig, (0, hangs)) == {"suspected": 1, "cleared": 1}
+        assert rig.omni.stage_pools[0].suspected == set()
+        for _ in range(10):
+            await rig.step(0, "a", "b")
+            await seconds(rig, 1)
+        assert ended == []
+
+
+async def test_one_that_computes_is_left_alone_however_long_it_takes(
+    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(TWO, **hang_after(1.0)) as rig:
+        monkeypatch.setattr(processes, "cpu_seconds", lambda found: rig.now * 0.5)
+        await suspected(rig, sleeping)
+        for _ in range(3):
+            await rig.step(0, "a")
+            await seconds(rig, 20)
+        assert (counted(rig), ended) == (0, [])
+
+
+async def test_one_whose_processes_wait_for_a_processor_or_a_disk_is_left_alone(
+    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "cpu_seconds", lambda found: None)
+    async with Rig(TWO, **hang_after(1.0)) as rig:
+        await suspected(rig, sleeping)
+        await seconds(rig, 20)
+        assert (counted(rig), ended) == (0, [])
+
+
+async def test_null_tells_and_does_nothing(sleeping: Any, ended: list[int]) -> None:
+    async with Rig(TWO, **hang_after(None)) as rig:
+        hangs = await suspected(rig, sleeping)
+        await seconds(rig, 20)
+        assert (counted(rig), ended) == (2, [])  # "a" says nothing any more, either
+        assert incidents(rig, (0, hangs)) == {}
+        assert rig.omni.stage_pools[0].suspected == set()
+
+
+async def test_without_recovery_nothing_is_ended(sleeping: Any, ended: list[int]) -> None:
+    async with Rig(TWO, **hang_after(1.0, enabled=False)) as rig:
+        await suspected(rig, sleeping)
+        await seconds(rig, 20)
+        assert (counted(rig), ended) == (2, [])
+
+
+async def test_without_work_and_without_processes_nobody_hangs(sleeping: Any, ended: list[int]) -> None:
+    async with Rig(TWO, **hang_after(1.0)) as rig:
+        hanging(rig, 0, 0, sleeping)
+        await learned(rig)
+        await seconds(rig, 20)
+        assert counted(rig) == 0
+        hanging(rig, 0, 0, SimpleNamespace(pid=None))
+        await rig.ask("a", LONG)
+        await rig.ask("b", LONG[1:])
+        await seconds(rig, 20)
+        assert (counted(rig), ended) == (0, [])
+
+
+async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any, ended: list[int]) -> None:
+    async with Rig(StageSpec(), TWO, async_chunk=True, **hang_after(1e6)) as rig:
+        for stage_id, replica_id in ((0, 0), (1, 0), (1, 1)):
+            hanging(rig, stage_id, replica_id, sleeping)
+        rig.omni.hangs._silence.least_samples = 1
+        await rig.ask("a", LONG)
+        await seconds(rig, 1)
+        await rig.step(0, "a")
+        rig.at(1)["a"].say("a", [7])
+        await seconds(rig, 20, each=20.0)
+        assert counted(rig, 0) == 1
+        assert counted(rig, 1) == 0
+        await rig.finish(0, "a")
+        await seconds(rig, 2)
+        rig.at(1)["a"].say("a", [8])  # so that the silence of this stage is known
+        await seconds(rig, 20, each=60.0)
+        assert counted(rig, 1) == 1
+
+
+async def test_vllm_omni_is_told_if_it_does_not_notice(
+    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.hangs.NOTICED_SECONDS", 0.0)
+    async with Rig(TWO, **hang_after(1.0)) as rig:
+        hangs = await suspected(rig, sleeping)
+        await rig.settle()
+        assert ended == [sleeping.pid]
+        assert incidents(rig, (0, hangs))["died"] == 1
+        await rig.finish(0, "b")
+        assert rig.answer("b") == said_by(0, LONG[1:])
+
+
+async def test_a_replica_that_is_back_can_hang_again(
+    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.hangs.NOTICED_SECONDS", 0.0)
+    async with Rig(TWO, **hang_after(2.0)) as rig:
+        hangs = await suspected(rig, sleeping)
+        for _ in range(8):
+            if not ended:
+                await rig.step(0, "a")
+                await seconds(rig, 1)
+        await rig.settle()
+        assert incidents(rig, (0, hangs))["back"] == 1
+        assert ended == [sleeping.pid]
+        ended.clear()
+        hanging(rig, 0, hangs, sleeping)
+        await rig.ask("c", LONG[2:])
+        await rig.ask("d", LONG[3:])
+        assert any(rig.replica_id(0, name) == hangs for name in "abcd")
+        for _ in range(40):
+            if not ended:
+                await rig.step(0, *[name for name in "abcd" if rig.replica_id(0, name) == 1 - hangs])
+                await seconds(rig, 1)
+        assert ended == [sleeping.pid]

@@ -1,0 +1,150 @@
+"""Replicas whose processes live, and that hang: they get no new work, and in the end they are killed, and repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import psutil
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly
+from vllm_omni_sched.monitor.anomaly.silence import Silence
+from vllm_omni_sched.omni.stages import processes
+from vllm_omni_sched.omni.stages.work import Work
+from vllm_omni_sched.stage_options import StageSchedConfig
+
+logger = logging.getLogger(__name__)
+
+COMPUTES = 0.05  # of a processor: one that uses more does something
+NOTICED_SECONDS = 5.0  # in which vLLM-Omni sees that a process has ended
+
+
+class Hangs:
+    """Tells recovery of replicas that neither say nor do anything although they have work.
+
+    1. What a replica has to do counts once the stages before are through with it: in async-chunk mode a stage that is
+       fed by one that hangs does not hang.
+    2. A replica that hangs (`Silence`) gets no new work. When it says or does something, it is as it was before.
+    3. If it hangs for ``hang_seconds`` more, its processes are killed: what follows is what follows a death.
+    4. Nothing is said of replicas whose processes are on another host.
+
+    Args:
+        orchestrator: ours.
+    """
+
+    def __init__(self, orchestrator: Any, config: StageSchedConfig) -> None:
+        self._orchestrator = orchestrator
+        self._options, self._hang_seconds = config.monitoring.anomaly, config.runtime.recovery.hang_seconds
+        self._on = config.monitoring.enabled and self._options.enabled
+        self._silence = Silence(
+            floor_seconds=self._options.min_stage_seconds, cap_seconds=self._options.max_stage_seconds
+        )
+        self._names = {stage.stage_id: str(stage) for stage in orchestrator.policies.graph.stages}
+        self._clients: dict[tuple[int, int], Any] = {}
+        self._used: dict[tuple[int, int], tuple[float, float]] = {}  # when, and processor time so far
+        self._since: dict[tuple[int, int], float] = {}  # of those that hang
+        self._killed: set[tuple[int, int]] = set()
+        self._next = 0.0
+
+    def heard(self, stage_id: int, replica_id: int) -> None:
+        """A replica has said something."""
+        self._silence.heard(self._names[stage_id], replica_id, self._orchestrator.clock())
+
+    def look(self, now: float) -> None:
+        """See who hangs, and do what is to be done about it."""
+        if not self._on or now < self._next:
+            return
+        self._next = now + self._options.interval_seconds
+        live = {
+            (pool.stage_id, one): pool for pool in self._orchestrator.stage_pools for one in pool.live_replica_ids()
+        }
+        for key, client in list(self._clients.items()):
+            if key not in live or live[key].clients[key[1]] is not client:  # it is gone, or is another one
+                self._forget(key)
+        self._clients = {key: pool.clients[key[1]] for key, pool in live.items()}
+        for (_, replica_id), pool in live.items():
+            self._observe(pool, replica_id, now)
+        ids = {name: stage_id for stage_id, name in self._names.items()}
+        found = {
+            (ids[one.subject.rpartition(" replica ")[0]], int(one.evidence["replica"])): one
+            for one in self._silence.check(now)
+        }
+        for key in [key for key in self._since if key not in found]:
+            self._answers(key, live[key])
+        for key, one in found.items():
+            if key in live and key not in self._killed:
+                self._hangs(key, live[key], one, now)
+
+    def _observe(self, pool: Any, replica_id: int, now: float) -> None:
+        key, name = (pool.stage_id, replica_id), self._names[pool.stage_id]
+        started = processes.pids_of(pool.clients[replica_id])
+        works = [work for work in pool.queue.running.values() if work.replica_id == replica_id and self._fed(work)]
+        work = bool(started) and bool(works)
+        silent = self._silence.silent_seconds(name, replica_id, now)
+        computes = False
+        if work and silent >= self._options.interval_seconds:
+            computes = self._computes(key, processes.with_children(started), now)
+        else:
+            self._used.pop(key, None)
+        expected = max((one.cost_seconds for one in works), default=0.0)
+        self._silence.observe(name, replica_id, now, work=work, computes=computes, expected_seconds=expected)
+
+    def _fed(self, work: Work) -> bool:
+        before = self._orchestrator.stage_pools[: work.stage_id]
+        name = work.request_id
+        return work.sent and not any(name in pool.queue.running or name in pool.queue.waiting for pool in before)
+
+    def _computes(self, key: tuple[int, int], of: list[psutil.Process], now: float) -> bool:
+        """Whether it has since the last look; for all we know, where there was none."""
+        used, before = processes.cpu_seconds(of), self._used.pop(key, None)
+        if used is None:
+            return True
+        self._used[key] = now, used
+        return before is None or used - before[1] > COMPUTES * (now - before[0])
+
+    def _hangs(self, key: tuple[int, int], pool: Any, anomaly: Anomaly, now: float) -> None:
+        repair, (stage_id, replica_id) = self._orchestrator.repair, key
+        hang_seconds = self._hang_seconds if repair.on else None
+        if key not in self._since:
+            self._since[key] = now
+            why = f"it has work, and has said and done nothing for {anomaly.evidence['seconds']:.3g} s"
+            logger.warning("%s hangs: %s", anomaly.subject, why)
+            self._orchestrator.policies.board.anomaly(stage_id, anomaly.kind.value)
+            if hang_seconds is not None:
+                pool.suspected.add(replica_id)
+                repair.suspect(pool, replica_id, why)
+        if hang_seconds is not None and now - self._since[key] >= hang_seconds:
+            logger.error("%s still hangs after %g s: its processes are ended", anomaly.subject, hang_seconds)
+            self._killed.add(key)
+            processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
+            self._orchestrator.spawn(self._died(pool, replica_id))
+
+    async def _died(self, pool: Any, replica_id: int) -> None:
+        """vLLM-Omni sees that processes end; if it does not, it is told."""
+        client, loop = pool.clients[replica_id], asyncio.get_running_loop()
+        until = loop.time() + NOTICED_SECONDS
+        while replica_id in pool.live_replica_ids() and pool.clients[replica_id] is client:
+            if loop.time() >= until:
+                error = EngineDeadError("it was ended since it hung")
+                await self._orchestrator._handle_dead_replica(pool.stage_id, replica_id, error)
+                return
+            await asyncio.sleep(0.01)
+
+    def _answers(self, key: tuple[int, int], pool: Any) -> None:
+        """It does again."""
+        del self._since[key]
+        if key in self._killed or key[1] not in pool.suspected:
+            return
+        logger.warning("%s replica %d answers again", self._names[key[0]], key[1])
+        pool.suspected.discard(key[1])
+        self._orchestrator.repair.answers(pool, key[1])
+        self._orchestrator.spawn(self._orchestrator.release())
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self._since.pop(key, None)
+        self._used.pop(key, None)
+        self._killed.discard(key)
+        self._orchestrator.stage_pools[key[0]].suspected.discard(key[1])
+        self._silence.forget(self._names[key[0]], key[1])

@@ -1,0 +1,73 @@
+"""The processes of replicas: which they are, what they hold, and whether they do anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+
+def pids_of(client: Any) -> list[int]:
+    """Of a replica's engine, as its client knows them; none where it runs on another host."""
+    return [process.pid for process in started_by(client) if getattr(process, "pid", None) is not None]
+
+
+def started_by(client: Any) -> Iterator[Any]:
+    """The processes of an engine core, or of a diffusion engine, that this process has started."""
+    manager = getattr(getattr(client, "resources", None), "engine_manager", None)
+    yield from getattr(manager, "processes", None) or ()
+    diffusion = getattr(getattr(client, "_proc_manager", None), "proc", None)
+    if diffusion is not None:
+        yield diffusion
+
+
+def with_children(pids: list[int]) -> list[psutil.Process]:
+    """These processes that still live, each before those that it has started."""
+    found: dict[int, psutil.Process] = {}
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            for one in (process, *process.children(recursive=True)):
+                found.setdefault(one.pid, one)
+        except psutil.Error:
+            continue
+    return list(found.values())
+
+
+def host_bytes(processes: list[psutil.Process]) -> int:
+    """Memory that is resident; what several share counts for each."""
+    held = 0
+    for process in processes:
+        try:
+            held += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return held
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float | None:
+    """Processor time that they have used; None while one waits for a processor or a disk, or can be asked no more."""
+    used = 0.0
+    for process in processes:
+        try:
+            with process.oneshot():
+                if process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP):
+                    return None
+                times = process.cpu_times()
+        except psutil.Error:
+            return None
+        used += times.user + times.system
+    return used
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """End them, be they stopped or not."""
+    for process in processes:
+        try:
+            if process.pid != os.getpid():
+                process.send_signal(signal.SIGKILL)
+        except psutil.Error:
+            continue

@@ -1,0 +1,173 @@
+"""In the process of a stage: what only it knows, told to the front end once a second.
+
+Bytes that its connectors move, hits of its prefix and encoder caches, and its device memory. The front end leaves word
+in the environment that it wants them (`ask`); where it does not, nothing here runs. A report is a file of the stage's
+process that the front end reads (`PagePublisher`); it lies apart, so that ``/metrics`` takes it for no page.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.engine.metrics_bridge import PagePublisher
+from vllm_omni_sched.engine.metrics_files import default_base, lineage
+
+VARIABLE = "VLLM_OMNI_SCHED_REPORT_TO"
+REMEMBERED = 8192  # requests and items whose first look into a cache was counted
+
+_MARK = "__omni_sched_report__"
+
+
+def reports_base() -> Path:
+    """Where reports lie; private to this user."""
+    return default_base().with_name(default_base().name + "-stages")
+
+
+def ask(environ: MutableMapping[str, str]) -> None:
+    """Stages that this process starts from now on report to it."""
+    environ[VARIABLE] = str(os.getpid())
+
+
+def ask_not(environ: MutableMapping[str, str]) -> None:
+    """They do not."""
+    environ.pop(VARIABLE, None)
+
+
+class Report:
+    """Sums since this process started; any thread may add to them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._edges: dict[str, list[float]] = {}  # by "from>to side": messages, bytes, seconds
+        self._caches: dict[str, list[int]] = {}  # by name: hits, lookups
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+
+    def moved(self, side: str, from_stage: Any, to_stage: Any, nbytes: int, seconds: float) -> None:
+        """A connector has put (``side`` "put") or got ("get") a message."""
+        with self._lock:
+            sums = self._edges.setdefault(f"{from_stage}>{to_stage} {side}", [0, 0, 0.0])
+            sums[0] += 1
+            sums[1] += nbytes
+            sums[2] += seconds
+
+    def looked_up(self, cache: str, who: Hashable, hits: int, lookups: int) -> None:
+        """So many of what was looked for was there; only the first look of each one counts, the rest find its own."""
+        with self._lock:
+            if (cache, who) in self._seen:
+                return
+            self._seen[cache, who] = None
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+            sums = self._caches.setdefault(cache, [0, 0])
+            sums[0] += hits
+            sums[1] += lookups
+
+    def page(self) -> bytes:
+        """All of it as JSON; ``processes``: this one, and those that it descends from."""
+        with self._lock:
+            edges = {name: list(sums) for name, sums in self._edges.items()}
+            caches = {name: list(sums) for name, sums in self._caches.items()}
+        body = {"processes": lineage(), "edges": edges, "caches": caches, "device_bytes": device_bytes()}
+        return json.dumps(body).encode()
+
+
+def device_bytes() -> int | None:
+    """What torch's allocator holds on all devices of this process; None where it uses none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "accelerator") or not torch.accelerator.is_available():
+        return None
+    device = torch.get_device_module()
+    if not getattr(device, "is_initialized", lambda: False)() or not hasattr(device, "memory_reserved"):
+        return None
+    return sum(int(device.memory_reserved(one)) for one in range(device.device_count()))
+
+
+@functools.cache
+def begin() -> Report | None:
+    """Report from this process, if the one that started it has asked for that; twice is fine."""
+    if os.environ.get(VARIABLE) in (None, str(os.getpid())):
+        return None
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+
+    report = Report()
+    _wrap(OmniConnectorFactory, "create_connector", functools.partial(_makes_counting, report))
+    _wrap(KVCacheManager, "get_computed_blocks", functools.partial(_counts_prefix, report))
+    _wrap(EncoderCacheManager, "check_and_update_cache", functools.partial(_counts_items, report))
+    publisher = PagePublisher("report", {}, report.page, base=reports_base())
+    publisher.start()
+    atexit.register(publisher.close)
+    return report
+
+
+def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    theirs = owner.__dict__.get(name)
+    method = getattr(theirs, "__func__", theirs)  # of a class method
+    if method is None or hasattr(method, _MARK):
+        return  # what this vLLM does not have is not reported
+    ours = functools.wraps(method)(wrap(method))
+    setattr(ours, _MARK, True)
+    setattr(owner, name, classmethod(ours) if isinstance(theirs, classmethod) else ours)
+
+
+def _makes_counting(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def create_connector(cls: Any, spec: Any) -> Any:
+        connector = theirs(cls, spec)
+        kind: Any = type(connector)
+        connector.__class__ = counting(kind, report)
+        return connector
+
+    return create_connector
+
+
+@functools.cache
+def counting(kind: type, report: Report) -> type:
+    """A class of connectors that does what this one does, and counts messages and their bytes."""
+
+    class Counting(kind):
+        def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
+            started = monotonic_seconds()
+            sent = super().put(from_stage, to_stage, put_key, data)
+            if sent[0]:
+                report.moved("put", from_stage, to_stage, int(sent[1]), monotonic_seconds() - started)
+            return sent
+
+        def get(self, from_stage: str, to_stage: str, get_key: str, *arguments: Any, **more: Any) -> Any:
+            started = monotonic_seconds()
+            got = super().get(from_stage, to_stage, get_key, *arguments, **more)
+            if got is not None:
+                report.moved("get", from_stage, to_stage, int(got[1]), monotonic_seconds() - started)
+            return got
+
+    Counting.__name__, Counting.__qualname__, Counting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return Counting
+
+
+def _counts_prefix(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def get_computed_blocks(self: Any, request: Any) -> Any:
+        found = theirs(self, request)
+        if getattr(self, "prefix_cache_lookup_enabled", lambda _: True)(request):
+            report.looked_up("prefix", request.request_id, int(found[1]), int(request.num_tokens))
+        return found
+
+    return get_computed_blocks
+
+
+def _counts_items(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def check_and_update_cache(self: Any, request: Any, input_id: int) -> bool:
+        hit: bool = theirs(self, request, input_id)
+        report.looked_up("encoder", (request.request_id, input_id), int(hit), 1)
+        return hit
+
+    return check_and_update_cache

@@ -1,0 +1,110 @@
+"""In the front end: what the processes of stages report, as facts of replicas and edges."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.engine.metrics_files import live_pages
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.omni.stages.report import ask, ask_not, begin, reports_base
+from vllm_omni_sched.stage_config import load_stage_config
+
+logger = logging.getLogger(__name__)
+
+_MARK = "__omni_sched_reports__"
+
+
+class Reports:
+    """Adds what is new in each report to the board.
+
+    Args:
+        board: gets it.
+        base: where reports lie; None: where stages of this process leave them.
+    """
+
+    def __init__(self, board: StageBoard, base: Path | None = None) -> None:
+        self._board, self._base = board, base
+        self._before: dict[str, Mapping[str, Any]] = {}  # the last report of each process
+
+    def read(self, replicas: Mapping[tuple[int, int], Iterable[int]]) -> None:
+        """Look at all reports.
+
+        Args:
+            replicas: the processes of each replica, by stage and replica id; others are nobody's.
+        """
+        owners = {pid: replica for replica, pids in replicas.items() for pid in pids}
+        device: dict[tuple[int, int], int] = {}
+        now: dict[str, Mapping[str, Any]] = {}
+        for _, page in live_pages(self._base or reports_base()):
+            try:
+                report = json.loads(page)
+                name, chain = report["processes"][0], [int(one.partition("@")[0]) for one in report["processes"]]
+            except (ValueError, KeyError, IndexError):
+                continue  # it is not whole
+            replica = next((owners[pid] for pid in chain if pid in owners), None)
+            if replica is None:
+                continue
+            now[name] = report
+            self._add(replica, report, self._before.get(name, {}))
+            if report["device_bytes"] is not None:
+                device[replica] = device.get(replica, 0) + report["device_bytes"]
+        self._before = now
+        for (stage, index), held in device.items():
+            self._board.memory(stage, index, held, None)
+
+    def _add(self, replica: tuple[int, int], report: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+        for name, sums in report["edges"].items():
+            edge, _, side = name.partition(" ")
+            from_stage, _, to_stage = edge.partition(">")
+            new = _less(sums, before.get("edges", {}).get(name))
+            if not (from_stage.isdigit() and to_stage.isdigit()) or not new[0]:
+                continue  # an edge of something that is no stage
+            key = int(from_stage), int(to_stage)
+            if not set(key) <= self._board.stages.keys():
+                continue
+            messages, nbytes, seconds = new
+            self._board.moved(*key, side, int(messages), int(nbytes), seconds)
+        for cache, sums in report["caches"].items():
+            hits, lookups = _less(sums, before.get("caches", {}).get(cache))
+            self._board.cache(*replica, cache, int(hits), int(lookups - hits))
+
+
+def _less(sums: Iterable[float], before: Iterable[float] | None) -> list[float]:
+    if before is None:
+        return list(sums)
+    return [max(new - old, 0) for new, old in zip(sums, before, strict=True)]
+
+
+def hook() -> None:
+    """In a stage's process: report. In others: ask stages to, as soon as some are started. Twice is fine."""
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+
+    begin()
+    theirs = AsyncOmniEngine._initialize_stages
+    if not hasattr(theirs, _MARK):
+        ours = functools.wraps(theirs)(_asks_first(theirs))
+        setattr(ours, _MARK, True)
+        AsyncOmniEngine._initialize_stages = ours
+
+
+def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
+        deploy = self._deploy_config_source
+        try:
+            config = load_stage_config(Path(deploy) if deploy else None, os.environ)
+        except ConfigError:
+            config = None  # said when the orchestrator is made
+        if config is not None and config.monitoring.enabled:
+            ask(os.environ)
+        else:
+            ask_not(os.environ)
+        return theirs(self, *arguments, **more)
+
+    return initialize_stages
