@@ -55,6 +55,24 @@ class Payloads:
             sleep_seconds(POLL_SECONDS)
         return found
 
+    def discard(self, pool: Any, names: Sequence[str], most: int) -> None:
+        """Take the pieces that nobody has got of what was sent to a stage under these names, and drop them. It blocks.
+
+        A receiver takes pieces in the order in which they are sent, so that those that lie there are in one row.
+
+        Args:
+            most: pieces of each.
+        """
+        connector = self._connector(pool)
+        edge = str(pool.stage_id - 1), str(pool.stage_id)
+        for name in names:
+            found = False
+            for piece in range(most):
+                lies = connector.get(*edge, f"{name}_{edge[0]}_{piece}") is not None
+                if found and not lies:
+                    break
+                found = lies
+
     def close(self) -> None:
         for connector in self._connectors.values():
             connector.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_omni.engine.stage_pool import StagePool
 
 if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.names import Names
     from vllm_omni_sched.omni.stages.queue import StageQueue
     from vllm_omni_sched.omni.stages.work import Work
 
@@ -16,6 +17,7 @@ class ScheduledPool(StagePool):
 
     queue: StageQueue
     starting: set[str]  # still in hand if their submission fails
+    names: Names | None = None  # of runs, where requests run again under new ones
 
     async def submit_initial(
         self,
@@ -80,5 +82,7 @@ class ScheduledPool(StagePool):
 
     def attach(self, replica_id: int, client: Any) -> None:
         """A replica is back."""
+        if self.names is not None:
+            self.names.put_on(client)
         self.clients[replica_id] = client
         self._unavailable_replicas.discard(replica_id)
