@@ -53,7 +53,7 @@ class ScheduledOrchestrator(Orchestrator):
             pool.__class__ = ScheduledPool
             pool.starting = set()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
-            pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
+            pool.queue.joined, pool.queue.ended = self._joined, self.repair.ended
 
     # ---- what goes in
 
@@ -79,6 +79,10 @@ class ScheduledOrchestrator(Orchestrator):
                 await self._dispatch_or_fail_request(
                     again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
                 )
+
+    def _joined(self, work: Work) -> None:
+        self.repair.knows(work)
+        self.sharing.joined(work)
 
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
@@ -115,8 +119,10 @@ class ScheduledOrchestrator(Orchestrator):
             receivers = queue.receivers(output.request_id)
             everybodys += [renamed(output, receiver) for receiver in receivers]
             queue.spoke(output.request_id)
-            if output.finished or getattr(output, "error", None) is not None:
-                self.sharing.ended(stage_id, output.request_id, receivers)
+            failed = getattr(output, "error", None) is not None
+            if output.finished or failed:
+                if not failed:  # else nothing is sent on
+                    self.sharing.ended(stage_id, output.request_id, receivers)
                 queue.finished(output.request_id)
                 if output.request_id not in self.request_states:  # it was begun for one that has left
                     self.repair.forget(output.request_id)
@@ -217,11 +223,12 @@ class ScheduledOrchestrator(Orchestrator):
         self.payloads.close()
         self._publisher.close()
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run it beside the loop; what it raises is logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._spawned.add(task)
         task.add_done_callback(self._over)
+        return task
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._spawned.discard(task)

@@ -30,7 +30,6 @@ class Outlet:
 
     1. A request ends once: what comes after its last message, or its error, is dropped.
     2. A stage that runs again says nothing that was said before; at temperature 0 it says the same again.
-    3. Of a request whose client has left nothing is told, though its work may go on for others.
 
     Args:
         queue: vLLM-Omni's, of which only `put` is used.
@@ -41,7 +40,6 @@ class Outlet:
         self._queue, self._kind = queue, kind
         self._said: dict[str, dict[int, _Said]] = {}
         self._ended: set[str] = set()
-        self._mute: set[str] = set()
         self.dropped = 0
 
     async def put(self, message: Any) -> None:
@@ -65,24 +63,20 @@ class Outlet:
         if said is not None:
             said.again, said.tokens_again, said.characters_again, said.chunks_again = True, 0, 0, 0
 
-    def mute(self, request_id: str) -> None:
-        self._mute.add(request_id)
-
     def forget(self, request_id: str) -> None:
         """The request has left the orchestrator."""
         self._said.pop(request_id, None)
         self._ended.discard(request_id)
-        self._mute.discard(request_id)
 
     def _ends(self, request_id: str) -> bool:
-        if request_id in self._mute or request_id in self._ended:
+        if request_id in self._ended:
             return False
         self._ended.add(request_id)
         return True
 
     def _unsaid(self, message: OutputMessage) -> OutputMessage | None:
         request_id, stage_id = message.request_id, message.stage_id
-        if request_id in self._mute or request_id in self._ended:
+        if request_id in self._ended:
             return None
         said = self._said.setdefault(request_id, {}).setdefault(stage_id, _Said())
         output = message.engine_outputs
@@ -94,6 +88,8 @@ class Outlet:
             output = self._rest(output, said, self._kind(request_id, stage_id), finished)
             if output is None and not message.finished:
                 return None
+            if output is None and self._kind(request_id, stage_id) is RequestOutputKind.DELTA:
+                output = _silent(message.engine_outputs)  # only that it ends is new
             if output is not None and output is not message.engine_outputs:
                 message = copy.copy(message)
                 message.engine_outputs = output
@@ -142,3 +138,14 @@ class Outlet:
         rest.outputs[0].token_ids, rest.outputs[0].text = tokens[old_tokens:], text[old_characters:]
         said.tokens, said.characters = max(said.tokens, said.tokens_again), max(said.characters, said.characters_again)
         return rest
+
+
+def _silent(output: Any) -> Any:
+    """The same output, without anything in it."""
+    its = copy.copy(output)
+    its.outputs = [copy.copy(completion) for completion in output.outputs]
+    for completion in its.outputs:
+        completion.token_ids, completion.text = [], ""
+        if hasattr(completion, "multimodal_output"):
+            completion.multimodal_output = None
+    return its
