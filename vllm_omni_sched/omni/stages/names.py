@@ -1,7 +1,7 @@
 """Names of runs: what runs again in all stages is another request to the engines, and to the connectors.
 
-In async-chunk mode stages exchange pieces under a request's external name, and a piece carries no other mark: a run that
-began anew under the same name would take the pieces of the one before for its own.
+In async-chunk mode stages exchange pieces under a request's external name, and a piece carries no other mark: a run
+that began anew under the same name would take the pieces of the one before for its own.
 """
 
 from __future__ import annotations

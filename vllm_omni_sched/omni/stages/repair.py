@@ -88,10 +88,9 @@ class Repair:
             parked[:] = [(name, again) for name, again in parked if name != request_id]
         if self._together is not None:
             self._together.forget(request_id, works)
-            states = self._orchestrator.request_states
-            for work in list(self._lost.values()):  # whose last follower was this one
-                if work.request_id not in states:
-                    self.forget(work.request_id)
+            for name in list(self._works):  # of those that this one has left last, who had left before
+                if name not in self._orchestrator.request_states:
+                    self.forget(name)
 
     async def died(self, pool: Any, replica_id: int, error: Exception) -> bool:
         """A replica is dead. Whether that was dealt with here."""

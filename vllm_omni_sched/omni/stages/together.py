@@ -21,8 +21,8 @@ STEPS = 64  # pieces more than tokens: of the prompt, and the one that ends it
 class Together:
     """Takes back what is left of a request after a death, and starts it anew from its first stage.
 
-    1. The stages have exchanged pieces, each of which is got once: what one has got is gone with it, and what the others
-       have made of theirs cannot be taken up again. So all of them begin anew, under a new name.
+    1. The stages have exchanged pieces, each of which is got once: what one has got is gone with it, and what the
+       others have made of theirs cannot be taken up again. So all of them begin anew, under a new name.
     2. What the run that is over has said and still says is dropped; a client hears only what is new to it.
     3. Pieces that nobody has got are taken from the connectors when the request has left.
 
