@@ -13,6 +13,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm_omni.engine.messages import ErrorMessage, OutputMessage, StageMetricsMessage
 from vllm_omni.metrics.stats import StageRequestStats, StageStats
+from vllm_omni.outputs.mm_outputs import MultimodalPayload
 
 from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL, FINAL_ONLY, Rig
 from vllm_omni_sched.omni.stages.outlet import Outlet
@@ -177,6 +178,28 @@ async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
         await chunk(i)
     heard = [float(one.engine_outputs.outputs[0].multimodal_output["audio"][0]) for one in queue._queue]
     assert heard == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("carrier", [dict, lambda given: MultimodalPayload.from_dict(given)], ids=["dict", "payload"])
+async def test_sound_that_comes_in_other_portions_is_cut_in_the_middle(carrier: Any) -> None:
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    outlet = Outlet(queue, lambda request_id, stage_id: DELTA)
+
+    async def portion(first: int, last: int) -> None:
+        ends = last == 12
+        completion = CompletionOutput(0, "", [], None, None, finish_reason="stop" if ends else None)
+        completion.multimodal_output = carrier({"audio": torch.arange(first, last), "sr": 8000})
+        output = RequestOutput("r", None, [1], None, [completion], finished=ends)
+        await outlet.put(OutputMessage(request_id="r", stage_id=1, engine_outputs=output, finished=ends))
+
+    await portion(0, 4)
+    await portion(4, 8)
+    outlet.runs_again("r", 1)
+    for first in (0, 3, 6, 9):
+        await portion(first, first + 3)
+    heard = [one.engine_outputs.outputs[0].multimodal_output for one in queue._queue]
+    assert [sample for one in heard for sample in one["audio"].tolist()] == list(range(12))
+    assert {int(one["sr"]) for one in heard} == {8000}
 
 
 async def test_of_an_aborted_request_its_client_gets_what_there_is_and_nothing_is_kept() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
-from tests.support.omni_stages import Rig, StageSpec
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
 from vllm_omni_sched.omni.stages import repair
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -109,3 +111,14 @@ async def test_an_error_of_a_stage_that_is_run_again_is_an_error() -> None:
         rig.replica(0).say(name, [], error=True)
         await rig.settle()
         assert rig.error("a")
+
+
+async def test_with_async_chunks_diffusion_stages_run_again_too() -> None:
+    async with Rig(FIRST, StageSpec(replicas=2, kind=DIFFUSION, final_output=True), async_chunk=True) as rig:
+        await rig.ask("a", each=[params(), OmniDiffusionSamplingParams(seed=1)])
+        await rig.kill(1, rig.replica_id(1, "a"))
+        assert list(rig.at(0)) == list(rig.at(1)) != ["a"]
+        for stage_id in (0, 1):
+            await rig.finish(stage_id, *rig.at(stage_id))
+        assert len(rig.ends("a")) == 1
+        assert not rig.left_over()

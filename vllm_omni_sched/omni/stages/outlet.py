@@ -10,6 +10,8 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind
 from vllm_omni.engine.messages import ErrorMessage, OutputMessage
 
+from vllm_omni_sched.omni.stages.sound import samples, without_first
+
 
 @dataclass
 class _Said:
@@ -21,7 +23,9 @@ class _Said:
     again: bool = False
     tokens_again: int = 0
     characters_again: int = 0
-    chunks: int = 0  # outputs without a token: sound, pictures
+    samples: int = 0  # of sound
+    samples_again: int = 0
+    chunks: int = 0  # other outputs without a token: pictures
     chunks_again: int = 0
 
 
@@ -61,7 +65,8 @@ class Outlet:
         """From here on the stage says what it has said before, from its beginning."""
         said = self._said.get(request_id, {}).get(stage_id)
         if said is not None:
-            said.again, said.tokens_again, said.characters_again, said.chunks_again = True, 0, 0, 0
+            said.again, said.tokens_again, said.characters_again = True, 0, 0
+            said.samples_again = said.chunks_again = 0
 
     def forget(self, request_id: str) -> None:
         """The request has left the orchestrator."""
@@ -104,7 +109,10 @@ class Outlet:
     def _note(said: _Said, completion: Any, kind: RequestOutputKind | None) -> None:
         tokens, characters = len(completion.token_ids or ()), len(completion.text or "")
         if kind is RequestOutputKind.DELTA:
-            said.chunks += not tokens and not characters
+            if not tokens and not characters:
+                count = samples(completion)
+                said.chunks += count is None
+                said.samples += count or 0
             said.tokens += tokens
             said.characters += characters
         else:
@@ -121,6 +129,15 @@ class Outlet:
             self._note(said, completion, kind)
             return output
         tokens, text = list(completion.token_ids or ()), completion.text or ""
+        if not tokens and not text and (count := samples(completion)) is not None:
+            old = min(max(said.samples - said.samples_again, 0), count)
+            said.samples_again += count
+            if old == count and not finished:
+                return None
+            said.samples = max(said.samples, said.samples_again)
+            rest = copy.copy(output)
+            rest.outputs = [without_first(completion, old), *output.outputs[1:]]
+            return rest
         if not tokens and not text:
             said.chunks_again += 1
             if said.chunks_again <= said.chunks and not finished:
