@@ -183,7 +183,8 @@ class Repair:
         if work is None:
             return
         if self._together is not None:
-            await self._together.resume(work, replica.index, self._works[work.request_id])
+            if work.request_id in self._works:
+                await self._together.resume(work, replica.index, self._works[work.request_id])
             return
         orchestrator = self._orchestrator
         receivers = orchestrator.stage_pools[work.stage_id].queue.receivers(work.request_id)
