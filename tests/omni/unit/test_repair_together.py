@@ -147,6 +147,22 @@ async def test_requests_wait_for_the_only_replica() -> None:
         assert not rig.left_over()
 
 
+async def test_what_waits_in_other_stages_does_not_start_before() -> None:
+    async with Rig(FIRST, StageSpec(final_output=True, edge=True, max_num_seqs=1), async_chunk=True) as rig:
+        for name in "ab":
+            await rig.ask(name, (ord(name),))
+        assert (list(rig.at(0)), list(rig.at(1))) == (["a", "b"], ["a"])
+        rig.runtime.go.clear()
+        await rig.kill(0)
+        assert not rig.at(1), "it would wait for pieces, which has a limit"
+        rig.runtime.go.set()
+        await rig.settle()
+        for _ in "ab":
+            await finish(rig)
+        assert [rig.answer(name) for name in "ab"] == [rig.expected((ord(name),)) for name in "ab"]
+        assert not rig.left_over()
+
+
 async def test_replicas_of_two_stages_that_die_at_once() -> None:
     async with Rig(FIRST, SECOND, async_chunk=True) as rig:
         await rig.ask("a")

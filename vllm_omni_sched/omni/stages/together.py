@@ -57,13 +57,22 @@ class Together:
             and after.has(name)
         ]
 
-    def stop(self, lost: Work, works: Mapping[int, Work]) -> list[Work]:
+    def stop(self, lost: Work, works: dict[int, Work]) -> list[Work]:
         """Take a request back from all stages; that of ``lost`` has been lost.
 
+        What waits does not start before ``lost`` has a place: it would wait for pieces, which has a limit.
+
+        Args:
+            works: of the request; what waits is added.
+
         Returns:
-            What was taken back.
+            What was taken back from replicas.
         """
         name, orchestrator, taken = lost.request_id, self._orchestrator, []
+        for pool in orchestrator.stage_pools:
+            waiting = pool.queue.waiting.pop(name, None)
+            if waiting is not None:
+                works[pool.stage_id] = waiting
         present = {stage_id: self.names.present(work.runs_as) for stage_id, work in works.items()}
         self.names.again(name, {work.runs_as for work in works.values()})
         for stage_id, work in works.items():
