@@ -79,6 +79,16 @@ async def test_one_that_waited_too_long_fails() -> None:
         assert not rig.left_over()
 
 
+async def test_so_does_one_with_async_chunks() -> None:
+    async with Rig(StageSpec(), FINAL, async_chunk=True, **recovery(max_wait_seconds=5.0)) as rig:
+        await rig.ask("a")
+        rig.runtime.go.clear()
+        await rig.kill(1)
+        await rig.tick(6.0)
+        assert "waited" in rig.error("a")
+        assert not rig.left_over()
+
+
 async def test_what_was_kept_fails_when_no_replica_comes_back() -> None:
     async with Rig(FINAL, **recovery(max_restarts=1, max_wait_seconds=5.0)) as rig:
         rig.runtime.go.clear()

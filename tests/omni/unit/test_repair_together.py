@@ -273,16 +273,6 @@ async def test_moves_of_all_stages_count() -> None:
         assert not rig.left_over()
 
 
-async def test_one_that_waited_too_long_fails() -> None:
-    async with Rig(FIRST, SECOND, async_chunk=True, **recovery(max_wait_seconds=5.0)) as rig:
-        await rig.ask("a")
-        rig.runtime.go.clear()
-        await rig.kill(1)
-        await rig.tick(6.0)
-        assert "waited" in rig.error("a")
-        assert not rig.left_over()
-
-
 async def test_when_no_replica_is_left_or_coming_requests_fail() -> None:
     async with Rig(FIRST, SECOND, async_chunk=True, **recovery(restart=False)) as rig:
         await rig.ask("a")
