@@ -19,8 +19,8 @@ ENVIRONMENT = {
     # one thread a stage: they share the machine, and sums are added up in one order
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # a payload that is lost fails its request instead of parking it for ten minutes
-    "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30",
+    # a payload that is lost fails its request instead of parking it for ten minutes; a stage that died is back before
+    "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "100",
 }
 
 

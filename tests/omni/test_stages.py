@@ -17,15 +17,17 @@ from tests.omni.harness.stage_scenarios import CROWD, STAGE_SCENARIOS
 pytestmark = pytest.mark.slow
 
 STOCK = ("one_by_one", "undisturbed")
-REPLICAS = {"full_payload": 2, "async_chunk": 1}  # of the talker
-DEATHS = ("killed_0", "killed_1")
-CALM = tuple(name for name in STAGE_SCENARIOS if name not in ("undisturbed", *DEATHS))
-SCHEDULED = {  # in async-chunk mode the requests of a dead replica fail: tests/omni/unit/test_repair.py
-    "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
-    "async_chunk": (*SCENARIOS, *CALM),
+REPLICAS = 2  # of the talker
+PATIENT = {
+    # on a machine that is busy with other things batches would shrink until no replica had two requests to lose
+    "batching": {"target_latency_ms": 60_000.0},
+    "runtime": {"drain_seconds": 600.0},
 }
-
-PATIENT = {"runtime": {"drain_seconds": 600.0}}  # a busy machine is slow
+DEATHS = ("killed_0", "killed_1")
+SCHEDULED = {
+    "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
+    "async_chunk": (*SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
+}
 
 in_both_modes = pytest.mark.parametrize("mode", MODES)
 
@@ -41,7 +43,7 @@ def scheduled(ran: Ran, mode: Mode) -> dict[str, Any]:
         mode,
         REFERENCE,
         scheduling=PATIENT,
-        replicas=REPLICAS[mode],
+        replicas=REPLICAS,
         replicated=1,
         scenarios=SCHEDULED[mode],
     )
@@ -94,8 +96,9 @@ def test_the_work_of_one_that_leaves_goes_on_for_others(ran: Ran, mode: Mode):
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_all_are_answered_though_a_replica_is_killed(ran: Ran, death: str):
-    found = scheduled(ran, "full_payload")["scenarios"][death]
+@in_both_modes
+def test_all_are_answered_though_a_replica_is_killed(ran: Ran, mode: Mode, death: str):
+    found = scheduled(ran, mode)["scenarios"][death]
     assert found["lost"] > 1
     assert found["answers"].keys() == CROWD.keys()
     assert_as_stock(ran, found["answers"])
@@ -120,7 +123,7 @@ def test_each_stage_says_once_that_a_request_is_done(ran: Ran, mode: Mode):
     """Of vLLM-Omni alone, too: else that ours say it as often would mean nothing."""
     assert {tuple(answer["ends"].values()) for answer in stock(ran, "undisturbed")["answers"].values()} == {(1, 1)}
     scenarios = scheduled(ran, mode)["scenarios"]
-    for name in set(SCHEDULED[mode]) & STAGE_SCENARIOS.keys() - {"told"}:
+    for name in set(SCHEDULED) & STAGE_SCENARIOS.keys() - {"told"}:
         for answer in scenarios[name]["answers"].values():
             assert set(answer["ends"].values()) == {1}
 
@@ -133,16 +136,15 @@ def test_metrics_tell_what_happened(ran: Ran, mode: Mode):
         return sum(value for name, of, value in samples if name == metric and labels.items() <= of.items())
 
     for stage in "012":
-        least = 2 * 2 * len(CROWD) if mode == "full_payload" else len(SCENARIOS)
-        assert total("requests_total", stage=stage, outcome="finished") >= least
+        assert total("requests_total", stage=stage, outcome="finished") >= 2 * 2 * len(CROWD)
         assert total("latency_seconds_count", stage=stage) == total("requests_total", stage=stage, outcome="finished")
         assert total("waiting", stage=stage) == total("running", stage=stage) == 0
         assert total("host_memory_bytes", stage=stage) > 0
     followers = {"merged": 5 + 2, "handed_over": 2, "parting": 3 if mode == "full_payload" else 1 + 1}
     assert total("merged_requests_total", stage="0") == sum(followers.values())
     for stage in "01":
-        assert total("restarts_total", stage=stage) == (mode == "full_payload")
-        assert (total("redispatched_requests_total", stage=stage) >= 1) == (mode == "full_payload")
+        assert total("restarts_total", stage=stage) == 1
+        assert total("redispatched_requests_total", stage=stage) >= 1
     assert total("restarts_total", stage="2") == 0
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
@@ -162,3 +164,72 @@ def test_a_picture_with_a_seed_has_a_key_and_one_without_has_none() -> None:
     assert drawn(seed=1, num_inference_steps=4) == drawn(seed=1, num_inference_steps=4) is not None
     assert drawn(seed=1, num_inference_steps=4) != drawn(seed=1, num_inference_steps=5)
     assert drawn(num_inference_steps=4) is None
+
+
+def picture(level: int = 1, **how: Any) -> Image.Image:
+    made = Image.new(how.pop("mode", "L"), how.pop("size", (4, 2)), level)
+    made.getexif().update(how.pop("exif", {}))
+    return made
+
+
+def contents() -> list[Any]:
+    return [
+        np.zeros(4, np.float32),
+        np.zeros(4, np.int32),
+        np.zeros((2, 2), np.float32),
+        np.ones(4, np.float32),
+        np.float32(0.0),
+        torch.zeros(4),
+        torch.zeros(4, dtype=torch.bfloat16),
+        torch.zeros(2, 2),
+        torch.ones(4),
+        torch.tensor(0.0),
+        picture(),
+        picture(2),
+        picture(size=(2, 4)),
+        picture(mode="P"),
+        picture(exif={0x0112: 6}),
+        (np.zeros(4, np.float32), 16000),
+        (np.zeros(4, np.float32), 8000),
+    ]
+
+
+def with_data(data: Any, **request: Any) -> str | None:
+    return key(prompt={"prompt_token_ids": [1, 2], "multi_modal_data": {"image": data}}, **request)
+
+
+def test_arrays_tensors_and_pictures_count_by_what_they_hold() -> None:
+    keys = [with_data(one) for one in contents()]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert keys == [with_data(one) for one in contents()]
+    every_other = np.arange(8, dtype=np.float32)[::2]
+    assert with_data(every_other) == with_data(every_other.copy())
+    assert with_data(torch.arange(8)[::2]) == with_data(torch.arange(8)[::2].clone())
+
+
+def test_what_holds_something_that_cannot_be_told_has_no_key() -> None:
+    assert with_data(np.array([object()])) is None
+    assert with_data(torch.zeros(4).to_sparse()) is None
+    assert with_data([picture(), object()]) is None
+
+
+def test_items_that_the_request_names_count_by_their_names() -> None:
+    named = [item("p1"), item("p2", offset=1)]
+    pictures = [object(), object()]  # not looked at
+    assert with_data(pictures, mm_features=named) is not None
+    assert with_data(pictures, mm_features=named) == with_data([object(), object()], mm_features=named)
+    assert with_data(pictures, mm_features=named) != with_data(pictures, mm_features=named[::-1])
+    assert with_data(pictures, mm_features=named[:1]) is None, "one of them has no name"
+
+
+def test_the_same_picture_is_drawn_from_once() -> None:
+    """A diffusion stage that comes first gets pictures as they are."""
+    given = OmniDiffusionSamplingParams(seed=1)
+
+    def drawn(level: int) -> str | None:
+        prompt = {"prompt": "a cat", "multi_modal_data": {"image": picture(level)}}
+        return first_key(state_of("a", [given], prompt), prompt, 0)
+
+    assert drawn(1) == drawn(1) is not None
+    assert drawn(1) != drawn(2)

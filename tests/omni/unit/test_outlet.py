@@ -13,6 +13,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm_omni.engine.messages import ErrorMessage, OutputMessage, StageMetricsMessage
 from vllm_omni.metrics.stats import StageRequestStats, StageStats
+from vllm_omni.outputs.mm_outputs import MultimodalPayload
 
 from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL, FINAL_ONLY, Rig
 from vllm_omni_sched.omni.stages.outlet import Outlet
@@ -108,14 +109,6 @@ async def test_what_comes_after_an_error_is_dropped() -> None:
     assert client.queue.qsize() == 1
 
 
-async def test_nothing_is_told_of_a_muted_request() -> None:
-    client = Client(CUMULATIVE)
-    client.outlet.mute("r")
-    assert not await client.told([1], "a", last=True, ends=True)
-    await client.outlet.put(ErrorMessage(request_id="r", error="it failed"))
-    assert client.queue.qsize() == 0
-
-
 async def test_stages_are_told_apart() -> None:
     client = Client(CUMULATIVE)
     await client.told([1, 2], "ab", stage=0)
@@ -130,6 +123,17 @@ async def test_a_stage_that_was_whole_says_nothing_when_it_runs_again() -> None:
     client.outlet.runs_again("r", 0)
     assert not await client.told([1], "a", stage=0, last=True)
     assert await client.told([2], "b", stage=1, last=True, ends=True)
+
+
+async def test_a_stage_that_was_whole_and_ends_the_request_when_it_runs_again_says_nothing_twice() -> None:
+    """In async-chunk mode the stages of a second run may end in another order than those of the first."""
+    client = Client(DELTA)
+    assert await client.told([1, 2], "ab", stage=1, last=True)
+    client.outlet.runs_again("r", 1)
+    assert not await client.told([1], "a", stage=1)
+    assert await client.told([2], "b", stage=1, last=True, ends=True)
+    assert client.put_together() == ([1, 2], "ab")
+    assert [one.finished for one in client.queue._queue] == [False, True]
 
 
 async def test_a_name_is_free_again_when_its_request_has_left() -> None:
@@ -174,6 +178,28 @@ async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
         await chunk(i)
     heard = [float(one.engine_outputs.outputs[0].multimodal_output["audio"][0]) for one in queue._queue]
     assert heard == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("carrier", [dict, lambda given: MultimodalPayload.from_dict(given)], ids=["dict", "payload"])
+async def test_sound_that_comes_in_other_portions_is_cut_in_the_middle(carrier: Any) -> None:
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    outlet = Outlet(queue, lambda request_id, stage_id: DELTA)
+
+    async def portion(first: int, last: int) -> None:
+        ends = last == 12
+        completion = CompletionOutput(0, "", [], None, None, finish_reason="stop" if ends else None)
+        completion.multimodal_output = carrier({"audio": torch.arange(first, last), "sr": 8000})
+        output = RequestOutput("r", None, [1], None, [completion], finished=ends)
+        await outlet.put(OutputMessage(request_id="r", stage_id=1, engine_outputs=output, finished=ends))
+
+    await portion(0, 4)
+    await portion(4, 8)
+    outlet.runs_again("r", 1)
+    for first in (0, 3, 6, 9):
+        await portion(first, first + 3)
+    heard = [one.engine_outputs.outputs[0].multimodal_output for one in queue._queue]
+    assert [sample for one in heard for sample in one["audio"].tolist()] == list(range(12))
+    assert {int(one["sr"]) for one in heard} == {8000}
 
 
 async def test_of_an_aborted_request_its_client_gets_what_there_is_and_nothing_is_kept() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.recovery import (
+    Aborted,
     Cleared,
     Deliver,
     Died,
@@ -37,7 +38,7 @@ from vllm_omni_sched.monitor.recovery import (
     plan_rerun,
 )
 
-A, B, C = Replica(0, 0), Replica(0, 1), Replica(1, 0)
+A, B, C, D = Replica(0, 0), Replica(0, 1), Replica(1, 0), Replica(1, 1)
 LINE = {0: (), 1: (0,), 2: (1,)}
 
 
@@ -106,6 +107,19 @@ def test_a_poisonous_request_is_given_up_before_it_has_killed_them_all():
     one.on_event(Dispatched("bad", A), 0.0)
     assert Redispatch("bad", B, 2, (0,)) in one.on_event(Died(A), 1.0)
     assert Fail("bad", FailReason.POISON) in one.on_event(Died(B), 2.0)
+
+
+def test_moves_of_all_stages_count_for_a_request_that_is_in_several_at_a_time():
+    one = Recovery(dict.fromkeys((A, B, C, D), math.inf), {}, RecoveryOptions(max_redispatches=1), random.Random(1))
+    for name, replica in (("a@0", A), ("a@1", C)):
+        one.on_event(Dispatched(name, replica, "a"), 0.0)
+    assert Redispatch("a@1", D, 2, (1,)) in told(one.on_event(Died(C), 1.0))
+    assert Fail("a@0", FailReason.REDISPATCHES) in told(one.on_event(Died(A), 2.0))
+    one.on_event(Aborted("a@1"), 3.0)
+    assert len(one) == 0
+    one.on_event(Dispatched("a@0", B, "a"), 4.0)  # another one of that name
+    one.on_event(Restarted(A), 4.0)
+    assert Redispatch("a@0", A, 2, (0,)) in told(one.on_event(Died(B), 5.0))
 
 
 def test_the_last_chance_is_shared_with_few():

@@ -41,10 +41,14 @@ class IncidentKind(str, Enum):
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The orchestrator gave a request to a replica, for the first time or as its next stage."""
+    """The orchestrator gave a request to a replica, for the first time or as its next stage.
+
+    ``whole``: one that is in several stages at a time has a request_id in each; what they have in common.
+    """
 
     request_id: str
     replica: Replica
+    whole: str = ""
 
 
 @dataclass(frozen=True)

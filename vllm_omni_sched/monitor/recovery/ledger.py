@@ -1,6 +1,7 @@
 """Where each request is."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from vllm_omni_sched.monitor.recovery.events import Replica
@@ -12,11 +13,11 @@ class Entry:
 
     request_id: str
     stage: int
+    whole: str  # what the entries of one request have in common that is in several places
     replica: Replica | None = None
     attempt: int = 0  # dispatches so far
     stages: tuple[int, ...] = ()  # to run, the present one first
     held: set[int] = field(default_factory=set)  # finished stages whose output is held
-    redispatches: int = 0
     deaths: int = 0  # in a row
     until: float = math.inf  # while it waits
     told: bool = False  # that it waits
@@ -28,9 +29,14 @@ class Ledger:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, Entry] = {}  # first to wait first
+        self.redispatches: Counter[str] = Counter()  # by `Entry.whole`
+        self._parts: Counter[str] = Counter()  # entries of each
 
-    def enter(self, request_id: str, stage: int) -> Entry:
-        return self.entries.setdefault(request_id, Entry(request_id, stage))
+    def enter(self, request_id: str, stage: int, whole: str) -> Entry:
+        if request_id not in self.entries:
+            self.entries[request_id] = Entry(request_id, stage, whole)
+            self._parts[whole] += 1
+        return self.entries[request_id]
 
     def wait(self, entry: Entry, until: float) -> None:
         entry.replica, entry.until, entry.told = None, until, False
@@ -42,4 +48,9 @@ class Ledger:
 
     def leave(self, request_id: str) -> Entry | None:
         self.waiting.pop(request_id, None)
-        return self.entries.pop(request_id, None)
+        entry = self.entries.pop(request_id, None)
+        if entry is not None:
+            self._parts[entry.whole] -= 1
+            if not self._parts[entry.whole]:
+                del self._parts[entry.whole], self.redispatches[entry.whole]
+        return entry

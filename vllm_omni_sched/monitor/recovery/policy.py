@@ -57,7 +57,9 @@ class Recovery:
     6. A replica that is to be moved (`Draining`) gets no request that lost its own, and leaves (`Left`) only empty;
        to die before is to die as others do.
 
-    A request is at one stage at a time. An event about what is unknown changes nothing, and neither does one that makes
+    6. A request that is in several stages at a time has an entry in each; how often it moved counts for all of them.
+
+    An entry is at one stage at a time. An event about what is unknown changes nothing, and neither does one that makes
     no sense in the phase of the replica: it cannot die twice.
 
     Args:
@@ -115,8 +117,8 @@ class Recovery:
         """
         actions: list[Action] = []
         match event:
-            case Dispatched(request_id, replica):
-                self._dispatched(request_id, replica, now, actions)
+            case Dispatched():
+                self._dispatched(event, now, actions)
             case Finished():
                 self._finished(event, actions)
             case Aborted(request_id):
@@ -133,10 +135,11 @@ class Recovery:
 
     # requests
 
-    def _dispatched(self, request_id: str, replica: Replica, now: float, actions: list[Action]) -> None:
+    def _dispatched(self, event: Dispatched, now: float, actions: list[Action]) -> None:
+        request_id, replica = event.request_id, event.replica
         if replica not in self._replicas:
             raise ValueError(f"request {request_id!r} was dispatched to {replica}, which does not exist")
-        entry = self._ledger.enter(request_id, replica.stage)
+        entry = self._ledger.enter(request_id, replica.stage, event.whole or request_id)
         if entry.replica is not None or request_id in self._ledger.waiting:
             raise ValueError(f"request {request_id!r} was dispatched to {replica} while it is in flight")
         entry.stage, entry.stages = replica.stage, (replica.stage,)
@@ -180,7 +183,7 @@ class Recovery:
         entry.deaths += 1
         if entry.deaths >= self.options.poison_deaths:
             self._fail(entry, FailReason.POISON, actions)
-        elif entry.redispatches >= self.options.max_redispatches:
+        elif self._ledger.redispatches[entry.whole] >= self.options.max_redispatches:
             self._fail(entry, FailReason.REDISPATCHES, actions)
         else:
             self._ledger.wait(entry, now + self.options.max_wait_seconds)
@@ -194,7 +197,7 @@ class Recovery:
             if target is not None:
                 self._ledger.stop_waiting(entry)
                 entry.stages, entry.stage = stages, stages[0]
-                entry.redispatches += 1
+                self._ledger.redispatches[entry.whole] += 1
                 self._give(entry, target)
                 actions.append(Redispatch(entry.request_id, target.replica, entry.attempt, stages))
             elif now >= entry.until:

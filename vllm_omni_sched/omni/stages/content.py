@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -12,6 +13,7 @@ from vllm_omni_sched.graph.content_key import content_key
 from vllm_omni_sched.omni.stages.requests import extra_of
 
 OURS = "omni_"  # our own words in `extra_args`: they say how urgent a request is, not what it says
+ORIENTATION = 0x0112  # the one tag of EXIF that changes what is seen
 IDS = frozenset({"global_request_id", "request_id"})  # vLLM-Omni writes them into prompts
 
 
@@ -29,7 +31,7 @@ def first_key(state: Any, request: Any, until: int) -> str | None:
     try:
         return content_key(
             {
-                "prompt": _plain(state.prompt),
+                "prompt": _plain(_without_items(state.prompt, request)),
                 "request": _request(request),
                 "params": [_params(each) for each in params],
                 "ends": [state.final_stage_id, *sorted(state.final_output_stage_ids)],
@@ -62,6 +64,18 @@ def seeded(params: Any) -> bool:
     return getattr(params, "seed", None) is not None or extra_of(params).get("seed") is not None
 
 
+def _without_items(prompt: Any, request: Any) -> Any:
+    """A prompt without its multimodal data, where the engine's request names all of it by content."""
+    data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+    if not isinstance(data, Mapping):
+        return prompt
+    named = Counter(item.modality for item in getattr(request, "mm_features", None) or ())
+    given = {modality: len(items) if isinstance(items, list) else 1 for modality, items in data.items()}
+    if named != given:
+        return prompt
+    return {name: value for name, value in prompt.items() if name != "multi_modal_data"}
+
+
 def _request(request: Any) -> dict[str, Any]:
     if not hasattr(request, "prompt_token_ids"):
         return {"prompt": _plain(request)}  # of a diffusion stage
@@ -88,7 +102,7 @@ def _params(params: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, text, lists and mappings, without the names of requests; `content_key` refuses the rest."""
+    """Content in plain values, without the names of requests; `content_key` refuses what has none."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -97,4 +111,44 @@ def _plain(value: Any) -> Any:
         return sorted(map(_plain, value), key=repr)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    return _content(value)
+
+
+def _content(value: Any) -> Any:
+    """What arrays, tensors and pictures hold, with what tells them apart from others that hold the same bytes."""
+    kind = type(value).__module__.partition(".")[0]
+    if kind == "torch" and hasattr(value, "untyped_storage"):
+        return _tensor(value)
+    if kind == "numpy" and hasattr(value, "dtype"):  # arrays and scalars
+        if value.dtype.hasobject:
+            raise TypeError("an array of objects")
+        return {"array": value.dtype.str, "shape": list(value.shape), "bytes": value.tobytes()}
+    if kind == "PIL" and hasattr(value, "tobytes"):
+        return _picture(value)
     return value
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout}")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return {
+        "tensor": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "bytes": flat.view(torch.uint8).numpy().tobytes(),
+    }
+
+
+def _picture(picture: Any) -> dict[str, Any]:
+    if getattr(picture, "n_frames", 1) > 1:
+        raise TypeError("a picture of several frames")
+    return {
+        "picture": picture.mode,
+        "size": list(picture.size),
+        "bytes": picture.tobytes(),
+        "palette": picture.getpalette(),
+        "transparency": _plain(picture.info.get("transparency")),
+        "orientation": picture.getexif().get(ORIENTATION),
+    }

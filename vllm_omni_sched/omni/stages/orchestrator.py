@@ -66,7 +66,7 @@ class ScheduledOrchestrator(Orchestrator):
             pool.at_once = requests_at_once(pool, runtime)
             pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
-            pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
+            pool.queue.joined, pool.queue.ended = self._joined, self.repair.ended
 
     # ---- what goes in
 
@@ -92,6 +92,10 @@ class ScheduledOrchestrator(Orchestrator):
                 await self._dispatch_or_fail_request(
                     again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
                 )
+
+    def _joined(self, work: Work) -> None:
+        self.repair.knows(work)
+        self.sharing.joined(work)
 
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
@@ -129,9 +133,11 @@ class ScheduledOrchestrator(Orchestrator):
             receivers = queue.receivers(output.request_id)
             everybodys += [renamed(output, receiver) for receiver in receivers]
             ended = queue.spoke(output.request_id) or ended
-            if output.finished or getattr(output, "error", None) is not None:
-                self.sharing.ended(stage_id, output.request_id, receivers)
-                queue.finished(output.request_id, well=getattr(output, "error", None) is None)
+            failed = getattr(output, "error", None) is not None
+            if output.finished or failed:
+                if not failed:  # else nothing is sent on
+                    self.sharing.ended(stage_id, output.request_id, receivers)
+                queue.finished(output.request_id, well=not failed)
                 if output.request_id not in self.request_states:  # it was begun for one that has left
                     self.repair.forget(output.request_id)
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
@@ -250,11 +256,12 @@ class ScheduledOrchestrator(Orchestrator):
         self.payloads.close()
         self._publisher.close()
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run it beside the loop; what it raises is logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._spawned.add(task)
         task.add_done_callback(self._over)
+        return task
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._spawned.discard(task)

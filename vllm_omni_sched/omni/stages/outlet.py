@@ -10,6 +10,8 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind
 from vllm_omni.engine.messages import ErrorMessage, OutputMessage
 
+from vllm_omni_sched.omni.stages.sound import samples, without_first
+
 
 @dataclass
 class _Said:
@@ -21,7 +23,9 @@ class _Said:
     again: bool = False
     tokens_again: int = 0
     characters_again: int = 0
-    chunks: int = 0  # outputs without a token: sound, pictures
+    samples: int = 0  # of sound
+    samples_again: int = 0
+    chunks: int = 0  # other outputs without a token: pictures
     chunks_again: int = 0
 
 
@@ -30,7 +34,6 @@ class Outlet:
 
     1. A request ends once: what comes after its last message, or its error, is dropped.
     2. A stage that runs again says nothing that was said before; at temperature 0 it says the same again.
-    3. Of a request whose client has left nothing is told, though its work may go on for others.
 
     Args:
         queue: vLLM-Omni's, of which only `put` is used.
@@ -41,7 +44,6 @@ class Outlet:
         self._queue, self._kind = queue, kind
         self._said: dict[str, dict[int, _Said]] = {}
         self._ended: set[str] = set()
-        self._mute: set[str] = set()
         self.dropped = 0
 
     async def put(self, message: Any) -> None:
@@ -63,26 +65,23 @@ class Outlet:
         """From here on the stage says what it has said before, from its beginning."""
         said = self._said.get(request_id, {}).get(stage_id)
         if said is not None:
-            said.again, said.tokens_again, said.characters_again, said.chunks_again = True, 0, 0, 0
-
-    def mute(self, request_id: str) -> None:
-        self._mute.add(request_id)
+            said.again, said.tokens_again, said.characters_again = True, 0, 0
+            said.samples_again = said.chunks_again = 0
 
     def forget(self, request_id: str) -> None:
         """The request has left the orchestrator."""
         self._said.pop(request_id, None)
         self._ended.discard(request_id)
-        self._mute.discard(request_id)
 
     def _ends(self, request_id: str) -> bool:
-        if request_id in self._mute or request_id in self._ended:
+        if request_id in self._ended:
             return False
         self._ended.add(request_id)
         return True
 
     def _unsaid(self, message: OutputMessage) -> OutputMessage | None:
         request_id, stage_id = message.request_id, message.stage_id
-        if request_id in self._mute or request_id in self._ended:
+        if request_id in self._ended:
             return None
         said = self._said.setdefault(request_id, {}).setdefault(stage_id, _Said())
         output = message.engine_outputs
@@ -94,6 +93,8 @@ class Outlet:
             output = self._rest(output, said, self._kind(request_id, stage_id), finished)
             if output is None and not message.finished:
                 return None
+            if output is None and self._kind(request_id, stage_id) is RequestOutputKind.DELTA:
+                output = _silent(message.engine_outputs)  # only that it ends is new
             if output is not None and output is not message.engine_outputs:
                 message = copy.copy(message)
                 message.engine_outputs = output
@@ -108,7 +109,10 @@ class Outlet:
     def _note(said: _Said, completion: Any, kind: RequestOutputKind | None) -> None:
         tokens, characters = len(completion.token_ids or ()), len(completion.text or "")
         if kind is RequestOutputKind.DELTA:
-            said.chunks += not tokens and not characters
+            if not tokens and not characters:
+                count = samples(completion)
+                said.chunks += count is None
+                said.samples += count or 0
             said.tokens += tokens
             said.characters += characters
         else:
@@ -125,6 +129,15 @@ class Outlet:
             self._note(said, completion, kind)
             return output
         tokens, text = list(completion.token_ids or ()), completion.text or ""
+        if not tokens and not text and (count := samples(completion)) is not None:
+            old = min(max(said.samples - said.samples_again, 0), count)
+            said.samples_again += count
+            if old == count and not finished:
+                return None
+            said.samples = max(said.samples, said.samples_again)
+            rest = copy.copy(output)
+            rest.outputs = [without_first(completion, old), *output.outputs[1:]]
+            return rest
         if not tokens and not text:
             said.chunks_again += 1
             if said.chunks_again <= said.chunks and not finished:
@@ -142,3 +155,14 @@ class Outlet:
         rest.outputs[0].token_ids, rest.outputs[0].text = tokens[old_tokens:], text[old_characters:]
         said.tokens, said.characters = max(said.tokens, said.tokens_again), max(said.characters, said.characters_again)
         return rest
+
+
+def _silent(output: Any) -> Any:
+    """The same output, without anything in it."""
+    its = copy.copy(output)
+    its.outputs = [copy.copy(completion) for completion in output.outputs]
+    for completion in its.outputs:
+        completion.token_ids, completion.text = [], ""
+        if hasattr(completion, "multimodal_output"):
+            completion.multimodal_output = None
+    return its

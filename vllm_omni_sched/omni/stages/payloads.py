@@ -27,18 +27,16 @@ class Payloads:
         """Whether a stage gets payloads by a connector."""
         return pool.stage_id > 0 and _connector_config(pool) is not None
 
-    def copy(self, pool: Any, owner: str, names: Sequence[str], wait_seconds: float) -> bool:
+    def copy(self, pool: Any, owner: str, names: Sequence[str]) -> bool:
         """Take what was sent to a stage for ``owner`` and send it to each of ``names``, `owner` perhaps among them.
 
-        It blocks. Whether there was anything within ``wait_seconds``.
+        Whether there was anything.
         """
         connector = self._connector(pool)
         edge = str(pool.stage_id - 1), str(pool.stage_id)
-        until = monotonic_seconds() + wait_seconds
-        while (found := connector.get(*edge, f"{owner}_{edge[0]}_0")) is None:
-            if monotonic_seconds() >= until:
-                return False
-            sleep_seconds(POLL_SECONDS)
+        found = connector.get(*edge, f"{owner}_{edge[0]}_0")
+        if found is None:
+            return False
         for name in names:
             sent, _, _ = connector.put(*edge, f"{name}_{edge[0]}_0", found[0])
             if not sent:
@@ -49,11 +47,29 @@ class Payloads:
         """Which of these requests' payloads nobody has got; they are sent again, so that somebody may. It blocks."""
         until, found = monotonic_seconds() + wait_seconds, set[str]()
         while len(found) < len(names):
-            found |= {name for name in names if name not in found and self.copy(pool, name, [name], 0.0)}
+            found |= {name for name in names if name not in found and self.copy(pool, name, [name])}
             if monotonic_seconds() >= until:
                 break
             sleep_seconds(POLL_SECONDS)
         return found
+
+    def discard(self, pool: Any, names: Sequence[str], most: int) -> None:
+        """Take the pieces that nobody has got of what was sent to a stage under these names, and drop them. It blocks.
+
+        A receiver takes pieces in the order in which they are sent, so that those that lie there are in one row.
+
+        Args:
+            most: pieces of each.
+        """
+        connector = self._connector(pool)
+        edge = str(pool.stage_id - 1), str(pool.stage_id)
+        for name in names:
+            found = False
+            for piece in range(most):
+                lies = connector.get(*edge, f"{name}_{edge[0]}_{piece}") is not None
+                if found and not lies:
+                    break
+                found = lies
 
     def close(self) -> None:
         for connector in self._connectors.values():

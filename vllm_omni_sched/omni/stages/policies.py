@@ -52,7 +52,7 @@ class Policies:
     """
 
     def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, dice: Random) -> None:
-        self.config, self.graph, self.dice = config, graph, dice
+        self.config, self.graph, self.dice, self._together = config, graph, dice, async_chunk
         self.costs, self.memory = StageCosts(), HostMemory()
         self.classes = Classes(config.graph.priority)
         priority = config.graph.priority
@@ -98,7 +98,8 @@ class Policies:
         replicas = {Replica(pool.stage_id, i): float("inf") for pool in pools for i in range(pool.num_replicas)}
         return Recovery(
             replicas,
-            {stage.stage_id: stage.sources for stage in self.graph.stages},
+            # where all stages run at once, none waits for the output of another
+            {} if self._together else {stage.stage_id: stage.sources for stage in self.graph.stages},
             RecoveryOptions(
                 restart=options.restart and options.max_restarts > 0,
                 max_restarts=max(options.max_restarts, 1),

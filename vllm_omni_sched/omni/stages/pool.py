@@ -9,6 +9,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
 if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.names import Names
     from vllm_omni_sched.omni.stages.queue import StageQueue
     from vllm_omni_sched.omni.stages.work import Work
 
@@ -23,6 +24,7 @@ class ScheduledPool(StagePool):
     at_once: int  # requests that a replica runs
     draining: set[int]  # replicas that get no new work, since they are to go
     suspected: set[int]  # replicas that get no new work, since they hang
+    names: Names | None = None  # of runs, where requests run again under new ones
 
     async def submit_initial(
         self,
@@ -108,6 +110,8 @@ class ScheduledPool(StagePool):
 
     def attach(self, replica_id: int, client: Any) -> None:
         """A replica is back, or is new."""
+        if self.names is not None:
+            self.names.put_on(client)
         gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
         for address in gone:  # it may be used again, by any
             del self._addr_to_replica_id[address]

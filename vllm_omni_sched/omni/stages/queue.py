@@ -69,6 +69,7 @@ class StageQueue:
 
     async def wait(self, work: Work) -> None:
         """Put a work into the queue, and release what may go."""
+        self._lead(work)
         self.waiting[work.request_id] = work
         await self.release()
 
@@ -96,10 +97,29 @@ class StageQueue:
 
     async def place(self, work: Work, replica_id: int) -> None:
         """Start a work on a replica, past the queue: it has waited before."""
-        if not self.merger.members(work.request_id) and work.request_id not in self._serves:
-            self.merger.join(None, work.request_id, self._clock())
+        self._lead(work)
         self._begin(work, replica_id)
         await self._start(self.pool, work)
+
+    def _lead(self, work: Work) -> None:
+        """One that comes again has lost its group if it had finished here."""
+        if not self.merger.members(work.request_id) and work.request_id not in self._serves:
+            self.merger.join(None, work.request_id, self._clock())
+
+    def has(self, request_id: str) -> bool:
+        """Whether a work that was begun for a request waits or runs here."""
+        return request_id in self.waiting or request_id in self.running
+
+    def withdraw(self, work: Work) -> bool:
+        """Whether a work runs here; it is taken back, to run again from its start, and is followed as before."""
+        if self.running.get(work.request_id) is not work:
+            return False
+        del self.running[work.request_id]
+        now = self._clock()
+        self.policies.load(work.replica_id).end(work.request_id, now)
+        self.policies.lost(work, now)
+        work.replica_id, work.started, work.spoke = UNPLACED, None, False
+        return True
 
     def rename(self, request_id: str) -> None:
         """What was begun for a request is not run any more: whoever leads now will come in its own name."""
@@ -154,7 +174,7 @@ class StageQueue:
         if left.promoted is not None:
             began = next((name for name, leader in self._serves.items() if leader == request_id), request_id)
             heir = self._parked.pop(left.promoted)
-            if began in self.running or (self._together and began in self.waiting):
+            if began in self.running or self._together:
                 self._serves[began] = left.promoted
             else:
                 self.waiting.pop(began, None)

@@ -14,6 +14,7 @@ from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.caches import sends_caches
 from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.together import Together
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class Repair:
         self._works: dict[str, dict[int, Work]] = {}  # of requests that are here, by stage
         self._lost: dict[str, Work] = {}  # works of dead replicas, until they have a place
         self._parked: dict[int, list[tuple[str, Callable[[], Awaitable[None]]]]] = {}
+        self._together: Together | None = None
+        if self._policy is not None and orchestrator.async_chunk:
+            self._together = Together(orchestrator, payloads)
 
     @property
     def on(self) -> bool:
@@ -49,10 +53,18 @@ class Repair:
             work.again = False
             return
         self._works.setdefault(work.request_id, {})[work.stage_id] = work
+        self._dispatched(work, work.replica_id)
+
+    def _dispatched(self, work: Work, replica_id: int) -> None:
+        replica = Replica(work.stage_id, replica_id)
         try:
-            self._do(events.Dispatched(self._name(work), Replica(work.stage_id, work.replica_id)))
+            self._do(events.Dispatched(self._name(work), replica, work.request_id))
         except ValueError:
             logger.exception("recovery does not know where request %s is", work.request_id)
+
+    def works_of(self, request_id: str) -> dict[int, Work] | None:
+        """By stage, of a request that is here."""
+        return self._works.get(request_id)
 
     def knows(self, work: Work) -> None:
         """A work that another one does; it may have to be done by itself yet."""
@@ -69,11 +81,17 @@ class Repair:
         """The request has left."""
         if self._policy is None or any(pool.queue.works_for_others(request_id) for pool in self._pools):
             return
-        for work in self._works.pop(request_id, {}).values():
+        works = self._works.pop(request_id, {})
+        for work in works.values():
             self._do(events.Aborted(self._name(work)))
             self._lost.pop(self._name(work), None)
         for parked in self._parked.values():
             parked[:] = [(name, again) for name, again in parked if name != request_id]
+        if self._together is not None:
+            self._together.forget(request_id, works)
+            for name in list(self._works):  # of those that this one has left last, who had left before
+                if name not in self._orchestrator.request_states:
+                    self.forget(name)
 
     async def died(self, pool: Any, replica_id: int, error: Exception) -> bool:
         """A replica is dead. Whether that was dealt with here."""
@@ -85,11 +103,19 @@ class Repair:
             pool.evict_replica(replica_id)
         self._orchestrator._remove_stage_replica_waiting(pool.stage_id, replica_id)
         lost = pool.queue.lost(replica_id)
+        if self._together is not None:
+            for work in self._together.unsent(pool, replica_id, self._works):
+                self._dispatched(work, replica_id)
+                work.replica_id, work.started, work.spoke = UNPLACED, None, False
+                lost.append(work)
         for work in lost:
             self._lost[self._name(work)] = work
             pool._request_bindings.pop(work.request_id, None)
             if pool.output_processor is not None:
                 pool.output_processor.remove_request(work.runs_as)
+            if self._together is not None:
+                for taken in self._together.stop(work, self._works[work.request_id]):
+                    self._do(events.Aborted(self._name(taken)))
         self._fail_sessions(pool, replica_id, error)
         self._do(events.Suspected(replica, str(error)))  # nobody goes there while payloads are looked for
         self._orchestrator.spawn(self._after(pool, replica, lost, str(error)))
@@ -109,10 +135,10 @@ class Repair:
             for work in lost:
                 for stage_id in range(pool.stage_id):
                     self._do(events.OutputLost(self._name(work), stage_id))
-        if self._orchestrator.async_chunk:
-            for work in lost:  # its pieces are gone with it, and those of the other stages come no second time
+        for work in lost:
+            if self._together is not None and not self._together.may_run_again(work.request_id):
                 self._do(events.Aborted(self._name(work)))
-                await self._give_up(work, "its stages had exchanged pieces")
+                await self._give_up(work, "it has companions")
         self._do(events.Died(replica, cause))
 
     def _fail_sessions(self, pool: Any, replica_id: int, error: Exception) -> None:
@@ -150,15 +176,20 @@ class Repair:
         if self._policy is None:
             return
         self._do(events.Tick())
-        for stage_id, parked in self._parked.items():
-            if parked and not self._pools[stage_id].live_replica_ids() and not self._policy.coming(stage_id):
-                for request_id, _ in parked:
-                    self._orchestrator.spawn(self._fail(request_id, stage_id, "it has no replica, and will have none"))
-                parked.clear()
+        for pool in self._pools:
+            if not pool.live_replica_ids() and not self._policy.coming(pool.stage_id):
+                waiting = [name for one in pool.queue.waiting for name in pool.queue.receivers(one)]
+                for request_id in [*waiting, *(name for name, _ in self._parked.pop(pool.stage_id, []))]:
+                    why = "it has no replica, and will have none"
+                    self._orchestrator.spawn(self._fail(request_id, pool.stage_id, why))
 
     async def _again(self, name: str, replica: Replica, stages: tuple[int, ...]) -> None:
         work = self._lost.pop(name, None)
         if work is None:
+            return
+        if self._together is not None:
+            if work.request_id in self._works:
+                await self._together.resume(work, replica.index, self._works[work.request_id])
             return
         orchestrator = self._orchestrator
         receivers = orchestrator.stage_pools[work.stage_id].queue.receivers(work.request_id)

@@ -1,0 +1,297 @@
+"""Replicas that die in async-chunk mode: their requests run again in all stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL_ONLY, Rig, StageSpec, params
+
+pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
+
+FIRST = StageSpec()
+FIRST_TWICE = StageSpec(replicas=2)
+TWO = StageSpec(replicas=2, final_output=True)
+SECOND = StageSpec(final_output=True, edge=True)
+SECOND_TWICE = StageSpec(replicas=2, final_output=True, edge=True)
+
+
+def recovery(**how: Any) -> dict[str, Any]:
+    return {"runtime": {"recovery": how}}
+
+
+async def finish(rig: Rig) -> None:
+    """All that the engines have, stage by stage."""
+    for stage_id in range(len(rig.stages)):
+        await rig.finish(stage_id, *rig.at(stage_id))
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_it_runs_again_in_all_stages_under_a_new_name(dead: int) -> None:
+    async with Rig(FIRST_TWICE, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.step(0, "a")
+        await rig.kill(dead, rig.replica_id(dead, "a"))
+        assert not rig.told("a")
+        again = list(rig.at(0))
+        assert again == list(rig.at(1)) != ["a"]
+        assert rig.at(0)[again[0]].requests[again[0]].external_req_id == again[0], "connectors know pieces by that name"
+        other = rig.at(1 - dead)[again[0]]
+        assert (other.took, other.aborted) == (["a", *again], ["a"])
+        await finish(rig)
+        assert rig.answer("a") == rig.expected()
+        assert not rig.left_over()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_pieces_of_the_run_that_is_over_are_not_taken_and_do_not_lie_about(dead: int) -> None:
+    async with Rig(FIRST_TWICE, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a")
+        for piece in range(3):
+            rig.edges.put("0", "1", f"a_0_{piece + 1}", [99])
+        await rig.finish(0, "a")
+        assert "a_0_0" in rig.edges.lying
+        await rig.kill(dead, rig.replica_id(1, "a") if dead else 0)
+        await finish(rig)
+        assert rig.answer("a") == rig.expected()
+        assert not rig.edges.lying
+        assert not rig.left_over()
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_its_client_hears_nothing_twice(kind: Any, dead: int) -> None:
+    async with Rig(StageSpec(replicas=2, final_output=True), TWO, async_chunk=True) as rig:
+        message = rig.message("a", (1, 2, 3, 4), params={"output_kind": kind})
+        message.final_output_stage_ids = [0, 1]
+        await rig.omni._dispatch_message(message)
+        await rig.step(0, "a")
+        await rig.step(0, "a")
+        said = len(rig.told("a"))
+        await rig.kill(dead, rig.replica_id(dead, "a"))
+        again = next(iter(rig.at(0)))
+        await rig.step(0, again)
+        await rig.step(0, again)
+        assert len(rig.told("a")) == said
+        await finish(rig)
+        heard = [one.engine_outputs.outputs[0].token_ids for one in rig.told("a") if one.stage_id == 0]
+        thought = [token for part in heard for token in part] if kind is DELTA else list(heard[-1])
+        assert thought == rig.expected((1, 2, 3, 4), stages=1)
+        assert len(rig.ends("a")) == 1
+        assert not rig.left_over()
+
+
+async def test_others_go_on_as_if_nothing_was() -> None:
+    async with Rig(FIRST, TWO, async_chunk=True) as rig:
+        await rig.ask("a", (1,))
+        await rig.ask("b", (2,))
+        assert rig.replica_id(1, "a") != rig.replica_id(1, "b")
+        await rig.kill(1, rig.replica_id(1, "a"))
+        assert "b" in rig.at(0)
+        assert "b" in rig.at(1)
+        await finish(rig)
+        assert len(rig.ends("a")) == len(rig.ends("b")) == 1
+        assert not rig.left_over()
+
+
+async def test_what_an_engine_still_says_of_the_run_that_is_over_is_dropped() -> None:
+    async with Rig(FIRST, TWO, async_chunk=True) as rig:
+        await rig.ask("a")
+        rig.replica(1, rig.replica_id(1, "a")).dead = True
+        await rig.turn()
+        rig.replica(0).requests["a"] = rig.replica(0).requests[next(iter(rig.at(0)))]
+        rig.replica(0).say("a", [7], last=True)  # the abort has not reached it
+        await rig.settle()
+        await finish(rig)
+        assert rig.answer("a")
+        assert not rig.left_over()
+
+
+async def test_a_request_that_is_moved_twice_has_three_names() -> None:
+    async with Rig(FIRST, StageSpec(replicas=3, final_output=True, edge=True), async_chunk=True) as rig:
+        await rig.ask("a")
+        for _ in range(2):
+            await rig.kill(1, rig.replica_id(1, next(iter(rig.at(1)))))
+        assert len(set(rig.replica(0).took)) == 3
+        await finish(rig)
+        assert rig.answer("a") == rig.expected()
+        assert not rig.left_over()
+
+
+async def test_what_was_finished_and_perhaps_not_sent_on_runs_again() -> None:
+    async with Rig(FIRST_TWICE, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        at = rig.replica_id(0, "a")
+        await rig.finish(0, "a")
+        rig.edges.lying.clear()  # it died before it could send
+        await rig.kill(0, at)
+        await finish(rig)
+        assert rig.answer("a") == rig.expected()
+        assert not rig.left_over()
+
+
+async def test_requests_wait_for_the_only_replica() -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        rig.runtime.go.clear()
+        await rig.kill(1)
+        assert not rig.at(0)
+        assert not rig.told("a")
+        rig.runtime.go.set()
+        await rig.settle()
+        await finish(rig)
+        assert rig.answer("a") == rig.expected()
+        assert not rig.left_over()
+
+
+async def test_what_waits_in_other_stages_does_not_start_before() -> None:
+    async with Rig(FIRST, StageSpec(final_output=True, edge=True, max_num_seqs=1), async_chunk=True) as rig:
+        for name in "ab":
+            await rig.ask(name, (ord(name),))
+        assert (list(rig.at(0)), list(rig.at(1))) == (["a", "b"], ["a"])
+        rig.runtime.go.clear()
+        await rig.kill(0)
+        assert not rig.at(1), "it would wait for pieces, which has a limit"
+        rig.runtime.go.set()
+        await rig.settle()
+        for _ in "ab":
+            await finish(rig)
+        assert [rig.answer(name) for name in "ab"] == [rig.expected((ord(name),)) for name in "ab"]
+        assert not rig.left_over()
+
+
+async def test_replicas_of_two_stages_that_die_at_once() -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        rig.replica(0).dead = rig.replica(1).dead = True
+        await rig.settle()
+        await finish(rig)
+        assert rig.answer("a") == rig.expected()
+        assert not rig.left_over()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_equal_requests_are_both_answered(dead: int) -> None:
+    async with Rig(FIRST_TWICE, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.ask("b")
+        await rig.kill(dead, rig.replica_id(dead, "a"))
+        assert len(rig.at(0)) == len(rig.at(1)) == 1
+        await finish(rig)
+        assert rig.answer("a") == rig.answer("b") == rig.expected()
+        assert not rig.left_over()
+
+
+async def test_equal_requests_of_which_a_stage_was_through_are_both_answered() -> None:
+    async with Rig(FIRST, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.ask("b")
+        await rig.finish(0, "a")
+        await rig.kill(1, rig.replica_id(1, "a"))
+        await finish(rig)
+        assert rig.answer("a") == rig.answer("b") == rig.expected()
+        assert not rig.left_over()
+
+
+@pytest.mark.parametrize("leaves", ["a", "b"])
+async def test_one_that_leaves_before_leaves_the_work_to_the_other(leaves: str) -> None:
+    async with Rig(FIRST, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.ask("b")
+        await rig.abort(leaves)
+        await rig.kill(1, rig.replica_id(1, "a"))
+        await finish(rig)
+        assert rig.answer("b" if leaves == "a" else "a") == rig.expected()
+        assert not rig.left_over()
+
+
+@pytest.mark.parametrize("leaves", ["a", "b"])
+async def test_one_that_leaves_while_the_work_waits_leaves_it_to_the_other(leaves: str) -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.ask("b")
+        rig.runtime.go.clear()
+        await rig.kill(1)
+        await rig.abort(leaves)
+        rig.runtime.go.set()
+        await rig.settle()
+        await finish(rig)
+        assert rig.answer("b" if leaves == "a" else "a") == rig.expected()
+        assert not rig.left_over()
+
+
+async def test_when_all_leave_while_it_waits_it_runs_no_more() -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.ask("b")
+        rig.runtime.go.clear()
+        await rig.kill(1)
+        await rig.abort("a")
+        await rig.abort("b")
+        rig.runtime.go.set()
+        await rig.settle()
+        assert not rig.at(0)
+        assert not rig.at(1)
+        assert not rig.left_over()
+
+
+async def test_one_that_is_aborted_after_a_death_is_aborted_in_all_stages() -> None:
+    async with Rig(FIRST, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a")
+        await rig.kill(1, rig.replica_id(1, "a"))
+        await rig.abort("a")
+        assert not rig.at(0)
+        assert not rig.at(1)
+        assert not rig.left_over()
+
+
+async def test_one_that_may_be_what_kills_is_given_up() -> None:
+    stages = FIRST, StageSpec(replicas=4, final_output=True, edge=True)
+    async with Rig(*stages, async_chunk=True, **recovery(max_redispatches=9)) as rig:
+        await rig.ask("a")
+        await rig.ask("b")
+        for _ in range(3):
+            assert not rig.told("a")
+            await rig.kill(1, rig.replica_id(1, next(iter(rig.at(1)))))
+        assert "poison" in rig.error("a")
+        assert "poison" in rig.error("b")
+        assert not rig.at(0)
+        assert not rig.at(1)
+        assert not rig.left_over()
+
+
+async def test_moves_of_all_stages_count() -> None:
+    async with Rig(FIRST_TWICE, SECOND_TWICE, async_chunk=True, **recovery(max_redispatches=2)) as rig:
+        await rig.ask("a")
+        for stage_id in (0, 1, 0):
+            assert not rig.told("a")
+            await rig.kill(stage_id, rig.replica_id(stage_id, next(iter(rig.at(stage_id)))))
+        assert "redispatches" in rig.error("a")
+        assert not rig.left_over()
+
+
+async def test_when_no_replica_is_left_or_coming_requests_fail() -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True, **recovery(restart=False)) as rig:
+        await rig.ask("a")
+        await rig.kill(1)
+        assert "no_replica" in rig.error("a")
+        assert not rig.at(0)
+        await rig.ask("b")
+        await rig.tick(1.0)
+        assert rig.error("b")
+        assert not rig.left_over()
+
+
+async def test_an_error_of_a_second_run_is_an_error() -> None:
+    async with Rig(FIRST, SECOND_TWICE, async_chunk=True) as rig:
+        await rig.ask("a", each=[params(), params()])
+        await rig.kill(1, rig.replica_id(1, "a"))
+        name, replica = next(iter(rig.at(1).items()))
+        replica.say(name, [], error=True)
+        await rig.settle()
+        assert rig.error("a")
+        assert not rig.at(0)
+        assert not rig.left_over()

@@ -1,0 +1,43 @@
+"""What is left of requests in an orchestrator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def left_over(omni: Any, policies: Any) -> dict[str, Any]:
+    """All that an orchestrator keeps of requests; empty, when all have left."""
+    kept = {
+        "request_states": omni.request_states,
+        "outlet": {**omni.outlet._said, **dict.fromkeys(omni.outlet._ended)},
+        "keys": {**omni.sharing._keys, **omni.sharing._sent, **omni.sharing._unread},
+        "known": policies.known,
+        "grants": policies.grants,
+        "works": omni.repair._works,
+        "lost": omni.repair._lost,
+        "parked": [one for each in omni.repair._parked.values() for one in each],
+    }
+    if omni.repair._together is not None:
+        names = omni.repair._together.names
+        kept["names"] = [*names._runs, *names._present, *names._given, *names._stale]
+    if omni.repair._policy is not None:
+        kept["ledger"] = omni.repair._policy._ledger.entries
+    if policies.credits is not None:
+        capacity = policies.config.runtime.credits.capacity
+        kept["credits"] = [one for one in policies.credits.order if policies.credits.free(one) != capacity]
+    for pool in omni.stage_pools:
+        queue = pool.queue
+        loads = {i: load.began for i, load in queue.policies._loads.items() if load.began}
+        for name, of in {
+            "waiting": queue.waiting,
+            "running": queue.running,
+            "followers": queue._parked,
+            "serves": queue._serves,
+            "held": queue.held,
+            "merger": queue.merger._groups,
+            "loads": loads,
+            "bindings": pool._request_bindings,
+            "processor": pool.output_processor.request_states if pool.output_processor is not None else (),
+        }.items():
+            kept[f"{name} of stage {pool.stage_id}"] = of
+    return {name: dict(of) if isinstance(of, dict) else list(of) for name, of in kept.items() if of}

@@ -1,0 +1,152 @@
+"""Names of runs: what runs again in all stages is another request to the engines, and to the connectors.
+
+In async-chunk mode stages exchange pieces under a request's external name, and a piece carries no other mark: a run
+that began anew under the same name would take the pieces of the one before for its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+
+@dataclass
+class _Runs:
+    """Of one request that ran more than once."""
+
+    suffix: str = ""  # of the names of the present run
+    over: list[str] = field(default_factory=list)  # external names of those before it
+    given: set[str] = field(default_factory=set)  # names that vLLM-Omni gave its engines
+    stale: set[str] = field(default_factory=set)  # what engines call runs that are over
+
+
+class Names:
+    """Which name a request has in the engines; everybody else knows it by its first one.
+
+    1. The first run of a request has the names that vLLM-Omni gives it.
+    2. Each further one has names that no other run of any request has had.
+    3. What an engine still says of a run that is over is dropped where it comes in.
+    """
+
+    def __init__(self) -> None:
+        self._count = count(1)
+        self._runs: dict[str, _Runs] = {}
+        self._present: dict[str, str] = {}  # the name that vLLM-Omni gave an engine -> that of the present run
+        self._given: dict[str, str] = {}  # and back
+        self._stale: set[str] = set()
+        self._classes: dict[type, type] = {}
+
+    def __len__(self) -> int:
+        """Requests that are remembered."""
+        return len(self._runs)
+
+    def put_on(self, client: Any) -> Any:
+        """Have the client of a stage rename what goes in and out."""
+        theirs = type(client)
+        if not issubclass(theirs, _Renaming):
+            if theirs not in self._classes:
+                kind = _RenamingDiffusion if client.stage_type == "diffusion" else _RenamingLLM
+                self._classes[theirs] = type(theirs.__name__, (kind, theirs), {})
+            client.__class__ = self._classes[theirs]
+        client.run_names = self
+        return client
+
+    def again(self, request_id: str, given: Iterable[str]) -> None:
+        """The present run of a request is over, and the next one begins.
+
+        Args:
+            given: the names that vLLM-Omni gave the engines for it.
+        """
+        runs = self._runs.setdefault(request_id, _Runs())
+        runs.over.append(request_id + runs.suffix)
+        for name in given:
+            self._given.pop(self._present.pop(name, name), None)
+            runs.given.add(name)
+            runs.stale.add(name + runs.suffix)
+        self._stale |= runs.stale
+        runs.suffix = f"~{next(self._count)}"
+
+    def begins(self, request_id: str, name: str) -> str | None:
+        """What is added to the names of a request that an engine is given as ``name``; None in its first run."""
+        runs = self._runs.get(request_id)
+        if runs is None:
+            return None
+        runs.given.add(name)
+        self._present[name] = name + runs.suffix
+        self._given[name + runs.suffix] = name
+        return runs.suffix
+
+    def runs(self, request_id: str) -> list[str]:
+        """External names of all runs of a request, if there was more than one; the present one is the last."""
+        runs = self._runs.get(request_id)
+        return [*runs.over, request_id + runs.suffix] if runs is not None else []
+
+    def present(self, name: str) -> str:
+        """What an engine calls now what it was given as ``name``."""
+        return self._present.get(name, name)
+
+    def given(self, name: str) -> str | None:
+        """As what an engine was given what it calls ``name``; None: that run is over."""
+        return None if name in self._stale else self._given.get(name, name)
+
+    def forget(self, request_id: str) -> None:
+        """It has left."""
+        runs = self._runs.pop(request_id, None)
+        if runs is not None:
+            self._stale -= runs.stale
+            for name in runs.given:
+                self._given.pop(self._present.pop(name, name), None)
+
+
+class _Renaming:
+    """Before the class of a client."""
+
+    run_names: Names
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        await self.abort_as_named([self.run_names.present(name) for name in request_ids])
+
+    async def abort_as_named(self, names: list[str]) -> None:
+        """Abort what has these names in the engine."""
+        await super().abort_requests_async(names)  # type: ignore[misc]
+
+
+class _RenamingLLM(_Renaming):
+    async def add_request_async(self, request: Any, **how: Any) -> None:
+        external = request.external_req_id or request.request_id
+        suffix = self.run_names.begins(external, request.request_id)
+        if suffix is not None:
+            request = copy.copy(request)
+            request.request_id, request.external_req_id = request.request_id + suffix, external + suffix
+        await super().add_request_async(request, **how)  # type: ignore[misc]
+
+    async def get_output_async(self) -> Any:
+        outputs = await super().get_output_async()  # type: ignore[misc]
+        known = []
+        for output in outputs.outputs:
+            name = self.run_names.given(output.request_id)
+            if name is not None:
+                output.request_id = name
+                known.append(output)
+        outputs.outputs = known
+        if outputs.finished_requests:
+            names = map(self.run_names.given, outputs.finished_requests)
+            outputs.finished_requests = {name for name in names if name is not None}
+        return outputs
+
+
+class _RenamingDiffusion(_Renaming):
+    async def add_request_async(self, request_id: str, *what: Any, **how: Any) -> None:
+        suffix = self.run_names.begins(request_id, request_id) or ""
+        await super().add_request_async(request_id + suffix, *what, **how)  # type: ignore[misc]
+
+    def get_diffusion_output_nowait(self) -> Any | None:
+        while (output := super().get_diffusion_output_nowait()) is not None:  # type: ignore[misc]
+            name = self.run_names.given(output.request_id)
+            if name is not None:
+                output.request_id = name
+                return output
+        return None

@@ -1,0 +1,144 @@
+"""Async-chunk mode: a request is in all stages at a time, and runs again in all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from vllm_omni_sched.omni.stages.names import Names
+from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.work import Work
+
+logger = logging.getLogger(__name__)
+
+PIECES = 4096  # looked for, of a stage that does not say how much it may say
+STEPS = 64  # pieces more than tokens: of the prompt, and the one that ends it
+
+
+class Together:
+    """Takes back what is left of a request after a death, and starts it anew from its first stage.
+
+    1. The stages have exchanged pieces, each of which is got once: what one has got is gone with it, and what the
+       others have made of theirs cannot be taken up again. So all of them begin anew, under a new name.
+    2. What the run that is over has said and still says is dropped; a client hears only what is new to it.
+    3. Pieces that nobody has got are taken from the connectors when the request has left.
+
+    Args:
+        orchestrator: ours.
+    """
+
+    def __init__(self, orchestrator: Any, payloads: Payloads) -> None:
+        self._orchestrator, self._payloads = orchestrator, payloads
+        self.names = Names()
+        for pool in orchestrator.stage_pools:
+            pool.names = self.names
+            for client in pool.clients:
+                if client is not None:
+                    self.names.put_on(client)
+
+    def may_run_again(self, request_id: str) -> bool:
+        """Not with the companions of classifier-free guidance: their names make a pair of them."""
+        return not self._orchestrator._cfg_tracker.has_companions(request_id)
+
+    def unsent(self, pool: Any, replica_id: int, works: Mapping[str, Mapping[int, Work]]) -> list[Work]:
+        """What a replica had finished, and perhaps not sent on yet: the next stage is not through with it."""
+        if pool.stage_id + 1 >= len(self._orchestrator.stage_pools):
+            return []
+        after = self._orchestrator.stage_pools[pool.stage_id + 1].queue
+        return [
+            of[pool.stage_id]
+            for name, of in works.items()
+            if pool.stage_id in of
+            and of[pool.stage_id].replica_id == replica_id
+            and not pool.queue.has(name)
+            and after.has(name)
+        ]
+
+    def stop(self, lost: Work, works: dict[int, Work]) -> list[Work]:
+        """Take a request back from all stages; that of ``lost`` has been lost.
+
+        What waits does not start before ``lost`` has a place: it would wait for pieces, which has a limit.
+
+        Args:
+            works: of the request; what waits is added.
+
+        Returns:
+            What was taken back from replicas.
+        """
+        name, orchestrator, taken = lost.request_id, self._orchestrator, []
+        for pool in orchestrator.stage_pools:
+            waiting = pool.queue.waiting.pop(name, None)
+            if waiting is not None:
+                works[pool.stage_id] = waiting
+        present = {stage_id: self.names.present(work.runs_as) for stage_id, work in works.items()}
+        self.names.again(name, {work.runs_as for work in works.values()})
+        for stage_id, work in works.items():
+            pool = orchestrator.stage_pools[stage_id]
+            self._is_told_again(pool, name)
+            replica_id = work.replica_id
+            if work is lost or not pool.queue.withdraw(work):
+                continue
+            taken.append(work)
+            if pool.output_processor is not None:
+                pool.output_processor.abort_requests([work.runs_as], internal=True)
+            client = pool.clients[replica_id]
+            if client is not None:
+                orchestrator.spawn(self._abort(client, present[stage_id]))
+        return taken
+
+    def _is_told_again(self, pool: Any, name: str) -> None:
+        orchestrator, stage_id = self._orchestrator, pool.stage_id
+        for receiver in pool.queue.receivers(name):
+            orchestrator.outlet.runs_again(receiver, stage_id)
+            state = orchestrator.request_states.get(receiver)
+            if state is not None:
+                state.finished_stage_ids.discard(stage_id)
+                state.finished_final_output_stage_ids.discard(stage_id)
+                if state.pending_final_output is not None and state.pending_final_output.stage_id == stage_id:
+                    state.pending_final_output = None
+
+    @staticmethod
+    async def _abort(client: Any, name: str) -> None:
+        try:
+            await client.abort_as_named([name])
+        except Exception as error:  # noqa: BLE001 - it may be dead, too
+            logger.warning("%s could not be aborted: %s", name, error)
+
+    async def resume(self, lost: Work, replica_id: int, works: Mapping[int, Work]) -> None:
+        """Run a request again: in the stage where it was lost on this replica, in the others as they have room."""
+        for stage_id in sorted(works):
+            work, queue = works[stage_id], self._orchestrator.stage_pools[stage_id].queue
+            if self._orchestrator.repair.works_of(work.request_id) is not works:
+                return  # it has left meanwhile
+            if getattr(work.request, "payload_sender_info", None) is not None:
+                work.request.payload_sender_info = self._orchestrator._build_payload_sender_info(
+                    stage_id - 1, request_id=work.request_id
+                )
+            if work is lost:
+                work.again = True
+                await queue.place(work, replica_id)
+            elif not queue.has(work.request_id):
+                await queue.wait(work)
+
+    def forget(self, request_id: str, works: Mapping[int, Work]) -> None:
+        """It has left."""
+        names = self.names.runs(request_id)
+        self.names.forget(request_id)
+        for pool in self._orchestrator.stage_pools:
+            if names and self._payloads.arrive_at(pool) and pool.stage_id - 1 in works:
+                most = _pieces(works[pool.stage_id - 1])
+                discard = partial(self._payloads.discard, pool, names, most)
+                self._orchestrator.spawn(_in_thread(discard))
+
+
+async def _in_thread(work: Any) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _pieces(work: Work) -> int:
+    """How many a stage may have sent of a request."""
+    most = getattr(work.state.sampling_params_list[work.stage_id], "max_tokens", None)
+    return PIECES if most is None else most + STEPS
