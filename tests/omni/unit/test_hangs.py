@@ -217,7 +217,7 @@ async def test_a_replica_that_is_back_can_hang_again(
     sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_omni_sched.omni.stages.hangs.NOTICED_SECONDS", 0.0)
-    async with Rig(TWO, **hang_after(2.0)) as rig:
+    async with Rig(TWO, **hang_after(1.0)) as rig:
         hangs = await suspected(rig, sleeping)
         for _ in range(8):
             if not ended:
