@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, MIB, FakeClock, Processes, pixels, small
+from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
 from tests.support.descriptors import nothing_left_open
+from tests.support.processes import Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, meeting, peer
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.arena import EDGE, KIB, LONG, FakeClock, Process, Processes, pixels
+from tests.support.arena import EDGE, KIB, LONG, FakeClock, pixels
+from tests.support.processes import Process, Processes
 from tests.support.tiers import files
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors import disk

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, LONG, Process, Processes, pixels
+from tests.support.arena import EDGE, KIB, LONG, pixels
+from tests.support.processes import Process, Processes
 from tests.support.tiers import small_tiers
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
