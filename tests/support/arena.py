@@ -1,4 +1,4 @@
-"""What tests of the arena share: a place of its own, small options, a clock and payloads."""
+"""What tests of the arena share: a place of its own, small options, clocks and payloads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaOptions, meeting
 from vllm_omni_sched.connectors.base import Edge
 
@@ -50,6 +51,16 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Ahead:
+    """The clock of all processes, and some seconds more."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return monotonic_seconds() + self.seconds
 
 
 def pixels(fill: int, nbytes: int) -> np.ndarray[Any, Any]:

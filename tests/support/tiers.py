@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path as FilePath
 from typing import Any
 
 from tests.support.arena import KIB, MIB, small
@@ -17,6 +18,11 @@ from vllm_omni_sched.errors import NoRoomError
 def files(root: str, **options: Any) -> DiskOptions:
     """Of a path through files under ``root``."""
     return DiskOptions.model_validate({"directory": root, "arena": "files", "max_bytes": 96 * MIB, **options})
+
+
+def messages(directory: FilePath) -> list[str]:
+    """What is in a directory of files: ``.msg`` waits, ``.got`` is being got."""
+    return sorted(path.suffix for path in directory.iterdir() if path.suffix != ".life")
 
 
 def disk(root: str) -> Path:

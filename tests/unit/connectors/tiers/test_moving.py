@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, LONG, pixels
+from tests.support.arena import EDGE, KIB, LONG, Ahead, pixels
 from tests.support.processes import Process, Processes
 from tests.support.tiers import small_tiers
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
@@ -30,16 +30,6 @@ TTL = 600.0
 PAYLOAD = 6 * KIB
 MANY = 20  # messages: the arena is above its high mark, and has room
 DOWN = {"high_water": 0.1, "low_water": 0.05}
-
-
-class Ahead:
-    """The clock of all processes, and some seconds more."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return monotonic_seconds() + self.seconds
 
 
 @pytest.fixture
