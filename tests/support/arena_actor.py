@@ -30,11 +30,17 @@ class Actor:
         self.path = ArenaPath(ArenaOptions.model_validate(options), clock=self.clock)
 
     def open_tiers(self, root: str, ahead: float = 0.0, **options: Any) -> None:
-        """A path over tiers, or through files alone."""
+        """A path over tiers."""
         from tests.support import tiers
 
         self.clock = lambda: monotonic_seconds() + ahead
         self.path = tiers.small_tiers(root, self.clock, **options)  # type: ignore[assignment]
+
+    def open_files(self, root: str) -> None:
+        """A path through files."""
+        from tests.support import tiers
+
+        self.path = tiers.disk(root)  # type: ignore[assignment]
 
     def expect(self, key: str, seconds: float) -> bool:
         path: Any = self.path

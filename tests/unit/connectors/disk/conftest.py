@@ -15,7 +15,7 @@ from tests.support.processes import Process, Processes
 def start(all_processes: Processes, root: str) -> Callable[[], Process]:
     def started() -> Process:
         process = all_processes.start()
-        process.open_tiers(root, disk_only=True)
+        process.open_files(root)
         return process
 
     return started

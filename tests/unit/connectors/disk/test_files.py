@@ -96,7 +96,7 @@ def test_a_file_system_that_is_full_is_no_room(all_processes: Processes, root: s
         process.own_mount(root, 512 * KIB)
     except OSError as error:
         pytest.skip(str(error))
-    process.open_tiers(root, disk_only=True)
+    process.open_files(root)
     with pytest.raises(NoRoomError, match=r"is full \(No space left on device\)"):
         process.put_many(100, 20 * KIB)
     status, reason, facts = process.health()
