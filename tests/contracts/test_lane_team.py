@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from tests.support.lanes import collect
+from vllm_omni_sched.clock import sleep_seconds
 from vllm_omni_sched.errors import LaneDiedError
 from vllm_omni_sched.lanes import Done, Job, LaneTeam, ProcessLane
 
@@ -27,14 +28,8 @@ def team() -> Iterator[LaneTeam]:
     team.close(2.0)
 
 
-def collect(team: LaneTeam, count: int) -> dict[str, Done]:
-    found: dict[str, Done] = {}
-    until = monotonic_seconds() + 20.0
-    while len(found) < count and monotonic_seconds() < until:
-        team.wait(1.0)
-        found |= {done.key: done for done in team.poll()}
-    assert len(found) == count
-    return found
+def by_key(reports: list[Done]) -> dict[str, Done]:
+    return {done.key: done for done in reports}
 
 
 def test_a_job_goes_to_the_lane_that_holds_fewest_and_of_several_to_the_first(team: LaneTeam) -> None:
@@ -42,17 +37,17 @@ def test_a_job_goes_to_the_lane_that_holds_fewest_and_of_several_to_the_first(te
     for key in "abcd":
         assert team.submit(Job(key, 0.02))
     assert not team.submit(Job("one too many", 0.0))
-    found = collect(team, 4)
+    found = by_key(collect(team, 4))
     assert [found[key].result for key in "abcd"] == [first, second, first, second]
     team.submit(Job("alone", 0.0))
-    assert collect(team, 1)["alone"].result == first
+    assert by_key(collect(team, 1))["alone"].result == first
 
 
 def test_one_that_dies_takes_one_job_with_it_and_the_other_does_not_notice(team: LaneTeam) -> None:
     second = team.lanes[1].pid
     for key, payload in (("poison", "die"), ("beside", 0.1), ("behind", 0.0)):
         team.submit(Job(key, payload))
-    found = collect(team, 3)
+    found = by_key(collect(team, 3))
     assert isinstance(found["poison"].error, LaneDiedError)
     assert found["beside"].result == second
     assert found["behind"].error is None

@@ -1,45 +1,16 @@
 """One suite over all lanes. That of streams runs on a CPU too, with a device that is none, and on CUDA where it is."""
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.lanes import LONG, Work, collect, work
 from tests.support.stream_device import HostDevice
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneWorkError
-from vllm_omni_sched.lanes import CudaDevice, Done, InlineLane, Job, Lane, LaneTeam, ProcessLane, StreamLane, ThreadLane
-
-Work = Callable[[Any, Callable[[], None]], Any]
-LONG = 20.0  # seconds nobody should ever wait
-
-
-def work(payload: Any, pause: Callable[[], None]) -> Any:
-    """What the payload says: ``(verb, argument)``."""
-    verb, argument = payload
-    if verb == "double":
-        return argument * 2
-    if verb == "raise":
-        raise ArithmeticError(argument)
-    if verb == "sleep":
-        sleep_seconds(argument)
-        return argument
-    if verb == "slices":  # 50 slices of a millisecond of work each
-        for _ in range(50):
-            until = monotonic_seconds() + 0.001
-            while monotonic_seconds() < until:
-                pass
-            pause()
-        return argument
-    if verb == "pid":
-        return os.getpid()
-    if verb == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError(verb)
+from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
+from vllm_omni_sched.lanes import CudaDevice, InlineLane, Job, Lane, LaneTeam, ProcessLane, StreamLane, ThreadLane
 
 
 def team(work: Work, capacity: int) -> LaneTeam:
@@ -77,24 +48,6 @@ def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
     yield lane
     lane.close(2.0)
     assert lane.held == len(lane.poll())
-
-
-@pytest.fixture
-def process_lane() -> Iterator[ProcessLane]:
-    lane = ProcessLane(work, capacity=8)
-    yield lane
-    lane.close(2.0)
-
-
-def collect(lane: Lane, count: int) -> list[Done]:
-    """The next ``count`` reports."""
-    found: list[Done] = []
-    until = monotonic_seconds() + LONG
-    while len(found) < count and monotonic_seconds() < until:
-        lane.wait(1.0)
-        found += lane.poll()
-    assert len(found) == count
-    return found
 
 
 def test_jobs_come_back_in_the_order_they_went(lane: Lane) -> None:
@@ -241,68 +194,3 @@ def test_closing_does_not_wait_for_a_job_that_never_ends(lane: Lane) -> None:
 def test_capacity_is_at_least_one(lane_cls: type[Lane]) -> None:
     with pytest.raises(ValueError, match="capacity"):
         lane_cls(work, capacity=0)
-
-
-def test_a_process_that_dies_takes_one_job_with_it(process_lane: ProcessLane) -> None:
-    process_lane.submit(Job("first", ("pid", None)))
-    (first,) = collect(process_lane, 1)
-    for key, payload in [("a", ("double", 1)), ("poison", ("die", None)), ("b", ("double", 2)), ("c", ("pid", None))]:
-        process_lane.submit(Job(key, payload))
-    reports = {done.key: done for done in collect(process_lane, 4)}
-    assert (reports["a"].result, reports["b"].result) == (2, 4)
-    assert isinstance(reports["poison"].error, LaneDiedError)
-    assert "SIGKILL" in str(reports["poison"].error)
-    assert process_lane.restarts == 1
-    assert reports["c"].result == process_lane.pid != first.result
-
-
-def test_a_process_killed_while_idle_is_replaced(process_lane: ProcessLane) -> None:
-    os.kill(process_lane.pid, signal.SIGKILL)
-    sleep_seconds(0.05)
-    process_lane.submit(Job("a", ("double", 3)))
-    assert collect(process_lane, 1)[0].result == 6
-    assert process_lane.restarts == 1
-
-
-class _Undigestible:
-    """Ends the process that unpacks it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (3,)
-
-
-def test_a_payload_that_no_process_survives_fails_and_the_next_is_done(process_lane: ProcessLane) -> None:
-    process_lane.submit(Job("bad", ("double", _Undigestible())))
-    process_lane.submit(Job("good", ("double", 2)))
-    reports = {done.key: done for done in collect(process_lane, 2)}
-    assert isinstance(reports["bad"].error, LaneDiedError)
-    assert "exit code 3" in str(reports["bad"].error)
-    assert reports["good"].result == 4
-
-
-def test_no_process_outlives_its_lane() -> None:
-    lane = ProcessLane(work)
-    lane.submit(Job("endless", ("sleep", 60.0)))
-    pid = lane.pid
-    lane.close(5.0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_the_process_sees_the_memory_of_its_owner_at_the_fork() -> None:
-    weights = torch.full((1000, 1000), 3.0)
-    lane = ProcessLane(lambda payload, pause: float((weights @ weights).sum()) * payload)
-    expected = float((weights @ weights).sum())  # the owner's threads of OpenMP are up now
-    lane.submit(Job("a", 2))
-    assert collect(lane, 1)[0].result == 2 * expected
-    lane.close()
-
-
-def test_openmp_works_in_the_process_when_the_owner_has_used_it() -> None:
-    weights = torch.full((1000, 1000), 3.0)
-    expected = float((weights @ weights).sum())
-    lane = ProcessLane(lambda payload, pause: float((weights @ weights).sum()))
-    lane.submit(Job("a", None))
-    assert collect(lane, 1)[0].result == expected
-    assert threading.active_count() >= 1
-    lane.close()

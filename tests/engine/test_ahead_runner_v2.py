@@ -18,8 +18,8 @@ from vllm.v1.request import RequestStatus
 
 from tests.engine.harness import ahead_v2
 from tests.engine.harness.ahead_v2 import CPU, HUGE, POISON, Engine, Model
-from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.compat import modules
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine import ahead_encode
 from vllm_omni_sched.engine.start import attach_encode_ahead
@@ -200,7 +200,7 @@ def test_what_cannot_have_a_lane_is_refused(reason, section):
 
 def test_a_v2_that_runs_no_connectors_is_refused():
     with (
-        mock.patch.object(compat, "EC_CONNECTOR_V2", "vllm.v1.worker.gpu.no_such_module"),
+        mock.patch.object(modules, "EC_CONNECTOR_V2", "vllm.v1.worker.gpu.no_such_module"),
         pytest.raises(ConfigError, match=r"model runner V2 of vLLM .* does not run connectors in every step"),
     ):
         attach_encode_ahead(v2_config())

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.arena import KIB, FakeClock, place, small
 from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.arena.outbox import ALIVE_FOR
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
+from vllm_omni_sched.connectors.arena.sent import ALIVE_FOR
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arena import KIB, Process
+from tests.support.arena import KIB
+from tests.support.processes import Process
 from vllm_omni_sched.connectors.arena import layout
 from vllm_omni_sched.connectors.arena.layout import Layout
 

@@ -1,4 +1,4 @@
-"""An actor of `tests.support.arena` whose tensors lie on a device that is the host's memory."""
+"""An `Actor` whose tensors lie on a device that is the host's memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from tests.support.arena import EDGE, Actor, serve
+from tests.support.arena import EDGE
+from tests.support.arena_actor import Actor
 from tests.support.host_device import HostDriver, device_path
+from tests.support.processes import serve
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import make_message

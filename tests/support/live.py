@@ -1,4 +1,4 @@
-"""Streams for live decoding."""
+"""Streams for live decoding, and what comes of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import NamedTuple
 import av
 import numpy as np
 
+from vllm_omni_sched.video.live import LiveFrame, LiveVideo
+
 FRAGMENTED = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
 CLOSED_GOPS = "bf=2 sc_threshold=0 flags=+cgop"
 GOP = 16
+PATIENCE = 20.0  # of tests that expect something to come; those that do not fail take a second
 
 
 class Sent(NamedTuple):
@@ -56,3 +59,24 @@ def plain(data: bytes) -> list[np.ndarray]:
     """All frames of a file, in display order, those before damage."""
     with av.open(io.BytesIO(data)) as file:
         return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+
+
+def take(live: LiveVideo, count: int) -> list[LiveFrame]:
+    """So many, and no more."""
+    found = []
+    for frame in live:
+        found.append(frame)
+        if len(found) == count:
+            break
+    return found
+
+
+def decode(live: LiveVideo, data: bytes) -> list[LiveFrame]:
+    """All frames of a stream that is there."""
+    live.feed(data)
+    live.end()
+    return list(live)
+
+
+def pixels(frames: list[LiveFrame]) -> list[np.ndarray]:
+    return [frame.pixels for frame in frames]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path as FilePath
 from typing import Any
 
 from tests.support.arena import KIB, MIB, small
-from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaPath
 from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.disk import DiskOptions, DiskPath
@@ -13,10 +14,19 @@ from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
 from vllm_omni_sched.errors import NoRoomError
 
+PAYLOAD = 6 * KIB
+MANY = 20  # messages with such a payload: the arena of `small_tiers` is above the high mark of `DOWN`, and has room
+DOWN = {"high_water": 0.1, "low_water": 0.05}
+
 
 def files(root: str, **options: Any) -> DiskOptions:
     """Of a path through files under ``root``."""
     return DiskOptions.model_validate({"directory": root, "arena": "files", "max_bytes": 96 * MIB, **options})
+
+
+def messages(directory: FilePath) -> list[str]:
+    """What is in a directory of files: ``.msg`` waits, ``.got`` is being got."""
+    return sorted(path.suffix for path in directory.iterdir() if path.suffix != ".life")
 
 
 def disk(root: str) -> Path:
@@ -31,7 +41,7 @@ def tiers(root: str) -> Path:
     return TieredPath([Tier(upper, capacity), Tier(lower, {"": 96 * MIB})], TiersOptions())
 
 
-def small_tiers(root: str, clock: Clock, disk_only: bool = False, **options: Any) -> Path:
+def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> TieredPath:
     """An arena that holds 100 messages of 4 KB in the pool of pixels, above 64 MB of files.
 
     Args:
@@ -39,8 +49,6 @@ def small_tiers(root: str, clock: Clock, disk_only: bool = False, **options: Any
     """
     limits = {name: options.pop(name) for name in list(options) if name in DiskOptions.model_fields}
     lower = DiskPath(files(root, **limits), clock=clock)
-    if disk_only:
-        return lower
     moves_itself = options.pop("moves_itself", False)
     inflight = options.pop("max_inflight", None)
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 100 * 8 * KIB, "inline_bytes": 0}

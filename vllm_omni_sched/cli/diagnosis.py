@@ -8,8 +8,9 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
-from vllm_omni_sched import __version__, compat
+from vllm_omni_sched import __version__
 from vllm_omni_sched.cli.video_parts import video_parts
+from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
 from vllm_omni_sched.config import load_config
 from vllm_omni_sched.errors import OmniSchedError
 
@@ -32,10 +33,10 @@ class Diagnosis:
     """Everything `doctor` shows; `problems` is empty when ``vllm serve`` with our scheduler can start."""
 
     versions: list[Version]
-    features: list[compat.Status]
-    probes: list[compat.Probe]
+    features: list[Status]
+    probes: list[Probe]
     problems: list[str]
-    video: list[compat.Status] = field(default_factory=list)
+    video: list[Status] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, with ``ok`` in front."""
@@ -61,21 +62,22 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     if broken:
         return Diagnosis(_versions(None), [], [], [*problems, broken], video)
     try:
-        compat.check_version(config)
+        versions.check_version(config)
     except OmniSchedError as error:
         problems.append(str(error))
     try:
-        features = compat.resolve(config, workers=True)
+        active = features.resolve(config, workers=True)
     except OmniSchedError as error:
         problems.append(str(error))
-        features = compat.resolve(load_config(None), workers=True)
+        active = features.resolve(load_config(None), workers=True)
     problems += _registration_problems()
-    return Diagnosis(_versions(compat.vllm_version()), list(features.values()), compat.probe_all(), problems, video)
+    found = _versions(versions.vllm_version())
+    return Diagnosis(found, list(active.values()), features.probe_all(), problems, video)
 
 
 def _import_problem() -> str | None:
     if find_spec("vllm") is None:
-        return f"vLLM is not installed in this environment; install vLLM {', '.join(compat.SUPPORTED_VERSIONS)}"
+        return f"vLLM is not installed in this environment; install vLLM {', '.join(SUPPORTED_VERSIONS)}"
     try:
         import_module("vllm")
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the finding
@@ -99,7 +101,7 @@ def _registration_problems() -> list[str]:
 def _versions(vllm: str | None) -> list[Version]:
     note = ""
     if vllm is not None:
-        support = "supported" if compat.is_supported(vllm) else "not supported"
+        support = "supported" if versions.is_supported(vllm) else "not supported"
         note = ", ".join([support, *(f"distribution {name}" for name in VLLM_DISTRIBUTIONS if _owns_vllm(name))])
     return [
         Version("vllm-omni-sched", __version__),

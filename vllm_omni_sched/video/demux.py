@@ -136,7 +136,6 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         palettes=tuple(found.palettes),
         container=container.format.name,
         stream_duration_seconds=_stream_seconds(stream),
-        start_seconds=float((stream.start_time or 0) * time_base),
     )
     return Indexed(index, found.copy_fd)
 

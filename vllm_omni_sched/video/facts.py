@@ -84,7 +84,6 @@ class VideoIndex:
         palettes: packets that bring a new palette, by their index, and what it is.
         container: FFmpeg's names of the container.
         stream_duration_seconds: of the video stream alone, 0.0 when it does not say.
-        start_seconds: when the video stream begins on the container's clock.
     """
 
     codec: str
@@ -111,7 +110,6 @@ class VideoIndex:
     palettes: tuple[tuple[int, bytes], ...] = ()
     container: str = ""
     stream_duration_seconds: float = 0.0
-    start_seconds: float = 0.0
 
 
 class Wanted(NamedTuple):

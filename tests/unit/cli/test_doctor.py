@@ -8,8 +8,8 @@ from importlib import metadata
 import pytest
 from typer.testing import CliRunner
 
-from vllm_omni_sched import compat
 from vllm_omni_sched.cli import app, diagnosis
+from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
 from vllm_omni_sched.video import sandbox
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
@@ -21,9 +21,9 @@ def healthy(monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setattr(diagnosis, "_import_problem", lambda: None)
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.30.0")
-    monkeypatch.setattr(compat, "_find", lambda module, path: None)  # nothing here imports vLLM
-    monkeypatch.setattr(compat, "probe_all", lambda **_: [compat.Probe("a step", SYMBOL, "windows", True, "found")])
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.30.0")
+    monkeypatch.setattr(modules, "find", lambda module, path: None)  # nothing here imports vLLM
+    monkeypatch.setattr(features, "probe_all", lambda **_: [Probe("a step", SYMBOL, "windows", True, "found")])
     point = metadata.EntryPoint(diagnosis.PLUGIN_NAME, "vllm_omni_sched.plugin:register", diagnosis.PLUGIN_GROUP)
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
     return monkeypatch
@@ -55,7 +55,7 @@ def test_json_holds_all_findings_and_nothing_else(healthy):
 
 
 def missing(healthy):
-    healthy.setattr(compat, "probe_all", lambda **_: [compat.Probe("a step", SYMBOL, "windows", False, "missing")])
+    healthy.setattr(features, "probe_all", lambda **_: [Probe("a step", SYMBOL, "windows", False, "missing")])
 
 
 def test_a_missing_extension_point_is_named_in_full_and_costs_its_feature_only(healthy):
@@ -78,7 +78,7 @@ UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
         (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'windows'?"),
         (lambda _: None, ["--additional-config", WRONG_VIDEO_OPTION], "option 'video.decoders'"),
         (lambda _: None, ["--additional-config", "[]"], "must be a mapping"),
-        (lambda h: h.setattr(compat, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),
+        (lambda h: h.setattr(versions, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),
         (lambda h: h.setattr(metadata, "entry_points", lambda **_: []), [], "is not in 'vllm.general_plugins'"),
         (lambda h: h.setenv("VLLM_PLUGINS", "other,more"), [], "VLLM_PLUGINS=other,more leaves 'omni_sched' out"),
         (lambda h: h.setattr(diagnosis, "_import_problem", lambda: "vLLM is broken"), [], "vLLM is broken"),
@@ -139,7 +139,7 @@ def test_without_vllm_it_says_so(monkeypatch):
     assert status == 1
     assert "vllm not installed" in said
     assert "vLLM is not installed in this environment" in said
-    assert compat.SUPPORTED_VERSIONS[-1] in said
+    assert SUPPORTED_VERSIONS[-1] in said
 
 
 def test_a_vllm_that_cannot_be_imported_is_reported(monkeypatch):

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.arena import Processes, place
+from tests.support.arena import place
+from tests.support.processes import Processes
 
 
 @pytest.fixture(scope="module")
 def all_processes() -> Iterator[Processes]:
-    processes = Processes()
+    processes = Processes("tests.support.arena_actor")
     yield processes
     processes.close()
 

@@ -1,4 +1,4 @@
-"""What becomes of a load when its decoders fail, and of the loads beside it."""
+"""What becomes of a load when its decoders fail or its codec is closed, and of the loads beside it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import gc
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -15,127 +14,17 @@ from unittest import mock
 import pytest
 
 from tests.support import video_actors as actors
+from tests.support.acted_codec import Watching, check, everything, service, until
 from tests.support.descriptors import nothing_left_open
-from vllm_omni_sched.errors import (
-    DecoderError,
-    VideoDeadlineError,
-    VideoError,
-    VideoInputError,
-    VideoLimitError,
-)
-from vllm_omni_sched.video.base import Decoded, Report
-from vllm_omni_sched.video.facts import VideoIndex
-from vllm_omni_sched.video.kinds import Kind
+from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoError
 from vllm_omni_sched.video.load import Fallback
-from vllm_omni_sched.video.options import VideoOptions
-from vllm_omni_sched.video.repair import RepairReason
 from vllm_omni_sched.video.service import FlashCodec
-
-
-class Watching:
-    """Counts what it is told."""
-
-    def __init__(self) -> None:
-        self.most_busy = 0
-        self.restarts = 0
-        self.reports: list[Report] = []
-        self.errors: list[VideoError] = []
-
-    def busy(self, decoders: int, of: int) -> None:
-        assert decoders <= of
-        self.most_busy = max(self.most_busy, decoders)
-
-    def loaded(self, report: Report) -> None:
-        self.reports.append(report)
-
-    def failed(self, error: VideoError) -> None:
-        self.errors.append(error)
-
-    def restarted(self, kind: str) -> None:
-        self.restarts += 1
-
-
-def service(*kinds: Kind, observer: Watching | None = None, **options: object) -> FlashCodec:
-    return FlashCodec(
-        VideoOptions(**options),  # type: ignore[arg-type]
-        kinds=kinds or (actors.kind(),),
-        read_index=actors.READ_INDEX,
-        observer=observer,
-    )
-
-
-def until(true: Callable[[], bool]) -> None:
-    """What other threads finish after a load has returned."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def everything(index: VideoIndex) -> range:
-    return range(len(index.packets))
-
-
-def check(decoded: Decoded, wanted: list[int]) -> None:
-    assert decoded.indices == wanted
-    assert decoded.frames.shape == (len(wanted), actors.HEIGHT, actors.WIDTH, 3)
-    for frame, array in zip(wanted, decoded.frames, strict=True):
-        assert (array == actors.expected(frame)).all()
-    assert decoded.pts_seconds == [frame / 10 for frame in wanted]
 
 
 @pytest.fixture(scope="module")
 def codec() -> Iterator[FlashCodec]:
     with service(deadline_seconds=20.0) as codec:
         yield codec
-
-
-def test_frames_come_in_order(codec: FlashCodec) -> None:
-    seen: list[tuple[int, int]] = []
-    decoded = codec.load(actors.video(24), everything, progress=lambda done, of: seen.append((done, of)))
-    check(decoded, list(range(24)))
-    assert seen[-1] == (24, 24)
-    assert seen == sorted(seen)
-    assert decoded.report.pieces == len(seen) == 6
-    assert decoded.report.used == decoded.report.decoded == 24
-    assert set(decoded.report.seconds) == {"index", "wait", "decode", "convert", "assemble"}
-
-
-def test_only_what_is_wanted_and_each_once(codec: FlashCodec) -> None:
-    check(codec.load(actors.video(24), lambda _: [17, 3, 3]), [3, 17])
-
-
-def test_nothing_wanted(codec: FlashCodec) -> None:
-    check(codec.load(actors.video(24), lambda _: []), [])
-
-
-def test_frames_that_are_not_there(codec: FlashCodec) -> None:
-    decoded = codec.load(actors.video(8), lambda _: [6, 7, 8, 900])
-    check(decoded, [6, 7])
-    assert decoded.report.fallbacks.count(Fallback.MISSING.value) == 2
-
-
-def test_a_choice_that_raises_is_the_callers(codec: FlashCodec) -> None:
-    with pytest.raises(ZeroDivisionError):
-        codec.load(actors.video(8), lambda _: [1 // 0])
-    check(codec.load(actors.video(8), everything), list(range(8)))
-
-
-def test_frames_that_do_not_come_out_are_left_out(codec: FlashCodec) -> None:
-    decoded = codec.load(actors.video(12, absent=[2, 5]), everything)
-    check(decoded, [0, 1, 3, 4, *range(6, 12)])
-    assert decoded.report.fallbacks == (RepairReason.MISSING.value, *[Fallback.MISSING.value] * 2)
-
-
-def test_the_next_frame_stands_in(codec: FlashCodec) -> None:
-    decoded = codec.load(actors.video(24, absent=[5, 6, 9, 10, 20]), lambda _: [0, 5, 9, 11, 20], recovery=True)
-    check(decoded, [0, 7, 11])  # nothing is left between 9 and 11, and nothing comes after 20
-    assert decoded.report.fallbacks.count(Fallback.RECOVERED.value) == 1
-
-
-def test_no_frame_at_all(codec: FlashCodec) -> None:
-    with pytest.raises(VideoInputError, match="none of the 4 frames"):
-        codec.load(actors.video(4, absent=[0, 1, 2, 3]), everything)
 
 
 def test_a_decoder_that_dies_once(codec: FlashCodec) -> None:
@@ -187,38 +76,6 @@ def test_a_piece_that_a_decoder_fails_at_is_missing(codec: FlashCodec) -> None:
     decoded = codec.load(actors.video(24, wrong=[9]), everything)
     check(decoded, [*range(8), *range(12, 24)])
     assert decoded.report.fallbacks.count(Fallback.DECODER_FAILED.value) == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "error", "said"),
-    [
-        (b"no video", VideoInputError, "no video that can be read"),
-        (b"", VideoInputError, "no video that can be read"),
-        (actors.video(index="wrong"), DecoderError, "something is wrong"),
-        (actors.video(index="die"), VideoInputError, "twice"),
-        (actors.video(index="nonsense"), VideoInputError, "makes no sense"),
-        (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
-        (actors.video(greedy=[3]), VideoLimitError, "worker_memory_bytes"),
-        (actors.video(4, die=[1]), DecoderError, "none of the 4 frames.* exit code 7"),
-        (actors.video(4, wrong=[1]), DecoderError, "none of the 4 frames.*something is wrong"),
-        (actors.video(refuse=[3]), DecoderError, "such a thing"),
-        (actors.video(refuse_open=[3]), DecoderError, "cannot open"),
-    ],
-)
-def test_bad_videos(codec: FlashCodec, data: bytes, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        codec.load(data, everything)
-    check(codec.load(actors.video(8), everything), list(range(8)))
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("max_input_bytes", 20), ("max_pixels", 47), ("max_frames", 23), ("max_output_bytes", 1 << 20)],
-)
-def test_limits(option: str, value: int) -> None:
-    frames = 24 if option != "max_output_bytes" else 9000
-    with service(**{option: value}) as codec, pytest.raises(VideoLimitError, match=option):
-        codec.load(actors.video(frames), everything)
 
 
 @pytest.mark.parametrize("hanging", [actors.video(index="hang"), actors.video(hang=[9])])

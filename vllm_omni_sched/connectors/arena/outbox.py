@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import secrets
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import islice
@@ -16,24 +13,17 @@ import numpy as np
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import layout as at
-from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import FREE, Index
-from vllm_omni_sched.connectors.arena.layout import RING, Layout, State
-from vllm_omni_sched.connectors.arena.memory import Memory
+from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
-from vllm_omni_sched.connectors.arena.pool import Pool
-from vllm_omni_sched.connectors.arena.room import Extents
-from vllm_omni_sched.connectors.arena.sent import OutboxCounts, Sent
+from vllm_omni_sched.connectors.arena.sent import OutboxCounts, Receivers, Sent
+from vllm_omni_sched.connectors.arena.storage import Storage
 from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.errors import CorruptMessageError
 
 logger = logging.getLogger(__name__)
-
-POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
-ALIVE_FOR = 0.5
-"""Seconds: a receiver that was found alive is not asked again."""
 
 
 class Outbox:
@@ -47,28 +37,10 @@ class Outbox:
     """
 
     def __init__(self, directory: Path, options: ArenaOptions, clock: Clock) -> None:
-        self._directory, self._options, self._clock = directory, options, clock
-        self.layout = Layout.of(options.max_messages, options.ring_bytes)
-        self.token = secrets.token_hex(8)
-        self.path = directory / f"{self.token}{meeting.OUTBOX}"
-        unfinished = directory / f"{self.token}{meeting.UNFINISHED}"
-        with contextlib.ExitStack() as undo:
-            fd = meeting.create(unfinished, self.layout.nbytes)
-            undo.callback(os.close, fd)
-            undo.callback(unfinished.unlink, missing_ok=True)
-            self._life = meeting.live(unfinished)
-            undo.callback(meeting.let_go, self._life)
-            self._memory = Memory(fd, self.layout.nbytes, self.layout.nbytes)
-            head = (at.MAGIC, at.VERSION, self.layout.slots, self.layout.ring, self.layout.ring_bytes, os.getpid())
-            at.HEAD.pack_into(self._memory.map, 0, *head)
-            unfinished.rename(self.path)  # receivers only see it whole
-            undo.pop_all()
-        self._index = Index(self._memory, self.layout)
-        self.ring = Extents(64, self.layout.ring_bytes)
-        self.pools: dict[int, Pool] = {}
-        self._pool_options = {modality: options.pool(modality) for modality in Modality}
-        self._inline: dict[Modality, int] = {}  # messages up to so many bytes go through the ring
-        self.tune()
+        self._options, self._clock = options, clock
+        self.storage = Storage(directory, options)
+        self.layout = self.storage.layout
+        self._index = Index(self.storage.memory, self.layout)
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
@@ -80,7 +52,7 @@ class Outbox:
         self._unwanted: set[int] = set()  # leased slots whose message was discarded or replaced
         self._own: set[int] = set()  # slots that this process has leased from itself
         self._owed: dict[int, int] = {}  # slots to give back to receivers when nobody is at them, and their holders
-        self._seen_alive: dict[int, float] = {}  # receivers
+        self._receivers = Receivers(directory)
         self.counts = OutboxCounts()
         self.progress = 0  # messages got or gone: it tells whether there may be room again
 
@@ -93,17 +65,15 @@ class Outbox:
         if not free:
             return None
         # what lies on a device is leased, and what is in the ring is copied out at once
-        place = self._room_for(nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
+        place = self.storage.allocate(nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
         if place is None:
             return None
         pool, offset, held_bytes = place
         self._generation = self._generation % 0xFFFFFFFF + 1
-        memory = self._memory if pool == RING else self.pools[pool].memory
-        start = offset + (self.layout.ring if pool == RING else 0)
         try:
-            message.write_to(memory.view[start : start + nbytes], memory.address + start, self._generation)
+            message.write_to(*self.storage.at(pool, offset, nbytes), self._generation)
         except BaseException:
-            self._give_room_back(pool, offset)
+            self.storage.free(pool, offset)
             raise
         if name in self._by_name:
             self.counts.replaced += self._withdraw(self._by_name[name])
@@ -143,10 +113,9 @@ class Outbox:
             return None
         sent = self.sent[slot]
         self._own.add(slot)
-        memory = self._memory if sent.pool == RING else self.pools[sent.pool].memory
-        start = sent.offset + (self.layout.ring if sent.pool == RING else 0)
         try:
-            return Arrival(np.frombuffer(memory.view[start : start + sent.nbytes], np.uint8), name), slot
+            data, _ = self.storage.at(sent.pool, sent.offset, sent.nbytes)
+            return Arrival(np.frombuffer(data, np.uint8), name), slot
         except BaseException as error:
             damaged = isinstance(error, CorruptMessageError)
             self.end_lease(slot, record.generation, holder, returned=not damaged)
@@ -178,7 +147,7 @@ class Outbox:
         if self._owed:
             self._owed = {slot: holder for slot, holder in self._owed.items() if self._owes(slot, holder)}
         if limit is None:
-            self._seen_alive.clear()
+            self._receivers.forget()
             slots = self._worth_a_look(now)
         else:
             slots = list(islice(self.sent, limit))
@@ -186,35 +155,10 @@ class Outbox:
             self._look_at(slot, now)
         return before - len(self.sent)
 
-    def tune(self) -> None:
-        """Fit what goes through the ring to what receivers have measured."""
-        limits = tuning.told(self._directory) if self._options.tune_inline else []
-        for modality, options in self._pool_options.items():
-            limit = tuning.limit_of(options.inline_bytes, limits)
-            self._inline[modality] = limit + limit // 16  # with what is in front of the payload
-
-    def can_hold(self, nbytes: int, modality: Modality) -> bool:
-        """Whether there is room for a message when there is no other."""
-        options = self._pool_options[modality]
-        inline = nbytes <= min(self._inline[modality], self.ring.capacity)
-        return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
-
     def facts(self) -> dict[str, Any]:
         """Numbers for `Health.facts`."""
         counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
-        pools = {
-            modality.value: {
-                "capacity_bytes": pool.extents.capacity,
-                "used_bytes": pool.extents.used_bytes,
-                "fragmentation": round(pool.extents.fragmentation, 3),
-                "refused": pool.refused,
-            }
-            for modality, number in POOLS.items()
-            if (pool := self.pools.get(number)) is not None
-        }
-        ring = {"capacity_bytes": self.ring.capacity, "used_bytes": self.ring.used_bytes}
-        inline = {modality.value: limit for modality, limit in self._inline.items()}
-        return {**counts, "in_flight": len(self.sent), "ring": ring, "pools": pools, "inline_up_to": inline}
+        return {**counts, "in_flight": len(self.sent), **self.storage.facts()}
 
     def traffic(self) -> dict[Edge, Traffic]:
         """What is on its way, by edge, as far as is known; after `reap`."""
@@ -231,17 +175,11 @@ class Outbox:
     def close(self) -> None:
         """End sending. Messages on their way stay for receivers; without any, the files go."""
         self.reap()
-        if not self.sent:
-            meeting.remove_member(self.path)
-        for pool in self.pools.values():
-            pool.close()
-        self._memory.close()
-        meeting.let_go(self._life)
+        self.storage.close(remove=not self.sent)
 
     def abandon(self) -> None:
         """Let go of what a forked child has inherited."""
-        for memory in (self._memory, *(pool.memory for pool in self.pools.values())):
-            memory.close()
+        self.storage.abandon()
 
     def _remember(self, sent: Sent) -> None:
         self.sent[sent.slot] = sent
@@ -254,29 +192,13 @@ class Outbox:
         counts.put_bytes += sent.nbytes
         counts.inline += sent.pool == RING
 
-    def _room_for(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:
-        options = self._pool_options[modality]
-        inline = may_be_inline and nbytes <= self._inline[modality]
-        if inline and (offset := self.ring.allocate(nbytes)) is not None:
-            return RING, offset, self.ring.rounded(nbytes)
-        number = POOLS[modality]
-        pool = self.pools.get(number)
-        if pool is None:
-            path = self._directory / f"{self.token}.{number}{meeting.POOL}"
-            pool = self.pools[number] = Pool(path, options, self._options.growth_factor)
-        place = pool.allocate(nbytes)
-        return None if place is None else (number, *place)
-
-    def _give_room_back(self, pool: int, offset: int) -> None:
-        (self.ring if pool == RING else self.pools[pool]).free(offset)
-
     def _worth_a_look(self, now: float) -> list[int]:
         """All slots but those that are free, and messages that wait or are held as was known before."""
         state, holder, put_at = self._index.columns()
         leased = state == State.LEASED
         dull = (state == State.FREE) | ((state == State.READY) & (now - put_at <= self._options.ttl_seconds))
         for number in np.unique(holder[leased]).tolist():
-            if self._is_alive(number, now):
+            if self._receivers.is_alive(number, now):
                 dull |= leased & np.frombuffer(self._got, bool) & (holder == number)
         dull[list(self._unwanted)] = False  # to be taken back as soon as nobody has them
         return [int(slot) for slot in np.flatnonzero(~dull)]
@@ -299,7 +221,7 @@ class Outbox:
                 self._saw_got(sent, now)
             self._mark(sent, got=True)
             holder = self._index.record(slot).holder
-            if not self._is_alive(holder, now):
+            if not self._receivers.is_alive(holder, now):
                 self._take_from_the_dead(sent, holder)
         else:
             if state != State.CONSUMED and self._index.settled(slot) != state:
@@ -333,15 +255,6 @@ class Outbox:
         self.counts.consumed += state == State.CONSUMED
         return state == State.READY
 
-    def _is_alive(self, holder: int, now: float) -> bool:
-        seen = self._seen_alive.get(holder)
-        if seen is not None and 0 <= now - seen < ALIVE_FOR:
-            return True
-        alive = meeting.is_alive(self._directory / f"{holder:016x}{meeting.INBOX}")
-        if alive:
-            self._seen_alive[holder] = now
-        return alive
-
     def _take_from_the_dead(self, sent: Sent, holder: int) -> None:
         if not self._index.give_back(sent.slot, holder):
             return
@@ -365,7 +278,7 @@ class Outbox:
         if not freed:
             self._index.free(sent.slot)
         self._free[sent.slot // at.BUCKET].append(sent.slot)
-        self._give_room_back(sent.pool, sent.offset)
+        self.storage.free(sent.pool, sent.offset)
         self._mark(sent, got=True)
         self._got[sent.slot] = 0
         self._held_since.pop(sent.slot, None)

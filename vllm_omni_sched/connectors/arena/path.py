@@ -12,7 +12,7 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
-from vllm_omni_sched.connectors.arena.outbox import POOLS, Outbox
+from vllm_omni_sched.connectors.arena.outbox import Outbox
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.lately import Losses
@@ -94,9 +94,9 @@ class ArenaPath(Path):
                         self._refusals.pop(edge, None)
                     outbox.reap(REAPED_PER_PUT)
                     if outbox.counts.put % TUNE_EVERY == 0:
-                        outbox.tune()
+                        outbox.storage.tune()
                     return held_bytes
-                possible = outbox.can_hold(message.nbytes, modality)
+                possible = outbox.storage.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
                     outbox.counts.refused += 1
@@ -267,10 +267,10 @@ class ArenaPath(Path):
         return counts.waiting[edge] > 0
 
     def _why(self, outbox: Outbox, message: Message, modality: Modality, behind: bool) -> str:
-        edge, pool = message.edge, outbox.pools.get(POOLS[modality])
+        edge, pool = message.edge, outbox.storage.pool(modality)
         waiting = f"{outbox.counts.waiting[edge]} messages ({outbox.counts.waiting_bytes[edge]} bytes)"
         limit = self._options.pool(modality).max_bytes
-        if not outbox.can_hold(message.nbytes, modality):
+        if not outbox.storage.can_hold(message.nbytes, modality):
             return (
                 f"a message of {message.nbytes} bytes on edge {edge} is larger than pool {modality.value} may get; "
                 f"raise its max_bytes ({limit})"

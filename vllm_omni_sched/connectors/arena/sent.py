@@ -1,13 +1,18 @@
-"""What a sender remembers of its messages."""
+"""What a sender remembers of its messages and their receivers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.base import Edge
+
+ALIVE_FOR = 0.5
+"""Seconds: a receiver that was found alive is not asked again."""
 
 
 class Sent(NamedTuple):
@@ -40,3 +45,28 @@ class OutboxCounts:
     damaged: int = 0  # in the index, by somebody else
     waiting: Counter[Edge] = field(default_factory=Counter)  # messages that nobody has got, as far as is known
     waiting_bytes: Counter[Edge] = field(default_factory=Counter)
+
+
+class Receivers:
+    """Which receivers live; those that did just now are not asked again.
+
+    Args:
+        directory: of the arena.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen_alive: dict[int, float] = {}
+
+    def is_alive(self, holder: int, now: float) -> bool:
+        seen = self._seen_alive.get(holder)
+        if seen is not None and 0 <= now - seen < ALIVE_FOR:
+            return True
+        alive = meeting.is_alive(self._directory / f"{holder:016x}{meeting.INBOX}")
+        if alive:
+            self._seen_alive[holder] = now
+        return alive
+
+    def forget(self) -> None:
+        """Ask all of them the next time."""
+        self._seen_alive.clear()

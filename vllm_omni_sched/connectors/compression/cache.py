@@ -32,11 +32,6 @@ class CacheCounts:
     num_entries: int
     num_bytes: int
 
-    @property
-    def hit_rate(self) -> float:
-        """Hits / look-ups; 0 before the first."""
-        return self.hits / max(1, self.hits + self.misses)
-
 
 class CompressionCache:
     """Least recently used goes first.

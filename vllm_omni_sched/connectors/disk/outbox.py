@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +16,7 @@ from vllm_omni_sched.connectors.disk import files
 from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.disk.options import DiskOptions
 from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +47,12 @@ class OutboxCounts:
     refused: int = 0
 
 
-class Outbox:
+class Outbox(Turns):
     """Messages of one process. The lock is about the books, never held while bytes are written."""
 
     def __init__(self, members: Members, options: DiskOptions, clock: Clock) -> None:
         self._members, self._options, self._clock = members, options, clock
-        self._lock = threading.Condition()
-        self._busy: set[bytes] = set()
+        super().__init__()
         self._leased: set[int] = set()  # generations
         self._count = 0
         self.used_bytes = 0  # of messages, and of what is being written
@@ -82,7 +79,7 @@ class Outbox:
         try:
             path, put_at = self._members.own_file(name, files.UNFINISHED), self._clock()
             stamp = files.write(path, message, generation, put_at)
-            with self._alone(name):
+            with self.alone(name):
                 before = self.sent.get(name)
                 if before is not None:
                     was_there = self._take_back(before)
@@ -107,7 +104,7 @@ class Outbox:
         Raises:
             OSError: it cannot be renamed; nothing has changed.
         """
-        with self._alone(name):
+        with self.alone(name):
             sent = self.sent.get(name)
             if sent is None or sent.generation in self._leased:
                 return None
@@ -122,7 +119,7 @@ class Outbox:
 
     def end_lease(self, name: bytes, generation: int, taken: Path, returned: bool) -> bool:
         """Show a leased message to receivers again, or forget it; whether it can be got again."""
-        with self._alone(name):
+        with self.alone(name):
             self._leased.discard(generation)
             sent = self.sent.get(name)
             ours = sent is not None and sent.generation == generation
@@ -155,7 +152,7 @@ class Outbox:
                 if self._withdraw(sent.name, "expired"):
                     logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
             elif not self._waits(sent):
-                with self._alone(sent.name):
+                with self.alone(sent.name):
                     if sent.generation not in self._leased and not self._waits(sent):  # nor was it meanwhile
                         self._forget(sent, "consumed")
         return self.progress - before
@@ -166,11 +163,11 @@ class Outbox:
 
     def abandon(self) -> None:
         """Let go of what a forked child has inherited."""
-        self._lock = threading.Condition()
+        self.forget_locks()
 
     def _withdraw(self, name: bytes, why: str) -> bool:
         """Take back one message; False when it was got."""
-        with self._alone(name):
+        with self.alone(name):
             sent = self.sent.get(name)
             if sent is None or (why == "expired" and sent.generation in self._leased):
                 return False
@@ -201,20 +198,6 @@ class Outbox:
             files.rename_if_free(taken, path)
             return None
         return taken
-
-    @contextmanager
-    def _alone(self, name: bytes) -> Iterator[None]:
-        """Nobody else puts or takes back messages of that name meanwhile."""
-        with self._lock:
-            while name in self._busy:
-                self._lock.wait()
-            self._busy.add(name)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy.discard(name)
-                self._lock.notify_all()
 
     def _enter(self, sent: Sent) -> None:
         with self._lock:

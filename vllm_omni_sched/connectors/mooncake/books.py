@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
 from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
+from vllm_omni_sched.connectors.turns import Turns
 
 READ_SECONDS = 60.0
 """So long somebody may go on to read what was taken back."""
@@ -57,7 +55,7 @@ class OutboxCounts:
     waiting_bytes: Counter[Edge] = field(default_factory=Counter)
 
 
-class Books:
+class Books(Turns):
     """Messages in flight, by name, by key, and by when they were looked at; and whose turn it is.
 
     1. While one thread puts or takes back a message of a name, others that want that name wait.
@@ -66,8 +64,7 @@ class Books:
 
     def __init__(self, rooms: Rooms, clock: Clock) -> None:
         self._rooms, self._clock = rooms, clock
-        self._lock = threading.Condition()
-        self._busy: set[bytes] = set()
+        super().__init__()
         self._taken_back: OrderedDict[bytes, float] = OrderedDict()
         self._by_key: dict[str, set[bytes]] = {}
         self._last: dict[Edge, Traffic] = {}  # what was got last
@@ -76,20 +73,6 @@ class Books:
         self.counts = OutboxCounts()
         self.token = secrets.randbits(32)
         self._count = 0
-
-    @contextmanager
-    def alone(self, name: bytes) -> Iterator[None]:
-        """Nobody else puts or takes back messages of that name meanwhile."""
-        with self._lock:
-            while name in self._busy:
-                self._lock.wait()
-            self._busy.add(name)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy.discard(name)
-                self._lock.notify_all()
 
     def next_generation(self) -> int:
         with self._lock:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic
 from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
-from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, TransferCost
+from vllm_omni_sched.connectors.routing.learnt import Learnt
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
-from vllm_omni_sched.connectors.routing.report import KEY, REPORT_EVERY, Report, read_report, report_message
-from vllm_omni_sched.connectors.routing.route import PathState, RouteReason, route
+from vllm_omni_sched.connectors.routing.report import KEY, read_report, report_message
+from vllm_omni_sched.connectors.routing.route import PathState, route
 from vllm_omni_sched.errors import (
     ConfigError,
     ConnectorError,
@@ -42,18 +41,6 @@ class Way:
 
     path: Path
     distance: int
-
-
-@dataclass
-class _Flow:
-    """What is known of one path on one edge."""
-
-    put: TransferCost = field(default_factory=TransferCost)
-    got: TransferCost = field(default_factory=TransferCost)  # by this process, or as its receivers say
-    unused: int = 0  # messages that went by others since it was used
-    count: int = 0  # messages put or got
-    small: tuple[int, float] | None = None  # the last one got, to be reported
-    large: tuple[int, float] | None = None
 
 
 class RoutedPath(Path):
@@ -92,16 +79,10 @@ class RoutedPath(Path):
                 raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
         self._options, self._compressor, self._clock, self._presence = options, compressor, clock, presence
         self._some_go_far = any(way.distance for way in ways)
-        self._illness = {
-            name: Illness(options.first_retry_seconds, options.longest_retry_seconds) for name in self._ways
-        }
-        self._flows: dict[tuple[Edge, str], _Flow] = {}
-        self._lock = threading.Lock()  # of what was learnt; never held while a path works
+        self.learnt = Learnt({name: way.distance for name, way in self._ways.items()}, options)
+        self._lock = threading.Lock()  # of `_last_way`; never held while a path works
         self._looking = threading.Lock()
         self._here: dict[str, bool] = {}  # by stage: whether all of it was on this host when it was sent to
-        self.served: Counter[tuple[Edge, str, RouteReason]] = Counter()
-        self.served_bytes: Counter[tuple[Edge, str]] = Counter()
-        self.fell_back: Counter[str] = Counter()
         self._carried = threading.local()
         self._last_way: OrderedDict[bytes, str] = OrderedDict()  # by name of a message: what it was put by
         self._closed = False
@@ -125,10 +106,12 @@ class RoutedPath(Path):
             except ConnectorError as error:
                 refusals.append((attempt.path, error))
                 if not isinstance(error, MessageTooLargeError):
-                    self._refused(attempt.path, error)
+                    self.learnt.refused(attempt.path, error, self._clock())
                 continue
             self._carried.by = attempt.path
-            self._took(sent, attempt.path, attempt.reason, self._clock() - started)
+            edge, seconds = sent.edge, self._clock() - started
+            if self.learnt.took(edge, attempt.path, sent.nbytes, attempt.reason, seconds, self._reaching(edge)):
+                self._read_report(edge, attempt.path)
             if len(self._ways) > 1:
                 self._replace(message, attempt.path)
             return held_bytes
@@ -198,20 +181,12 @@ class RoutedPath(Path):
 
     def traffic(self) -> dict[tuple[str, Edge], Traffic]:
         found = [item for way in self._ways.values() for item in way.path.traffic().items()]
-        with self._lock:
-            sent = {edge for edge, _ in self.served_bytes}  # not those with nothing but reports
+        sent = self.learnt.edges()
         return {(name, edge): one for (name, edge), one in found if edge in sent}
 
     def health(self) -> Health:
         found = {name: way.path.health() for name, way in self._ways.items()}
-        with self._lock:
-            facts: dict[str, Any] = {
-                "served": {f"{edge} {name} {why.value}": n for (edge, name, why), n in sorted(self.served.items())},
-                "served_bytes": {f"{edge} {name}": n for (edge, name), n in sorted(self.served_bytes.items())},
-                "fell_back": dict(self.fell_back),
-                "stages_here": dict(self._here),
-            }
-            sick = [name for name, illness in self._illness.items() if not illness.well]
+        facts, sick = {**self.learnt.facts(), "stages_here": dict(self._here)}, self.learnt.sick()
         if self._compressor is not None:
             counts = self._compressor.counts()
             facts |= {
@@ -241,18 +216,9 @@ class RoutedPath(Path):
         return self._options.edges.get(str(edge)) or list(self._ways)
 
     def _states(self, message: Message) -> list[PathState]:
-        now, edge = self._clock(), message.edge
+        edge = message.edge
         here = self._is_here(edge)
-        with self._lock:
-            states = []
-            for name in self._reaching(edge):
-                flow, illness = self._flow(edge, name), self._illness[name]
-                put, got = flow.put.seconds(message.nbytes), flow.got.seconds(message.nbytes)
-                seconds = None if put is None else put + (got or 0.0)
-                trial = illness.is_due(now) or (illness.well and flow.unused >= self._options.trial_every)
-                distance = self._ways[name].distance
-                states.append(PathState(name, distance, here or distance > 0, illness.well, trial, seconds))
-        return states
+        return self.learnt.states(edge, message.nbytes, self._reaching(edge), here, self._clock())
 
     def _is_here(self, edge: Edge) -> bool:
         """Whether paths within this host reach the receiver of an edge, as far as one can know."""
@@ -268,22 +234,13 @@ class RoutedPath(Path):
     def _packed(self, message: Message, way: Way) -> Message:
         if self._compressor is None or not way.distance:
             return message
-        with self._lock:
-            link = self._flow(message.edge, way.path.name).got.bytes_per_second
+        link = self.learnt.bytes_per_second(message.edge, way.path.name)
         return pack(message, self._compressor, link)
 
     def _got(self, edge: Edge, name: str, nbytes: int, seconds: float) -> None:
-        with self._lock:
-            flow = self._flow(edge, name)
-            flow.got.observe(nbytes, seconds)
-            if nbytes <= SMALL:
-                flow.small = nbytes, seconds
-            elif nbytes >= LARGE:
-                flow.large = nbytes, seconds
-            flow.count += 1
-            if flow.count % REPORT_EVERY or len(self._ways) == 1:
-                return
-            report = Report(flow.small, flow.large)
+        report = self.learnt.got(edge, name, nbytes, seconds)
+        if report is None:
+            return
         with contextlib.suppress(ConnectorError):  # the next one will do
             self._ways[name].path.put(report_message(edge, name, report))
 
@@ -291,34 +248,4 @@ class RoutedPath(Path):
         with contextlib.suppress(ConnectorError):
             found = self._ways[name].path.get(Edge(edge.target, edge.source), KEY + name)
             if found is not None:
-                report = read_report(found)
-                with self._lock:
-                    for one in filter(None, (report.small, report.large)):
-                        self._flow(edge, name).got.observe(*one)
-
-    def _took(self, message: Message, name: str, reason: RouteReason, seconds: float) -> None:
-        with self._lock:
-            if not self._illness[name].well:
-                logger.warning("path %s takes messages again", name)
-            self._illness[name].took()
-            for other in self._reaching(message.edge):
-                self._flow(message.edge, other).unused += 1
-            flow = self._flow(message.edge, name)
-            flow.unused = 0
-            flow.put.observe(message.nbytes, seconds)
-            self.served[message.edge, name, reason] += 1
-            self.served_bytes[message.edge, name] += message.nbytes
-            flow.count += 1
-            due = flow.count % REPORT_EVERY == 0 and len(self._ways) > 1
-        if due:
-            self._read_report(message.edge, name)
-
-    def _refused(self, name: str, error: ConnectorError) -> None:
-        with self._lock:
-            if self._illness[name].well:
-                logger.warning("path %s refused a message: %s", name, error)
-            self._illness[name].refused(self._clock())
-            self.fell_back[name] += 1
-
-    def _flow(self, edge: Edge, name: str) -> _Flow:
-        return self._flows.setdefault((edge, name), _Flow())
+                self.learnt.told(edge, name, read_report(found))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.framing import Message
+from vllm_omni_sched.connectors.turns import Turns
 
 
 class Hand:
@@ -46,15 +44,13 @@ class Item:
         )  # fmt: skip
 
 
-class Books:
+class Books(Turns):
     """One entry for each message in flight, so that each is in one tier. The lock is never held while bytes move."""
 
     def __init__(self, pools: list[set[str]]) -> None:
+        super().__init__()
         self._pools = pools  # of each tier
-        self._lock = threading.Condition()
-        self._busy: set[bytes] = set()
         self._items: OrderedDict[bytes, Item] = OrderedDict()  # who was looked at longest ago comes first
-        self._by_id: dict[int, Item] = {}
         self._by_key: dict[str, set[bytes]] = {}
         self.used: Counter[tuple[int, str]] = Counter()  # bytes, by tier and pool
         self.lying: Counter[int] = Counter()  # messages, by tier
@@ -65,27 +61,8 @@ class Books:
     def __len__(self) -> int:
         return len(self._items)
 
-    @contextmanager
-    def alone(self, name: bytes, wait: bool = True) -> Iterator[bool]:
-        """Nobody else does anything with messages of that name meanwhile; False when somebody does, and not to wait."""
-        with self._lock:
-            while (busy := name in self._busy) and wait:
-                self._lock.wait()
-            if not busy:
-                self._busy.add(name)
-        try:
-            yield not busy
-        finally:
-            if not busy:
-                with self._lock:
-                    self._busy.discard(name)
-                    self._lock.notify_all()
-
     def get(self, name: bytes) -> Item | None:
         return self._items.get(name)
-
-    def by_id(self, number: int) -> Item | None:
-        return self._by_id.get(number)
 
     def of_key(self, key: str) -> list[bytes]:
         """Names of messages under a key, on all edges, in an order that is always the same."""
@@ -111,7 +88,7 @@ class Books:
     def enter(self, item: Item) -> None:
         """A message that was put; nothing of its name is in here."""
         with self._lock:
-            self._items[item.name] = self._by_id[item.id] = item
+            self._items[item.name] = item
             self._by_key.setdefault(item.key, set()).add(item.name)
             self._count(item, 1)
             self.waiting[item.edge] += 1
@@ -130,7 +107,7 @@ class Books:
         with self._lock:
             if self._items.get(item.name) is not item:
                 return False
-            del self._items[item.name], self._by_id[item.id]
+            del self._items[item.name]
             names = self._by_key[item.key]
             names.discard(item.name)
             if not names:
@@ -144,11 +121,6 @@ class Books:
     def pool_of(self, tier: int, pool: str) -> str:
         """The pool of a tier that a message of that pool lies in there."""
         return pool if pool in self._pools[tier] else ""
-
-    def forget_locks(self) -> None:
-        """In a forked child: somebody else may have held them."""
-        self._lock = threading.Condition()
-        self._busy = set()
 
     def _count(self, item: Item, sign: int) -> None:
         self.used[item.tier, self.pool_of(item.tier, item.pool)] += sign * item.nbytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
-from vllm_omni_sched.monitor.forecast.guard import Guard, GuardReason
+from vllm_omni_sched.monitor.forecast.guard import Guard
 from vllm_omni_sched.monitor.forecast.models import Model, ModelChoice, Naive, Series, fit, root
 
 
@@ -127,11 +127,6 @@ class LoadForecast:
         middle = model.predict(steps)
         low, high = _interval(middle, series.quantiles.get(choice))
         return Forecast(_squares(middle), _squares(low), _squares(high), choice, reason)
-
-    def guard_reason(self, modality: str) -> GuardReason:
-        """What the guard thinks of the model of that modality."""
-        series = self._series.get(modality)
-        return series.guard.reason if series else GuardReason.LEARNING
 
     def _upto(self, now: float, modality: str) -> _Series:
         """Closes the bins that are over."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arena import Process, Processes, small
+from tests.support.arena import small
+from tests.support.processes import Process, Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions
 
 

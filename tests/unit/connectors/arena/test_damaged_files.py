@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arena import Processes, small
+from tests.support.arena import small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, write_to_record
+from tests.support.processes import Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, layout
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 

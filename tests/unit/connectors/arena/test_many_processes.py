@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arena import EDGE, Processes
+from tests.support.arena import EDGE
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, files
+from tests.support.processes import Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, MIB, FakeClock, Processes, pixels, small
+from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
-from tests.support.descriptors import descriptors as open_files
+from tests.support.descriptors import nothing_left_open
+from tests.support.processes import Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, meeting, peer
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message
@@ -179,14 +180,14 @@ def test_what_cannot_be_made_leaves_nothing_half_made(
     path = ArenaPath(options)
     if what == "os.ftruncate":
         path.put(make_message(EDGE, "small", 1))
-    descriptors, there = open_files(), files(directory)
-    for _ in range(3):
-        with monkeypatch.context() as patch:
-            patch.setattr(what, fails)
-            with pytest.raises(NoRoomError, match=r"no memory for (an outbox|a pool) in .* \(Cannot allocate memory\)"):
-                path.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
-        assert open_files() == descriptors
-        assert files(directory) == there
+    there, refused = files(directory), r"no memory for (an outbox|a pool) in .* \(Cannot allocate memory\)"
+    with nothing_left_open():
+        for _ in range(3):
+            with monkeypatch.context() as patch:
+                patch.setattr(what, fails)
+                with pytest.raises(NoRoomError, match=refused):
+                    path.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
+            assert files(directory) == there
     assert path.put(make_message(EDGE, "k", pixels(1, IN_POOL))) > 0
     path.close()
 

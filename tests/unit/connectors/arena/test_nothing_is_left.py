@@ -27,7 +27,9 @@ def test_nothing_is_left_when_all_have_closed(start: Start, root: str) -> None:
 def test_nothing_is_left_by_a_process_that_ends_and_has_not_closed(root: str) -> None:
     program = f"""if True:
         import numpy
-        from tests.support.arena import EDGE, ArenaPath, make_message, small
+        from tests.support.arena import EDGE, small
+        from vllm_omni_sched.connectors.arena import ArenaPath
+        from vllm_omni_sched.connectors.framing import make_message
         path = ArenaPath(small({root!r}))
         path.put(make_message(EDGE, "k", numpy.ones((1, 10000))))
         held = path.get(EDGE, "k").open()

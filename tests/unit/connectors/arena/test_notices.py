@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.arena import FakeClock
-from tests.support.descriptors import descriptors as open_files
+from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.notices import SETTLES, Listing, post, take_away
 
@@ -28,13 +28,13 @@ def test_what_fails_halfway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    before = set(meeting._locks), open_files()
-    with monkeypatch.context() as broken:
+    before = set(meeting._locks)
+    with nothing_left_open(), monkeypatch.context() as broken:
         broken.setattr(*{"live": (meeting, "live"), "rename": (Path, "rename")}[step], fails)
         with pytest.raises(OSError, match="No space"):
             post(tmp_path / "a.said", b"this")
     assert os.listdir(tmp_path) == []
-    assert (set(meeting._locks), open_files()) == before
+    assert set(meeting._locks) == before
 
 
 def test_names_are_read_when_the_directory_has_changed(tmp_path: Path) -> None:

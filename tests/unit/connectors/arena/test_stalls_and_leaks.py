@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, MIB, FakeClock, Process, pixels, small
+from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, small
+from tests.support.processes import Process
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.watch import Alarm, Watch, WatchOptions

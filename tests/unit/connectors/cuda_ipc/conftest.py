@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.arena import Process, Processes, place, small
+from tests.support.arena import place, small
 from tests.support.host_pair import Pair
+from tests.support.processes import Process, Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.framing import values
 

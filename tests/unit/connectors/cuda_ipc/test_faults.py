@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, Process
+from tests.support.arena import EDGE, KIB
 from tests.support.arena_faults import ARENA, Start
+from tests.support.processes import Process
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.errors import DeviceLostError
 

@@ -1,120 +1,22 @@
-"""Messages in files when things break: with real processes, killed at exact points."""
+"""Files that expire, are damaged, foreign or not private, and disks without room."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.arena import EDGE, KIB, LONG, FakeClock, Process, Processes, pixels
-from tests.support.tiers import files
+from tests.support.arena import EDGE, KIB, LONG, FakeClock, pixels
+from tests.support.processes import Processes
+from tests.support.tiers import files, messages
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors import disk
-from vllm_omni_sched.connectors.base import Lease, Status
+from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.disk import DiskPath
-from vllm_omni_sched.connectors.disk.files import Stamp
-from vllm_omni_sched.connectors.disk.path import SWEEP_EVERY
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import CorruptMessageError, MessageTooLargeError, NoRoomError, RendezvousError
-
-TTL = 600.0
-
-
-@pytest.fixture
-def start(all_processes: Processes, root: str) -> Callable[[], Process]:
-    def started() -> Process:
-        process = all_processes.start()
-        process.open_tiers(root, disk_only=True)
-        return process
-
-    return started
-
-
-@pytest.fixture
-def directory(root: str) -> Path:
-    return Path(root) / f"vllm-omni-sched-{os.geteuid()}" / "files"
-
-
-class Ahead:
-    """The clock of all processes, and some seconds more."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return monotonic_seconds() + self.seconds
-
-
-def messages(directory: Path) -> list[str]:
-    return sorted(path.suffix for path in directory.iterdir() if path.suffix != ".life")
-
-
-@pytest.mark.parametrize(
-    ("where", "there"),
-    [
-        ("vllm_omni_sched.connectors.disk.files:write", False),
-        ("vllm_omni_sched.connectors.framing:Message.pieces", False),
-        ("os:utime", False),
-        ("os:rename", False),
-        ("vllm_omni_sched.connectors.disk.outbox:Outbox._enter", True),
-    ],
-)
-def test_a_sender_of_files_killed_in_put(
-    start: Callable[[], Process], root: str, directory: Path, where: str, there: bool
-) -> None:
-    clock = Ahead()
-    receiver = DiskPath(files(root), clock=clock)
-    sender = start()
-    sender.die_at(where)
-    sender.dies("put", "k", 5000, 7)
-    clock.seconds = SWEEP_EVERY + 1
-    arrival = receiver.get(EDGE, "k")
-    assert (arrival is not None) == there
-    assert arrival is None or arrival.open()["x"].min() == 7
-    clock.seconds *= 3
-    receiver.health()
-    assert messages(directory) == []
-    receiver.close()
-
-
-@pytest.mark.parametrize("where", ["vllm_omni_sched.connectors.disk.files:read", "pathlib:Path.unlink"])
-def test_a_receiver_of_files_killed_in_get_gives_its_message_back(
-    start: Callable[[], Process], root: str, directory: Path, where: str
-) -> None:
-    clock = Ahead()
-    sender, receiver = DiskPath(files(root), clock=clock), start()
-    sender.put(make_message(EDGE, "k", {"x": pixels(3, 5000)}))
-    receiver.die_at(where)
-    receiver.dies("get", "k")
-    assert messages(directory) == [".got"]
-    clock.seconds = SWEEP_EVERY + 1
-    assert start().get("k") is None  # nobody has swept yet: those of the dead may be looked at now and then only
-    assert sender.health().facts["given_back"] == 1
-    assert start().get("k") == (5000, 3)
-    assert messages(directory) == []
-    sender.close()
-
-
-def test_what_a_sender_of_files_has_put_outlives_it_and_expires(start: Callable[[], Process], root: str) -> None:
-    clock = Ahead()
-    receiver, sender = DiskPath(files(root), clock=clock), start()
-    sender.put_many(10, 3000)
-    sender.kill()
-    arrival = receiver.get(EDGE, "m3")
-    assert arrival is not None
-    assert arrival.open()["x"].min() == 3
-    clock.seconds = TTL / 2
-    assert receiver.health().facts["orphans_expired"] == 0
-    clock.seconds = TTL + 10
-    facts = receiver.health().facts
-    assert facts["orphans_expired"] == 9
-    assert receiver.health().status is Status.DEGRADED
-    assert receiver.get(EDGE, "m4") is None
-    receiver.close()
 
 
 def test_messages_in_files_that_nobody_gets_expire_and_are_counted(root: str, directory: Path) -> None:
@@ -194,7 +96,7 @@ def test_a_file_system_that_is_full_is_no_room(all_processes: Processes, root: s
         process.own_mount(root, 512 * KIB)
     except OSError as error:
         pytest.skip(str(error))
-    process.open_tiers(root, disk_only=True)
+    process.open_files(root)
     with pytest.raises(NoRoomError, match=r"is full \(No space left on device\)"):
         process.put_many(100, 20 * KIB)
     status, reason, facts = process.health()
@@ -230,156 +132,3 @@ def test_two_senders_of_one_key_and_foreign_files(root: str, directory: Path) ->
     for path in (first, second):
         assert path.health().facts["in_flight"] == 0
         path.close()
-
-
-@pytest.fixture
-def path(root: str) -> Iterator[DiskPath]:
-    """With one message."""
-    path = DiskPath(files(root))
-    path.put(make_message(EDGE, "k", pixels(3, 3000)))
-    yield path
-    path.close()
-
-
-def waits(path: DiskPath) -> bool:
-    """Whether the message can be got, and is in the books."""
-    facts = path.health().facts
-    assert (facts["in_flight"], facts["in_flight_bytes"] > 3000) == (1, True)
-    return path.holds(EDGE, "k") and path.discard("k") == 1
-
-
-def test_a_message_that_is_being_leased_is_not_taken_for_got(path: DiskPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = disk.files.read
-
-    def reaped_meanwhile(file: Path) -> np.ndarray:
-        assert path.reap() == 0
-        return read(file)
-
-    monkeypatch.setattr(disk.files, "read", reaped_meanwhile)
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    assert lease.give_back()
-    assert waits(path)
-
-
-def test_a_message_that_is_given_back_while_others_are_looked_at_is_not_taken_for_got(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stamp_of = disk.files.stamp_of
-    leases: list[Lease | None] = []
-
-    def leased_meanwhile(file: Path) -> Stamp | None:
-        if leases:
-            return stamp_of(file)
-        leases.append(None)
-        lease = path.lease(EDGE, "k")
-        assert lease is not None
-        seen = stamp_of(file)
-        assert seen is None
-        assert lease.give_back()
-        return seen
-
-    monkeypatch.setattr(disk.files, "stamp_of", leased_meanwhile)
-    assert path.reap() == 0
-    assert waits(path)
-
-
-def test_a_message_leased_after_it_was_looked_at_is_not_taken_for_got(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stamp_of = disk.files.stamp_of
-    leases: list[Lease] = []
-
-    def leased_meanwhile(file: Path) -> Stamp | None:
-        monkeypatch.setattr(disk.files, "stamp_of", stamp_of)
-        lease = path.lease(EDGE, "k")
-        assert lease is not None
-        leases.append(lease)
-        return stamp_of(file)
-
-    monkeypatch.setattr(disk.files, "stamp_of", leased_meanwhile)
-    assert path.reap() == 0
-    assert leases[0].give_back()
-    assert waits(path)
-
-
-def test_of_two_that_lease_a_message_one_does(path: DiskPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = disk.files.read
-
-    def leased_meanwhile(file: Path) -> np.ndarray:
-        assert path.lease(EDGE, "k") is None
-        assert path.reap() == 0
-        return read(file)
-
-    monkeypatch.setattr(disk.files, "read", leased_meanwhile)
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    assert lease.give_back()
-    assert waits(path)
-
-
-def test_a_message_put_while_the_one_before_it_is_leased_is_its_own(path: DiskPath) -> None:
-    """In both ways: it is looked at, and it can be leased."""
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    path.put(make_message(EDGE, "k", pixels(4, 3000)))
-    second = path.lease(EDGE, "k")
-    assert second is not None
-    assert second.give_back()
-    arrival = path.get(EDGE, "k")
-    assert arrival is not None
-    assert arrival.open().min() == 4
-    assert path.reap() == 1
-    assert not lease.give_back()
-    assert path.health().facts["in_flight"] == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "told"), [(OSError(24, "Too many open files"), RendezvousError), (MemoryError(), MemoryError)]
-)
-def test_a_message_that_cannot_be_read_for_a_lease_waits_still(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[Exception]
-) -> None:
-    def fails(_: Path) -> np.ndarray:
-        path.reap()
-        raise error
-
-    with monkeypatch.context() as broken:
-        broken.setattr(disk.files, "read", fails)
-        with pytest.raises(told):
-            path.lease(EDGE, "k")
-    assert waits(path)
-
-
-def test_a_message_that_cannot_be_renamed_for_a_lease_waits_still(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "rename", fails)
-        with pytest.raises(RendezvousError, match="cannot look for messages"):
-            path.lease(EDGE, "k")
-    assert waits(path)
-
-
-def test_a_damaged_file_that_its_sender_leases_is_gone(path: DiskPath, directory: Path) -> None:
-    (file,) = directory.glob("*.msg")
-    stamp = file.stat()
-    file.write_bytes(DAMAGE["front"](file.read_bytes()))
-    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    with pytest.raises(CorruptMessageError):
-        path.lease(EDGE, "k")
-    assert messages(directory) == []
-    facts = path.health().facts
-    assert (facts["corrupt"], facts["in_flight"]) == (1, 0)
-
-
-def test_a_forked_child_is_told_that_files_are_not_its_own(start: Callable[[], Process]) -> None:
-    process = start()
-    process.put("a", 3000, 1)
-    said = process.fork_and_use()
-    assert [line.split(":")[0] for line in said] == ["PathClosedError", "PathClosedError", "0", "closed"]
-    assert process.get("a") == (3000, 1)
-    process.close()

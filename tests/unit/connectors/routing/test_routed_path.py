@@ -41,9 +41,9 @@ class Stage:
     def send(self, payload: Any = "x", deadline: float | None = None) -> str:
         """The path that took it; it is got at once."""
         self.count += 1
-        before = dict(self.sender.served_bytes)
+        before = dict(self.sender.learnt.served_bytes)
         self.sender.put(make_message(EDGE, f"k{self.count}", payload), deadline)
-        (used,) = [path for (_, path), n in self.sender.served_bytes.items() if n > before.get((EDGE, path), 0)]
+        (used,) = [path for (_, path), n in self.sender.learnt.served_bytes.items() if n > before.get((EDGE, path), 0)]
         found = self.receiver.get(EDGE, f"k{self.count}")
         assert found is not None
         got = found.open()
@@ -76,7 +76,7 @@ def test_a_path_that_refuses_rests_and_returns() -> None:
     stage.now[0] += 1.1
     assert stage.send() == "near"
     assert stage.sender.health().status is Status.HEALTHY
-    assert stage.sender.fell_back["near"] == 2
+    assert stage.sender.learnt.fell_back["near"] == 2
 
 
 def test_what_no_path_takes_is_refused_with_what_each_said() -> None:
@@ -144,10 +144,10 @@ def test_buffers_are_compressed_between_hosts_and_never_within_one() -> None:
     stage = Stage(Compressor(CompressionOptions(mode="always", min_bytes=0)))
     ids = np.arange(20_000, dtype=np.int64) % 300
     assert stage.send(ids) == "near"
-    assert stage.sender.served_bytes[EDGE, "near"] > ids.nbytes
+    assert stage.sender.learnt.served_bytes[EDGE, "near"] > ids.nbytes
     stage.near.fails = NoRoomError("full")
     assert stage.send(ids) == "far"
-    assert stage.sender.served_bytes[EDGE, "far"] < ids.nbytes / 3
+    assert stage.sender.learnt.served_bytes[EDGE, "far"] < ids.nbytes / 3
     facts = stage.sender.health().facts
     assert (facts["raw_bytes"], facts["packed_bytes"] < ids.nbytes / 3) == (ids.nbytes, True)
 
@@ -158,9 +158,9 @@ def test_a_slow_link_is_learnt_from_receivers_and_then_spared() -> None:
     sizes = []
     stage.far.get_seconds = 1.0  # 1.6 MB/s
     for _ in range(2 * REPORT_EVERY + 1):
-        before = stage.sender.served_bytes[EDGE, "far"]
+        before = stage.sender.learnt.served_bytes[EDGE, "far"]
         stage.send(ids)
-        sizes.append(stage.sender.served_bytes[EDGE, "far"] - before)
+        sizes.append(stage.sender.learnt.served_bytes[EDGE, "far"] - before)
     assert sizes[0] > ids.nbytes
     assert sizes[-1] < ids.nbytes / 3
 

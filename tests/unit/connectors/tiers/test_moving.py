@@ -1,4 +1,4 @@
-"""Messages that move while processes send, receive and die."""
+"""Messages that move while others send and receive, and while disks are full."""
 
 from __future__ import annotations
 
@@ -8,161 +8,23 @@ import random
 import resource
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.arena import EDGE, KIB, LONG, Process, Processes, pixels
-from tests.support.tiers import small_tiers
+from tests.support.arena import EDGE, KIB, LONG, pixels
+from tests.support.processes import Process, Processes
+from tests.support.tiers import DOWN, MANY, PAYLOAD, small_tiers
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.arena.path import BURY_EVERY
 from vllm_omni_sched.connectors.base import Status
-from vllm_omni_sched.connectors.disk.path import SWEEP_EVERY
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers import TieredPath
 from vllm_omni_sched.connectors.tiers.carry import Stage
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.errors import NoRoomError, ReceiverBehindError, RendezvousError
 
-TTL = 600.0
-PAYLOAD = 6 * KIB
-MANY = 20  # messages: the arena is above its high mark, and has room
-DOWN = {"high_water": 0.1, "low_water": 0.05}
-
-
-class Ahead:
-    """The clock of all processes, and some seconds more."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return monotonic_seconds() + self.seconds
-
-
-@pytest.fixture
-def start(all_processes: Processes, root: str) -> Callable[..., Process]:
-    def started(**options: Any) -> Process:
-        process = all_processes.start()
-        process.open_tiers(root, **options)
-        return process
-
-    return started
-
-
-def tiers(root: str, clock: Any = monotonic_seconds, **options: Any) -> TieredPath:
-    path = small_tiers(root, clock, **options)
-    assert isinstance(path, TieredPath)
-    return path
-
-
-def get_all(path: TieredPath, count: int, clock: Ahead) -> dict[int, int]:
-    """How often each message is there, if one asks again and again, for longer than anything is given back after."""
-    got = dict.fromkeys(range(count), 0)
-    for _ in range(4):
-        for i in got:
-            while (arrival := path.get(EDGE, f"m{i}")) is not None:
-                payload = arrival.open()["x"]
-                assert (payload.size, payload.min(), payload.max()) == (PAYLOAD, i % 251, i % 251)
-                got[i] += 1
-        clock.seconds += max(SWEEP_EVERY, BURY_EVERY) + 1
-        path.health()
-    return got
-
-
-@pytest.mark.parametrize("first", ["upper", "lower"])
-@pytest.mark.parametrize(
-    "where",
-    [
-        "vllm_omni_sched.connectors.arena.index:Index.claim",
-        "vllm_omni_sched.connectors.tiers.carry:message_of",
-        "vllm_omni_sched.connectors.tiers.tickets:Tickets.write",
-        "vllm_omni_sched.connectors.disk.files:write",
-        "os:rename",
-        "vllm_omni_sched.connectors.disk.outbox:Outbox._enter",
-        "vllm_omni_sched.connectors.arena.outbox:Outbox.end_lease",
-        "vllm_omni_sched.connectors.tiers.tickets:Tickets.remove",
-    ],
-)
-def test_a_sender_killed_while_it_moves_a_message(
-    start: Callable[..., Process], root: str, where: str, first: str
-) -> None:
-    """Whichever copy is found first, the message is got once. ``upper``: what the dead had is given back before."""
-    clock, sender = Ahead(), start(**DOWN)
-    receiver = tiers(root, clock)
-    assert receiver.get(EDGE, "m0") is None
-    sender.put_many(MANY, PAYLOAD)
-    sender.die_at(where)
-    sender.dies("move", 3)
-    if first == "upper":
-        clock.seconds = max(SWEEP_EVERY, BURY_EVERY) + 1
-        receiver.health()
-    assert set(get_all(receiver, MANY, clock).values()) == {1}
-    clock.seconds += 3 * TTL
-    receiver.health()
-    clock.seconds += 3 * TTL
-    receiver.health()
-    assert [path.name for path in Path(root).rglob("*.m*")] == []
-    receiver.close()
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        "vllm_omni_sched.connectors.disk.files:read",
-        "vllm_omni_sched.connectors.arena.outbox:Outbox.put",
-        "vllm_omni_sched.connectors.arena.index:Index.publish",
-        "vllm_omni_sched.connectors.disk.outbox:Outbox.end_lease",
-    ],
-)
-def test_a_sender_killed_while_it_brings_a_message_up(start: Callable[..., Process], root: str, where: str) -> None:
-    clock = Ahead()
-    sender = start(high_water=0.5, low_water=0.5, expected_wait_seconds=100.0, long_wait_seconds=10.0)
-    receiver = tiers(root, clock)
-    sender.put_many(60, PAYLOAD)  # the last ones at once go below
-    facts = sender.health()[2]
-    assert facts["placed"]["disk long_wait"] > 5
-    for i in range(20):
-        arrival = receiver.get(EDGE, f"m{i}")
-        assert arrival is not None
-    del arrival
-    sender.reap()
-    sender.expect("m59", 0.0)
-    sender.die_at(where)
-    sender.dies("move", 3)
-    got = get_all(receiver, 60, clock)
-    assert {got[i] for i in range(20, 60)} == {1}
-    assert receiver.health().facts["repeated"] <= 1
-    receiver.close()
-
-
-def test_a_receiver_killed_with_a_copy_of_a_move_that_was_left_gives_it_back(
-    start: Callable[..., Process], root: str
-) -> None:
-    """It had taken the ticket; the other copy counts then."""
-    clock, sender, dying = Ahead(), start(**DOWN), start()
-    sender.put_many(MANY, PAYLOAD)
-    sender.die_at("vllm_omni_sched.connectors.arena.outbox:Outbox.end_lease")
-    sender.dies("move", 3)
-    (ticket,) = Path(root).rglob("*.move")
-    (moved,) = Path(root).rglob("*.msg")
-    moved.unlink()  # so that only the copy in the arena is there
-    receiver = tiers(root, clock)
-    assert receiver.get(EDGE, "none") is None
-    clock.seconds = BURY_EVERY + 1
-    receiver.health()
-    held = [i for i in range(MANY) if dying.get(f"m{i}", True) is not None]
-    assert len(held) == MANY
-    assert ticket.with_suffix(".moved").is_symlink()
-    dying.kill()
-    assert set(get_all(receiver, MANY, clock).values()) == {1}
-    receiver.close()
-
 
 def test_two_thousand_messages_and_an_arena_that_holds_a_hundred(root: str) -> None:
     """All of them wait at once; the sender never does."""
-    sender, receiver = tiers(root, moves_itself=True, **DOWN), tiers(root)
+    sender, receiver = small_tiers(root, moves_itself=True, **DOWN), small_tiers(root)
     most = 0
     for i in range(2000):
         sender.put(make_message(EDGE, f"m{i}", {"x": pixels(i % 251, PAYLOAD)}))
@@ -198,11 +60,11 @@ def test_two_thousand_messages_and_an_arena_that_holds_a_hundred(root: str) -> N
 
 def test_receivers_that_ask_while_messages_move(start: Callable[..., Process], root: str) -> None:
     """Three receivers in two processes ask for everything; each message is got by one of them."""
-    sender, count = tiers(root, moves_itself=True, expected_wait_seconds=0.05, soon_seconds=10.0, **DOWN), 300
+    sender, count = small_tiers(root, moves_itself=True, expected_wait_seconds=0.05, soon_seconds=10.0, **DOWN), 300
     processes = [start(), start()]
     for process in processes:
         process.begin("receive_all", count, processes.index(process))
-    receiver, found = tiers(root), []
+    receiver, found = small_tiers(root), []
     ended = threading.Event()
 
     def receive() -> None:
@@ -258,7 +120,7 @@ def test_a_disk_that_is_full_leaves_messages_where_they_are(all_processes: Proce
 
 def test_nothing_is_written_to_take_a_ticket(root: str) -> None:
     """As when there are two copies of a message and the disk is full."""
-    sender, receiver = tiers(root, **DOWN), tiers(root)
+    sender, receiver = small_tiers(root, **DOWN), small_tiers(root)
     for i in range(MANY):
         sender.put(make_message(EDGE, f"m{i}", {"x": pixels(i, PAYLOAD)}))
     assert receiver.get(EDGE, "none") is None
@@ -282,7 +144,7 @@ def test_nothing_is_written_to_take_a_ticket(root: str) -> None:
 def test_a_message_is_kept_until_it_can_be_told_whether_it_was_got_before(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, receiver = tiers(root, **DOWN), tiers(root)
+    sender, receiver = small_tiers(root, **DOWN), small_tiers(root)
     for i in range(MANY):
         sender.put(make_message(EDGE, f"m{i}", {"x": pixels(i, PAYLOAD)}))
     item, move = sender.moves()[0]
@@ -310,7 +172,7 @@ def test_a_message_is_kept_until_it_can_be_told_whether_it_was_got_before(
 
 
 def test_a_receiver_that_is_behind_slows_its_sender_wherever_messages_lie(root: str) -> None:
-    sender, receiver = tiers(root, max_inflight=150), tiers(root)
+    sender, receiver = small_tiers(root, max_inflight=150), small_tiers(root)
     for i in range(150):
         sender.put(make_message(EDGE, f"m{i}", {"x": pixels(1, PAYLOAD)}))
     placed = sender.health().facts["placed"]
@@ -327,19 +189,10 @@ def test_a_receiver_that_is_behind_slows_its_sender_wherever_messages_lie(root: 
 
 
 def test_without_anything_to_move_there_is_no_thread(root: str) -> None:
-    path = tiers(root, moves_itself=True)
+    path = small_tiers(root, moves_itself=True)
     for i in range(20):
         path.put(make_message(EDGE, f"m{i}", {"x": pixels(1, PAYLOAD)}))
     assert path._worker is not None
     assert path._worker._thread is None
     path.close()
     assert os.listdir(root) == []
-
-
-def test_a_forked_child_is_told_that_tiers_are_not_its_own(start: Callable[..., Process]) -> None:
-    process = start(moves_itself=True, **DOWN)
-    process.put_many(90, PAYLOAD)
-    said = process.fork_and_use()
-    assert [line.split(":")[0] for line in said] == ["PathClosedError", "PathClosedError", "0", "closed"]
-    assert process.get("m1") == (PAYLOAD, 1)
-    process.close()

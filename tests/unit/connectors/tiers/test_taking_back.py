@@ -27,7 +27,6 @@ def clock() -> FakeClock:
 @pytest.fixture
 def sender(root: str, clock: FakeClock) -> Iterator[TieredPath]:
     path = small_tiers(root, clock, ttl_seconds=TTL)
-    assert isinstance(path, TieredPath)
     yield path
     path.close()
 

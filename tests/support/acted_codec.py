@@ -1,0 +1,66 @@
+"""A codec whose decoders are those of `tests.support.video_actors`, who watches it, and what it should give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.support import video_actors as actors
+from vllm_omni_sched.errors import VideoError
+from vllm_omni_sched.video.base import Decoded, Report
+from vllm_omni_sched.video.facts import VideoIndex
+from vllm_omni_sched.video.kinds import Kind
+from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.service import FlashCodec
+
+
+class Watching:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.most_busy = 0
+        self.restarts = 0
+        self.reports: list[Report] = []
+        self.errors: list[VideoError] = []
+
+    def busy(self, decoders: int, of: int) -> None:
+        assert decoders <= of
+        self.most_busy = max(self.most_busy, decoders)
+
+    def loaded(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def failed(self, error: VideoError) -> None:
+        self.errors.append(error)
+
+    def restarted(self, kind: str) -> None:
+        self.restarts += 1
+
+
+def service(*kinds: Kind, observer: Watching | None = None, **options: object) -> FlashCodec:
+    return FlashCodec(
+        VideoOptions(**options),  # type: ignore[arg-type]
+        kinds=kinds or (actors.kind(),),
+        read_index=actors.READ_INDEX,
+        observer=observer,
+    )
+
+
+def until(true: Callable[[], bool]) -> None:
+    """What other threads finish after a load has returned."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def everything(index: VideoIndex) -> range:
+    return range(len(index.packets))
+
+
+def check(decoded: Decoded, wanted: list[int]) -> None:
+    assert decoded.indices == wanted
+    assert decoded.frames.shape == (len(wanted), actors.HEIGHT, actors.WIDTH, 3)
+    for frame, array in zip(wanted, decoded.frames, strict=True):
+        assert (array == actors.expected(frame)).all()
+    assert decoded.pts_seconds == [frame / 10 for frame in wanted]

@@ -1,0 +1,49 @@
+"""What tests of lanes share: work that does as its payload says, and the reports of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.lanes import Done, Lane
+
+Work = Callable[[Any, Callable[[], None]], Any]
+LONG = 20.0  # seconds nobody should ever wait
+
+
+def work(payload: Any, pause: Callable[[], None]) -> Any:
+    """What the payload says: ``(verb, argument)``."""
+    verb, argument = payload
+    if verb == "double":
+        return argument * 2
+    if verb == "raise":
+        raise ArithmeticError(argument)
+    if verb == "sleep":
+        sleep_seconds(argument)
+        return argument
+    if verb == "slices":  # 50 slices of a millisecond of work each
+        for _ in range(50):
+            until = monotonic_seconds() + 0.001
+            while monotonic_seconds() < until:
+                pass
+            pause()
+        return argument
+    if verb == "pid":
+        return os.getpid()
+    if verb == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError(verb)
+
+
+def collect(lane: Lane, count: int) -> list[Done]:
+    """The next ``count`` reports."""
+    found: list[Done] = []
+    until = monotonic_seconds() + LONG
+    while len(found) < count and monotonic_seconds() < until:
+        lane.wait(1.0)
+        found += lane.poll()
+    assert len(found) == count
+    return found

@@ -1,0 +1,35 @@
+"""Where the names of vLLM are that we rely on, and whether they are there."""
+
+from importlib import import_module
+from typing import Any
+
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+OUTPUT = "vllm.v1.core.sched.output"
+MANAGER = "vllm.v1.core.encoder_cache_manager"
+BLOCK_POOL = "vllm.v1.core.block_pool"
+KV_CACHE_UTILS = "vllm.v1.core.kv_cache_utils"
+WORKER_BASE = "vllm.v1.worker.worker_base"
+RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
+RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
+ENCODER_RUNNER_V2 = "vllm.v1.worker.gpu.mm.encoder_runner"
+ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
+EC_CONNECTOR = "vllm.distributed.ec_transfer.ec_connector.base"
+EC_CONNECTOR_V2 = "vllm.v1.worker.gpu.ec_connector"
+ARG_UTILS = "vllm.engine.arg_utils"
+VIDEO = "vllm.multimodal.video"
+VIDEO_OPENCV = "vllm.multimodal.video_decoders.opencv"
+
+
+def find(module: str, path: str) -> Any:
+    """``module.path``, or None when this vLLM has none."""
+    try:
+        found: Any = import_module(module)
+    except ImportError:
+        return None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def has(module: str, path: str) -> bool:
+    return find(module, path) is not None

@@ -1,0 +1,128 @@
+"""Where an outbox's messages lie: the small ones in a ring beside its index, the others in pools by modality."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.connectors.arena import layout as at
+from vllm_omni_sched.connectors.arena import meeting, tuning
+from vllm_omni_sched.connectors.arena.layout import RING, Layout
+from vllm_omni_sched.connectors.arena.memory import Memory
+from vllm_omni_sched.connectors.arena.options import ArenaOptions
+from vllm_omni_sched.connectors.arena.pool import Pool
+from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.connectors.modality import Modality
+
+POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
+
+
+class Storage:
+    """The files of one outbox: one with its index and its ring, which receivers find, and one for each pool in use.
+
+    Attributes:
+        memory: of the first of these; its index is where `layout` says.
+
+    Raises:
+        OSError: no memory for the index and the ring.
+    """
+
+    def __init__(self, directory: Path, options: ArenaOptions) -> None:
+        self._directory, self._options = directory, options
+        self.layout = Layout.of(options.max_messages, options.ring_bytes)
+        self._token = secrets.token_hex(8)
+        self._path = directory / f"{self._token}{meeting.OUTBOX}"
+        unfinished = directory / f"{self._token}{meeting.UNFINISHED}"
+        with contextlib.ExitStack() as undo:
+            fd = meeting.create(unfinished, self.layout.nbytes)
+            undo.callback(os.close, fd)
+            undo.callback(unfinished.unlink, missing_ok=True)
+            self._life = meeting.live(unfinished)
+            undo.callback(meeting.let_go, self._life)
+            self.memory = Memory(fd, self.layout.nbytes, self.layout.nbytes)
+            head = (at.MAGIC, at.VERSION, self.layout.slots, self.layout.ring, self.layout.ring_bytes, os.getpid())
+            at.HEAD.pack_into(self.memory.map, 0, *head)
+            unfinished.rename(self._path)  # receivers only see it whole
+            undo.pop_all()
+        self._ring = Extents(64, self.layout.ring_bytes)
+        self._pools: dict[int, Pool] = {}
+        self._pool_options = {modality: options.pool(modality) for modality in Modality}
+        self._inline: dict[Modality, int] = {}  # messages up to so many bytes go through the ring
+        self.tune()
+
+    def tune(self) -> None:
+        """Fit what goes through the ring to what receivers have measured."""
+        limits = tuning.told(self._directory) if self._options.tune_inline else []
+        for modality, options in self._pool_options.items():
+            limit = tuning.limit_of(options.inline_bytes, limits)
+            self._inline[modality] = limit + limit // 16  # with what is in front of the payload
+
+    def can_hold(self, nbytes: int, modality: Modality) -> bool:
+        """Whether there is room for a message when there is no other."""
+        options = self._pool_options[modality]
+        inline = nbytes <= min(self._inline[modality], self._ring.capacity)
+        return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
+
+    def allocate(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:
+        """Number of a pool, offset in it and bytes that are held; None when there is no room now.
+
+        Raises:
+            OSError: no memory for a pool.
+        """
+        inline = may_be_inline and nbytes <= self._inline[modality]
+        if inline and (offset := self._ring.allocate(nbytes)) is not None:
+            return RING, offset, self._ring.rounded(nbytes)
+        number = POOLS[modality]
+        pool = self._pools.get(number)
+        if pool is None:
+            path = self._directory / f"{self._token}.{number}{meeting.POOL}"
+            pool = self._pools[number] = Pool(path, self._pool_options[modality], self._options.growth_factor)
+        place = pool.allocate(nbytes)
+        return None if place is None else (number, *place)
+
+    def free(self, pool: int, offset: int) -> None:
+        """Take room back."""
+        (self._ring if pool == RING else self._pools[pool]).free(offset)
+
+    def at(self, pool: int, offset: int, nbytes: int) -> tuple[memoryview, int]:
+        """What lies there, and its address."""
+        memory = self.memory if pool == RING else self._pools[pool].memory
+        start = offset + (self.layout.ring if pool == RING else 0)
+        return memory.view[start : start + nbytes], memory.address + start
+
+    def pool(self, modality: Modality) -> Pool | None:
+        """None when nothing of that modality was put into one."""
+        return self._pools.get(POOLS[modality])
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers for `Health.facts`."""
+        pools = {
+            modality.value: {
+                "capacity_bytes": pool.extents.capacity,
+                "used_bytes": pool.extents.used_bytes,
+                "fragmentation": round(pool.extents.fragmentation, 3),
+                "refused": pool.refused,
+            }
+            for modality in POOLS
+            if (pool := self.pool(modality)) is not None
+        }
+        ring = {"capacity_bytes": self._ring.capacity, "used_bytes": self._ring.used_bytes}
+        inline = {modality.value: limit for modality, limit in self._inline.items()}
+        return {"ring": ring, "pools": pools, "inline_up_to": inline}
+
+    def close(self, remove: bool) -> None:
+        """Unmap; ``remove``: nothing in the files is wanted any more."""
+        if remove:
+            meeting.remove_member(self._path)
+        for pool in self._pools.values():
+            pool.close()
+        self.memory.close()
+        meeting.let_go(self._life)
+
+    def abandon(self) -> None:
+        """Let go of what a forked child has inherited."""
+        for memory in (self.memory, *(pool.memory for pool in self._pools.values())):
+            memory.close()
