@@ -39,6 +39,7 @@ class GateRequest:
     ``low``: of the class that has only its share while others wait.
     ``warm``: the part of its cache that each replica has, by replica id, where not 0.
     ``units``: of long work; 0 for short work, which no limit of units holds back.
+    ``distances``: seconds that getting its input to each replica takes, by replica id, where not 0.
 
     Raises:
         ValueError: the cost is negative or not finite, or the units are negative.
@@ -51,6 +52,7 @@ class GateRequest:
     low: bool = False
     warm: tuple[tuple[int, float], ...] = ()
     units: int = 0
+    distances: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.cost_seconds < math.inf:
@@ -132,6 +134,12 @@ class StageGate:
         self._passed: dict[str, int] = {}
         self._owed = 0.0  # releases, to the low class
 
+    def came(self, request_id: str, now: float) -> None:
+        """A request waits from now on. One that is first seen in a snapshot came then."""
+        if request_id not in self._came:
+            self._came[request_id] = self._number, now
+            self._number += 1
+
     def passed(self, request_id: str) -> int:
         """How often others who came later were released before it."""
         return self._passed.get(request_id, 0)
@@ -165,9 +173,7 @@ class StageGate:
             del self._came[name]
             self._passed.pop(name, None)
         for one in snapshot.waiting:
-            if one.request_id not in self._came:
-                self._came[one.request_id] = self._number, snapshot.now
-                self._number += 1
+            self.came(one.request_id, snapshot.now)
 
     def _next(self, round_: "_Round", now: float) -> tuple[GateRequest, ReleaseReason] | None:
         able = [one for one in round_.left.values() if one.has_credits and round_.takes(one)]
@@ -251,10 +257,14 @@ class _Round:
 
     def place(self, request: GateRequest, balancer: Balancer, dice: Dice, to_fill: bool) -> int:
         """Give it to a replica with room, or ``to_fill``, to one with the least."""
-        warm = dict(request.warm)
+        warm, distances = dict(request.warm), dict(request.distances)
         most = self.least_room(request) if to_fill else math.inf
         choices = [
-            replace(one, warm=warm.get(one.replica_id, one.warm))
+            replace(
+                one,
+                warm=warm.get(one.replica_id, one.warm),
+                distance_seconds=distances.get(one.replica_id, one.distance_seconds),
+            )
             for one in self._with_room(request.units)
             if one.room <= most
         ]

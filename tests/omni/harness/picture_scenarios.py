@@ -14,9 +14,7 @@ from typing import Any
 
 from dev.omni_cpu.asking import Draw, drawing_params
 from dev.omni_cpu.spec import DIFFUSION, PipelineSpec
-from tests.omni.harness.stage_scenarios import _counted as counted
-from tests.omni.harness.stage_scenarios import _held as held
-from tests.omni.harness.stage_scenarios import _until as until
+from tests.omni.harness.stage_scenarios import counted, held, until
 
 HOUSE = Draw("A house by the sea.", seed=1)
 DRAWS = {

@@ -50,14 +50,14 @@ async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Many ask the same at a time, and some another thing."""
     asks = {f"merged {number}": STAGE_ASKS["merged"] for number in range(MANY)}
     asks |= {f"other {number}": STAGE_ASKS["other"] for number in range(MANY // 2)}
-    with _counted(omni) as submitted:
+    with counted(omni) as submitted:
         return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}
 
 
 async def parting(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Many ask the thinker for the same, and the talker for more and for less."""
     asks = {f"{name} {number}": STAGE_ASKS[name] for number in range(2) for name in ("merged", "parted")}
-    with _counted(omni) as submitted:
+    with counted(omni) as submitted:
         return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}
 
 
@@ -65,7 +65,7 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """The first of three that ask the same leaves, when the two others have joined it."""
     queue, ask = omni.engine.stage_pools[0].queue, STAGE_ASKS["handed over"]
     joined = asyncio.Event()
-    with _counted(omni) as submitted:
+    with counted(omni) as submitted:
         leaving = asyncio.create_task(_leave(omni, spec, f"{prefix}-leaving", ask, joined))
         await until(lambda: queue.running)
         staying = asyncio.create_task(
@@ -82,7 +82,7 @@ async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -
     pool = omni.engine.stage_pools[stage_id]
     before = pool.live_replica_ids()
     answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-once", CROWD))
-    await until(lambda: _in_the_middle(pool))
+    await until(lambda: in_the_middle(pool))
     lost = sum(work.replica_id == 0 for work in list(pool.queue.running.values()))
     for process in pool.clients[0].resources.engine_manager.processes:
         os.kill(process.pid, signal.SIGKILL)
@@ -97,10 +97,10 @@ async def told(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     answers = await ask_all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
     await until(lambda: _finished(spec) > before)
     pools = omni.engine.stage_pools
-    await until(lambda: not any(_held(pool) for pool in pools))
+    await until(lambda: not any(held(pool) for pool in pools))
     # the page is written once a second
-    await until(lambda: not any(value for name, _, value in _samples() if name in ("waiting", "running")))
-    return {"answers": answers, "metrics": [[name, labels, value] for name, labels, value in _samples()]}
+    await until(lambda: not any(value for name, _, value in samples() if name in ("waiting", "running")))
+    return {"answers": answers, "metrics": [[name, labels, value] for name, labels, value in samples()]}
 
 
 async def connected(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
@@ -174,7 +174,7 @@ def _outputs(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> AsyncI
 
 
 @contextmanager
-def _counted(omni: Any) -> Iterator[dict[str, int]]:
+def counted(omni: Any) -> Iterator[dict[str, int]]:
     """How many requests the engines of each stage are given meanwhile."""
     submitted = {str(pool.stage_id): 0 for pool in omni.engine.stage_pools}
 
@@ -195,18 +195,18 @@ def _counted(omni: Any) -> Iterator[dict[str, int]]:
             del client.add_request_async  # the method of its class is back
 
 
-def _in_the_middle(pool: Any) -> bool:
+def in_the_middle(pool: Any) -> bool:
     """Of works of the first replica; of a stage that speaks as it goes, when one has spoken."""
     works = [work for work in list(pool.queue.running.values()) if work.replica_id == 0]
     return len(works) > 1 and (pool.stage_id > 0 or any(work.spoke for work in works))
 
 
-def _held(pool: Any) -> int:
+def held(pool: Any) -> int:
     queue = pool.queue
     return len(queue.running) + len(queue.waiting) + len(queue.held)
 
 
-def _samples() -> Iterator[tuple[str, dict[str, str], float]]:
+def samples() -> Iterator[tuple[str, dict[str, str], float]]:
     for family in REGISTRY.collect():
         for sample in family.samples:
             if sample.name.startswith(METRICS):
@@ -217,7 +217,7 @@ def _finished(spec: PipelineSpec) -> float:
     """Requests that were through with the last stage, by the metrics."""
     return sum(
         value
-        for name, labels, value in _samples()
+        for name, labels, value in samples()
         if name == "requests_total" and (labels["stage"], labels["outcome"]) == (str(spec.stages - 1), "finished")
     )
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, GENERATION, Rig, StageSpec
+from vllm_omni_sched.resource.balance import CostBalancer
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -252,3 +253,66 @@ async def test_a_page_of_metrics_is_published(monkeypatch: pytest.MonkeyPatch, t
             assert any("omni_sched_stage" in page for page in pages)
         finally:
             publisher.close()
+
+
+async def test_a_place_that_is_about_to_be_free_is_filled() -> None:
+    async with Rig(ONE_AT_A_TIME) as rig:
+        for i in range(12):  # a second for 100 tokens
+            await rig.ask(f"{i}", (i,), params={"max_tokens": 100})
+            rig.now += 1.0
+            await rig.finish(0, f"{i}")
+        for name in "abc":
+            await rig.ask(name, (ord(name),), params={"max_tokens": 100})
+        assert list(rig.at(0)) == ["a"]
+        rig.now += 0.9
+        await rig.omni.release()
+        assert list(rig.at(0)) == ["a"]
+        rig.now += 0.07
+        await rig.omni.release()
+        assert list(rig.at(0)) == ["a", "b"], "it is there when a ends"
+        rig.now += 0.5
+        await rig.omni.release()
+        assert list(rig.at(0)) == ["a", "b"], "nobody knows when a ends that takes longer than it should"
+
+
+async def test_nobody_is_put_in_order_while_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Rig(ONE_AT_A_TIME) as rig:
+        await rig.ask("x", (0,), params={"max_tokens": 1000})
+        rig.now += 60.0
+        plans: list[int] = []
+        plan = rig.policies.order.plan
+        monkeypatch.setattr(
+            rig.policies.order, "plan", lambda waiting, *how: (plans.append(len(waiting)), plan(waiting, *how))[1]
+        )
+        for i in range(20):
+            await rig.ask(f"{i}", (i + 1,))
+            await rig.omni.release()
+        assert plans == []
+        await rig.finish(0, "x")
+        assert plans == [20]
+
+
+async def test_who_came_first_came_first_though_it_was_not_looked_at_then() -> None:
+    """The worst class is passed over by those that come later, also while nothing can be released."""
+    async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": 0.0}}) as rig:
+        await rig.ask("x", (0,))
+        await rig.ask("b", (1,), params=of("batch"))
+        await rig.ask("r", (2,), params=of("realtime"))
+        await rig.finish(0, "x")
+        assert list(rig.at(0)) == ["r"]
+        assert rig.omni.stage_pools[0].queue.policies._gate.passed("b") == 1
+
+
+async def test_a_slower_replica_gets_less() -> None:
+    async with Rig(TWO, balancing={"policy": "round-robin"}) as rig:
+        policies = rig.omni.stage_pools[0].queue.policies
+        for i in range(24):  # replica 1 takes four times as long
+            await rig.ask(f"a{i}", (i, 1))
+            rig.now += 4.0 if rig.replica_id(0, f"a{i}") else 1.0
+            await rig.finish(0, f"a{i}")
+        fast, slow = policies.load(0).speed, policies.load(1).speed
+        assert fast / slow == pytest.approx(4.0, rel=0.2)
+        policies._gate.balancer = CostBalancer()
+        for i in range(10):
+            await rig.ask(f"{i}", (i, 3))
+        assert sum(rig.replica_id(0, f"{i}") == 0 for i in range(10)) == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from vllm_omni_sched.graph.stages import StageKind
@@ -56,6 +57,7 @@ class ReplicaLoad:
 
     limit: BatchControl
     window: ProgressiveWindow | None = None
+    speed: float = 1.0  # of its work, relative to what costs are estimated for
     served: float = 0.0  # seconds that each request in it has had
     since: float = 0.0
     began: dict[str, float] = field(default_factory=dict)  # request -> `served` when it came
@@ -93,10 +95,18 @@ class ReplicaLoad:
         return None if began is None else self.served - began
 
     def remaining_seconds(self, now: float) -> float:
-        """Of all that are there, as far as costs are known; one that took longer than it should is nearly done."""
+        """At speed 1, of all that are there, as far as costs are known."""
+        return sum(max(left, 0.1 * cost) for left, cost in self._left(now))  # what took longer is nearly done
+
+    def next_end_seconds(self, now: float) -> float:
+        """Until the first of them should be done; ``inf`` where all have taken longer than they should."""
+        soonest = min((left for left, _ in self._left(now) if left > 0), default=math.inf)
+        return soonest * len(self.began) / self.speed
+
+    def _left(self, now: float) -> list[tuple[float, float]]:
+        """What is left of each by estimate, and the estimate, at speed 1."""
         self._pass(now)
-        had = ((self.served - self.began[name], cost) for name, cost in self.costs.items())
-        return sum(max(cost - seconds, 0.1 * cost) for seconds, cost in had)
+        return [(cost - self.speed * (self.served - self.began[name]), cost) for name, cost in self.costs.items()]
 
     def _pass(self, now: float) -> None:
         if self.began and now > self.since:

@@ -158,6 +158,12 @@ class Policies:
             request.priority = known.priority  # vLLM-Omni carries it no further than to the first stage
         return Work(request_id, stage_id, state, request, how, known, now, cost)
 
+    def source_died(self, stage_id: int, replica_id: int) -> None:
+        """Another one may take its place, elsewhere."""
+        for after in self.graph.successors(stage_id):
+            if after in self._stages:
+                self._stages[after].source_died(replica_id)
+
     def has_memory(self, request_id: str) -> bool:
         """Whether the pool of its modality has room for what a request brings; if so, it is the request's now."""
         known = self.known.get(request_id)

@@ -71,6 +71,7 @@ class StageQueue:
         """Put a work into the queue, and release what may go."""
         self._lead(work)
         self.waiting[work.request_id] = work
+        self.policies.waits(work, self._clock())
         await self.release()
 
     async def release(self) -> None:

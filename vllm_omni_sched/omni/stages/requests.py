@@ -19,7 +19,7 @@ UNKNOWN_TOKENS = 128  # that a request makes which does not say how many
 class Known:
     """A request on its way.
 
-    ``costs``: seconds by stage; ``features``: what they are estimated from.
+    ``costs``: seconds by stage; ``features``: what they are estimated from; ``replicas``: where it was, by stage.
     """
 
     request_id: str
@@ -32,6 +32,7 @@ class Known:
     nbytes: int
     features: dict[int, Features] = field(default_factory=dict)
     costs: dict[int, float] = field(default_factory=dict)
+    replicas: dict[int, int] = field(default_factory=dict)
 
 
 class Classes:

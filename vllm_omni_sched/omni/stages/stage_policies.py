@@ -13,9 +13,11 @@ from vllm_omni_sched.omni.stages.limits import ReplicaLoad, control_of, units_of
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
 from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, StageGate
+from vllm_omni_sched.resource.topology import Topology
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
 SMOOTHING = 0.1  # what the last request counts
+LEAD_SECONDS = 0.06  # for a request to get from here to an engine
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.policies import Policies
@@ -33,6 +35,8 @@ class StagePolicies:
         self._limits = limits
         self._most = pool.at_once
         self._loads: dict[int, ReplicaLoad] = {}
+        self._source = max(shared.graph.stage(pool.stage_id).sources, default=None)
+        self._topology = Topology()
         self._window = window_of(config.batching, limits)  # says only what is long
         priority = config.graph.priority
         self._by_class = priority.enabled
@@ -70,10 +74,15 @@ class StagePolicies:
         if shared.credits is not None and shared.credits.has_started(work.request_id, before):
             shared.credits.hand_over(work.request_id, before, here)
 
+    def waits(self, work: Work, now: float) -> None:
+        """A work is in the queue."""
+        self._gate.came(work.request_id, now)
+
     def began(self, work: Work) -> None:
         now = work.started or 0.0
         load, board = self.load(work.replica_id), self._shared.board
         load.begin(work.request_id, work.cost_seconds, now, self._units(work))
+        work.known.replicas[self._stage_id] = work.replica_id
         self._shared.watch.began(work, now)
         board.submitted(self._stage_id, work.replica_id, work.request_id, work.arrived)
         board.started(self._stage_id, work.replica_id, work.request_id, now)
@@ -99,6 +108,8 @@ class StagePolicies:
         share = load.end(work.request_id, now)
         if share is not None and work.started is not None:
             shared.costs.observe(str(self._stage_id), work.known.features[self._stage_id], share)
+            self._topology.observe(self._source_of(work), work.replica_id, work.cost_seconds, share)
+            load.speed = self._topology.speed(work.replica_id)
             before = share if self.request_seconds is None else self.request_seconds
             self.request_seconds = before + SMOOTHING * (share - before)
         shared.board.finished(self._stage_id, work.replica_id, work.request_id, now)
@@ -127,9 +138,15 @@ class StagePolicies:
         """What it had in its caches is gone."""
         self._shared.board.lost(self._stage_id, replica_id)
         self._loads.pop(replica_id, None)
+        self._topology.forget(replica_id)
+        self._shared.source_died(self._stage_id, replica_id)
         book = self._shared.affinity.get(self._stage_id)
         if book is not None:
             book.forget(replica_id)
+
+    def source_died(self, replica_id: int) -> None:
+        """A replica of the stage before this one is gone."""
+        self._topology.forget_source(replica_id)
 
     def pool_state(self, requests_per_second: float) -> PoolState | None:
         """What the planner of replicas is to know; None before anything has run here."""
@@ -153,8 +170,8 @@ class StagePolicies:
     ) -> list[tuple[str, int]]:
         """Who goes now, and to which replica."""
         replicas = self._replicas(pool, now)
-        if not waiting or not replicas:
-            return []
+        if not waiting or not any(one.room for one in replicas):
+            return []  # most often so in overload, when who waits would be many to put in order
         bound = {name: pool.get_bound_replica_id(name) for name in waiting}
         found: list[tuple[str, int]] = []
         free = {one.replica_id: one.room for one in replicas}
@@ -209,7 +226,17 @@ class StagePolicies:
             low=work.known.low,
             warm=tuple(self._warm(work).items()),
             units=self._window.counted(self._units(work)) if self._window is not None else 0,
+            distances=self._distances(work),
         )
+
+    def _source_of(self, work: Work) -> int | None:
+        """The replica of the stage before that made its input."""
+        return None if self._source is None else work.known.replicas.get(self._source)
+
+    def _distances(self, work: Work) -> tuple[tuple[int, float], ...]:
+        source = self._source_of(work)
+        known = ((one, self._topology.distance_seconds(source, one)) for one in self._loads)
+        return tuple((one, seconds) for one, seconds in known if seconds)
 
     def _units(self, work: Work) -> int:
         return units_of(self._kind, work.known.features[self._stage_id])
@@ -239,12 +266,17 @@ class StagePolicies:
                         replica_id,
                         load.remaining_seconds(now),
                         len(load.began),
-                        limit=load.limit.limit,
+                        limit=load.limit.limit + self._ahead(load, now),
+                        speed=load.speed,
                         units=window.running if window is not None else 0,
                         units_limit=window.units if window is not None else None,
                     )
                 )
         return states
+
+    def _ahead(self, load: ReplicaLoad, now: float) -> int:
+        """One more than the limit when a place is about to be free: else it would be empty until the next one comes."""
+        return int(self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS)
 
 
 def _balancer(config: StageSchedConfig) -> Balancer:
