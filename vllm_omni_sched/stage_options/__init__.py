@@ -4,14 +4,14 @@ Names and defaults follow the design article on a multimodal batch scheduler for
 of 1000 ms, adjusted each 50 ms). `stage_config` reads them.
 """
 
-from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from vllm_omni_sched.stage_options.base import Options
 from vllm_omni_sched.stage_options.batching import BatchingOptions
+from vllm_omni_sched.stage_options.graph import GraphOptions
 
 
 class BalancePolicy(str, Enum):
@@ -82,120 +82,6 @@ class RuntimeOptions(Options):
         if unused and (self.edges or len(unused) > 1):
             raise ValueError(f"option 'connectors.{unused[0]}': no edge has it; name one in 'edges', or remove it")
         return self
-
-
-class MergingOptions(Options):
-    """Identical work of several requests runs once."""
-
-    enabled: bool = Field(True, description="Identical work of several requests in a stage runs once.")
-    max_followers: int = Field(1024, ge=1, description="Requests that may wait for the work of one.")
-
-
-class ClassTargets(Options):
-    """What a class of requests is promised; null for no promise."""
-
-    rank: int = Field(1, ge=0, description="Rank 0 goes first.")
-    ttft_ms: float | None = Field(None, gt=0, description="Time to the first output, in milliseconds.")
-    e2e_ms: float | None = Field(None, gt=0, description="Time to the last output, in milliseconds.")
-
-
-def _classes() -> dict[str, ClassTargets]:
-    return {
-        "realtime": ClassTargets(rank=0, ttft_ms=300.0),
-        "interactive": ClassTargets(rank=1, ttft_ms=2000.0),
-        "batch": ClassTargets(rank=2),
-    }
-
-
-class PriorityOptions(Options):
-    """In which order requests run, along their whole path."""
-
-    enabled: bool = Field(True, description="Order by class, deadline slack and cost in every stage, not by arrival.")
-    classes: dict[str, ClassTargets] = Field(
-        default_factory=_classes, min_length=1, description="Classes by name; those given replace the default ones."
-    )
-    default_class: str = Field("interactive", description="Class of a request that names none.")
-    by_modality: dict[str, str] = Field(
-        default_factory=dict, description="Class of such a request by its modality, such as `audio: realtime`."
-    )
-    without_deadline: Literal["arrival", "shortest", "longest"] = Field(
-        "arrival",
-        description="Order of requests of a class without a target: 'shortest' waits least on average, 'longest' is "
-        "done with all soonest.",
-    )
-    min_low_share: float = Field(
-        0.1, ge=0, lt=1, description="Part of what starts that is kept for requests not of the best class waiting."
-    )
-    max_wait_seconds: float = Field(30.0, gt=0, description="A request that waited as long as this goes first.")
-
-    @model_validator(mode="after")
-    def _known_classes(self) -> "PriorityOptions":
-        asked = {"default_class": self.default_class} | {
-            f"by_modality.{key}": of for key, of in self.by_modality.items()
-        }
-        for key, name in asked.items():
-            if name not in self.classes:
-                raise ValueError(f"option {key!r} must be one of the classes {list(self.classes)}, got {name!r}")
-        return self
-
-
-class AffinityOptions(Options):
-    """Requests go where their data is."""
-
-    enabled: bool = Field(True, description="Requests of one user, or that share items, go to the same replica.")
-    capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
-
-
-class DeviceOptions(Options):
-    """A device that stages may be placed on."""
-
-    memory_bytes: int = Field(ge=1, description="Memory of the device for stages.")
-    speed: float = Field(1.0, gt=0, description="As a multiple of other devices' speed.")
-
-
-class ProfileOptions(Options):
-    """What a stage needs."""
-
-    memory_bytes: int = Field(ge=1, description="Memory that it holds.")
-    seconds: float = Field(gt=0, description="Of a device of speed 1, for each request.")
-
-
-class PartitionOptions(Options):
-    """Which stages share a device."""
-
-    enabled: bool = Field(False, description="Decide which stages share a device, and decide again under pressure.")
-    min_gain: float = Field(0.1, ge=0, description="Gain of throughput for which a plan changes; 0.1 is a tenth.")
-    cooldown_seconds: float = Field(60.0, ge=0, description="Least time between two changes.")
-    devices: dict[str, DeviceOptions] = Field(
-        default_factory=dict, description="What may be used, by the id that vLLM-Omni's `devices` has."
-    )
-
-    profiles: dict[str, ProfileOptions] = Field(
-        default_factory=dict, description="What stages need, by name or id; the others are measured."
-    )
-
-    def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:
-        return self.profiles.get(str(stage_id)) or self.profiles.get(name)
-
-    @field_validator("devices", "profiles", mode="before")
-    @classmethod
-    def _ids(cls, value: Any) -> Any:
-        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
-
-    @model_validator(mode="after")
-    def _has_devices(self) -> "PartitionOptions":
-        if self.enabled and not self.devices:
-            raise ValueError("option 'devices' must name the devices that stages may be placed on, with 'memory_bytes'")
-        return self
-
-
-class GraphOptions(Options):
-    """What the work is."""
-
-    merging: MergingOptions = Field(MergingOptions(), description="Identical work of several requests.")
-    priority: PriorityOptions = Field(PriorityOptions(), description="The order of requests along their path.")
-    affinity: AffinityOptions = Field(AffinityOptions(), description="Requests go where their data is.")
-    partition: PartitionOptions = Field(PartitionOptions(), description="Which stages share a device.")
 
 
 class BalancingOptions(Options):

@@ -22,7 +22,7 @@ from vllm_omni_sched.omni.stages.requests import (
     keys_of,
     modality_of,
 )
-from vllm_omni_sched.stage_options import ClassTargets, PriorityOptions
+from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
 
 pytestmark = pytest.mark.omni
 

@@ -13,7 +13,7 @@ from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.partition import Partitioner
 from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
 from vllm_omni_sched.stage_config import load_stage_config
-from vllm_omni_sched.stage_options import PartitionOptions
+from vllm_omni_sched.stage_options.graph import PartitionOptions
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, Sta
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages.moves import Moves, Outcome
-from vllm_omni_sched.stage_options import PartitionOptions
+from vllm_omni_sched.stage_options.graph import PartitionOptions
 
 logger = logging.getLogger(__name__)
 

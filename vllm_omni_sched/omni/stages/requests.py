@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.resource.stage_cost import Features
-from vllm_omni_sched.stage_options import PriorityOptions
+from vllm_omni_sched.stage_options.graph import PriorityOptions
 
 CLASS, USER = "omni_class", "omni_user"  # in `extra_args` of a request's first sampling parameters
 UNKNOWN_TOKENS = 128  # that a request makes which does not say how many
