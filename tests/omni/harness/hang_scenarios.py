@@ -25,6 +25,7 @@ async def stopped(omni: Any, spec: PipelineSpec, prefix: str) -> stages.Result:
     await stages.until(lambda: len(pool.live_replica_ids()) == pool.num_replicas)
     # reports are read every few seconds, and the page is written once a second
     await stages.until(lambda: any(name == "edge_bytes_total" for name, _, _ in stages.samples()))
+    await stages.until(lambda: any(labels.get("kind") == "back" and value for _, labels, value in stages.samples()))
     return result | {"metrics": [[name, labels, value] for name, labels, value in stages.samples()]}
 
 
