@@ -35,10 +35,10 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "AsyncOmniEngine._initialize_stages",
-        "before super(): leaves word in the environment that stages are to report what only they know",
-        "wrapped where vLLM-Omni is loaded; acts when there are options of the stage scheduler and monitoring.enabled",
-        "tests/omni/unit/test_report.py",
-        "the stages' own statistics tell bytes, cache hits and device memory",
+        "before super(): stages get the devices of the best plan, and are told to report what only they know",
+        "wrapped where vLLM-Omni is loaded; acts when there are options of the stage scheduler",
+        "tests/omni/unit/test_first_places.py",
+        "a plugin may choose the devices of stages; their own statistics tell bytes, cache hits and device memory",
     ),
     Override(
         "OmniConnectorFactory.create_connector",
@@ -229,13 +229,6 @@ INVENTORY: tuple[Override, ...] = (
         "encode_ahead, model runner V1",
         "tests/engine/test_same_tokens.py",
         "vLLM hands EC connectors the model (start_worker_services has no argument)",
-    ),
-    Override(
-        "AsyncOmniEngine._initialize_stages",
-        "before super(): stages get the devices of the best plan",
-        "graph.partition of the stage scheduler, with profiles of all stages that it may place",
-        "tests/omni/unit/test_first_places.py",
-        "vLLM-Omni lets a plugin choose the devices of stages",
     ),
     Override(
         "GPUModelRunner.execute_model (V1)",

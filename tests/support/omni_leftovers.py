@@ -10,12 +10,13 @@ def left_over(omni: Any, policies: Any) -> dict[str, Any]:
     kept = {
         "request_states": omni.request_states,
         "outlet": {**omni.outlet._said, **dict.fromkeys(omni.outlet._ended)},
-        "keys": {**omni.sharing._keys, **omni.sharing._sent, **omni.sharing._unread},
+        "keys": omni.sharing._keys,
+        "unread": omni.sharing._unread,
         "known": policies.known,
         "grants": policies.grants,
         "works": omni.repair._works,
         "lost": omni.repair._lost,
-        "parked": [one for each in omni.repair._parked.values() for one in each],
+        "parked": [one for each in omni.repair.parking.kept.values() for one in each],
     }
     if omni.repair._together is not None:
         names = omni.repair._together.names

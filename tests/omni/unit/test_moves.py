@@ -309,3 +309,41 @@ async def test_without_recovery_moves_are_told_too() -> None:
         assert result(move) is Outcome.MOVED
         assert rig.incidents(1, 1) == {"draining": 1, "moved_away": 1}
         assert rig.incidents(0, 1) == {"moved_in": 1}
+
+
+async def test_it_stays_when_the_other_one_dies_before_it_has_left() -> None:
+    async with MovingRig(ONE, TWO) as rig:
+        await rig.ask("a")
+        await rig.finish(0, "a")
+        leaving = rig.replica_id(1, "a")
+        move = rig.moves.hand_over(at(1, leaving), 0)
+        await rig.turn()
+        rig.runtime.go.clear()
+        await rig.kill(1, 1 - leaving)
+        await rig.finish(1, "a")
+        await rig.tick()
+        assert result(move) is Outcome.STAYED
+        assert rig.live() == [[0], [leaving]]
+        rig.runtime.go.set()
+
+
+async def test_one_that_hangs_is_not_counted_on() -> None:
+    async with MovingRig(ONE, TWO) as rig:
+        rig.omni.stage_pools[1].suspected.add(0)
+        assert rig.moves.hand_over(at(1, 1), 0) is Outcome.LAST
+
+
+async def test_what_was_kept_goes_on_when_a_replica_moves_in() -> None:
+    async with MovingRig(StageSpec(replicas=2), LAST) as rig:
+        rig.runtime.fails = 100
+        await rig.kill(1, 0)
+        await rig.ask("a")
+        await rig.finish(0, "a")
+        assert rig.live()[1] == []
+        rig.runtime.fails = 0
+        move = rig.moves.hand_over(at(0, 1), 1)
+        await rig.tick()
+        await rig.tick()
+        assert result(move) is Outcome.MOVED
+        await rig.finish(1, "a")
+        assert rig.answer("a") == rig.expected()

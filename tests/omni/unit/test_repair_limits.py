@@ -132,3 +132,29 @@ async def test_switched_off_those_that_follow_are_told_too() -> None:
         await rig.kill(0, rig.replica_id(0, "a"))
         assert rig.error("a")
         assert len(rig.ends("b")) == 1 or "b" in rig.at(0)
+
+
+async def test_what_was_kept_waits_no_longer_than_it_may() -> None:
+    async with Rig(StageSpec(), StageSpec(final_output=True), runtime={"recovery": {"max_wait_seconds": 60.0}}) as rig:
+        rig.runtime.go.clear()
+        await rig.kill(1, 0)
+        await rig.ask("a")
+        await rig.finish(0, "a")
+        await rig.tick(0.0)
+        await rig.tick(30.0)
+        assert not rig.ends("a")
+        await rig.tick(40.0)
+        assert "too long" in rig.error("a")
+        rig.runtime.go.set()
+
+
+async def test_a_start_that_takes_long_is_not_begun_twice() -> None:
+    async with Rig(StageSpec(final_output=True)) as rig:
+        rig.runtime.go.clear()
+        await rig.kill(0, 0)
+        await rig.tick(1000.0)
+        await rig.tick(1000.0)
+        assert rig.runtime.starting == 1
+        rig.runtime.go.set()
+        await rig.settle()
+        assert rig.runtime.started == [(0, 0)]

@@ -246,3 +246,33 @@ async def test_with_async_chunks_an_abort_reaches_all_stages() -> None:
         await rig.abort("b")
         assert rig.replica(0).aborted == rig.replica(1).aborted == ["a"]
         assert not rig.left_over()
+
+
+NARROW = StageSpec(final_output=True, edge=True, max_num_seqs=1)
+
+
+async def test_who_leads_in_the_place_of_one_that_waits_in_a_later_stage_gets_its_payload() -> None:
+    async with Rig(StageSpec(), NARROW, batching={"enabled": False}) as rig:
+        await rig.ask("x", (9,))
+        await rig.finish(0, "x")
+        await rig.ask("a")
+        await rig.ask("b")
+        await rig.finish(0, "a")
+        await rig.abort("a")
+        await rig.finish(1, "x")
+        await rig.finish(1, "b")
+        assert rig.answer("b") == rig.expected()
+        assert not rig.left_over()
+        assert not rig.edges.lying
+
+
+async def test_the_payload_of_one_that_leaves_while_it_waits_is_taken_back() -> None:
+    async with Rig(StageSpec(), NARROW, batching={"enabled": False}) as rig:
+        await rig.ask("x", (9,))
+        await rig.finish(0, "x")
+        await rig.ask("a")
+        await rig.finish(0, "a")
+        await rig.abort("a")
+        await rig.finish(1, "x")
+        assert not rig.left_over()
+        assert not rig.edges.lying

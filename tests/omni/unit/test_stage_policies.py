@@ -304,7 +304,7 @@ async def test_who_came_first_came_first_though_it_was_not_looked_at_then() -> N
 
 
 async def test_a_slower_replica_gets_less() -> None:
-    async with Rig(TWO, balancing={"policy": "round-robin"}) as rig:
+    async with Rig(TWO, balancing={"policy": "round-robin"}, batching={"enabled": False}) as rig:
         policies = rig.omni.stage_pools[0].queue.policies
         for i in range(24):  # replica 1 takes four times as long
             await rig.ask(f"a{i}", (i, 1))
@@ -316,3 +316,10 @@ async def test_a_slower_replica_gets_less() -> None:
         for i in range(10):
             await rig.ask(f"{i}", (i, 3))
         assert sum(rig.replica_id(0, f"{i}") == 0 for i in range(10)) == 8
+
+
+async def test_a_session_does_not_go_where_nothing_comes_from() -> None:
+    async with Rig(TWO) as rig:
+        pool = rig.omni.stage_pools[0]
+        pool.suspected.add(0)
+        assert {pool.select_replica_id(f"{i}") for i in range(4)} == {1}

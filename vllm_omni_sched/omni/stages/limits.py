@@ -106,7 +106,8 @@ class ReplicaLoad:
     def _left(self, now: float) -> list[tuple[float, float]]:
         """What is left of each by estimate, and the estimate, at speed 1."""
         self._pass(now)
-        return [(cost - self.speed * (self.served - self.began[name]), cost) for name, cost in self.costs.items()]
+        costs = list(self.costs.items())  # of what has just left there is nothing left
+        return [(cost - self.speed * (self.served - self.began.get(name, -math.inf)), cost) for name, cost in costs]
 
     def _pass(self, now: float) -> None:
         if self.began and now > self.since:

@@ -121,6 +121,8 @@ class Moves:
         pool = self._pools[replica.stage]
         if pool.clients[replica.index] is not client:
             outcome = Outcome.DIED
+        elif not self._well(pool) - {replica.index}:
+            outcome = Outcome.STAYED  # the others have died, or hang, meanwhile
         elif self._empty(replica):
             outcome = Outcome.MOVED
             pool.clients[replica.index] = None  # from here on nobody asks it
@@ -148,7 +150,12 @@ class Moves:
         well = self._orchestrator.repair.well(replica)
         if not well or replica.index not in pool.available_replica_ids() or replica not in self.places:
             return Outcome.GONE
-        return Outcome.LAST if len(pool.available_replica_ids()) < 2 else None
+        return None if self._well(pool) - {replica.index} else Outcome.LAST
+
+    @staticmethod
+    def _well(pool: Any) -> set[int]:
+        """Replicas that are there, and do not hang."""
+        return set(pool.available_replica_ids()) - pool.suspected
 
     def _begin(self, work: Any) -> asyncio.Task[Outcome]:
         self._task = asyncio.get_running_loop().create_task(work)
@@ -212,14 +219,21 @@ class Moves:
         """Wait until it is empty, and stop its processes."""
         pool, loop = self._pools[replica.stage], asyncio.get_running_loop()
         client, found = pool.clients[replica.index], loop.create_future()
+        if client is None:
+            return Outcome.DIED  # recovery sees to it
         pool.draining.add(replica.index)
         self._tell(events.Draining(replica), IncidentKind.DRAINING)
         self._draining = (replica, client, self._orchestrator.clock() + self._drain_seconds, found)
         outcome: Outcome = await found
         pool.draining.discard(replica.index)
+        if outcome is Outcome.DIED:
+            self._record(replica, IncidentKind.STAYED, "it died")
+            return outcome
         if outcome is not Outcome.MOVED:
             held = sum(bound == replica.index for bound in list(pool._request_bindings.values()))
             self._tell(events.Stays(replica, f"{outcome.value}, {held} requests"), IncidentKind.STAYED)
+            if replica.index in pool.suspected:
+                self._orchestrator.repair.suspect(pool, replica.index, "it hangs")
             await self._orchestrator.release()
             return outcome
         self._tell(events.Left(replica), IncidentKind.MOVED_AWAY)
@@ -260,6 +274,7 @@ class Moves:
         self.away.discard(replica)
         orchestrator._orch_monitor.register_replica(replica.stage, replica.index)
         self._tell(events.Joined(replica, f"on {place}"), IncidentKind.MOVED_IN)
+        orchestrator.repair.parking.unpark(replica.stage)
         await orchestrator.release()
         return None
 

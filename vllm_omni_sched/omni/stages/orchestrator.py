@@ -6,6 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
@@ -66,7 +67,8 @@ class ScheduledOrchestrator(Orchestrator):
             pool.at_once = requests_at_once(pool, runtime)
             pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
-            pool.queue.joined, pool.queue.ended = self._joined, self.repair.ended
+            pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
+            pool.queue.inherited = self.sharing.inherits
 
     # ---- what goes in
 
@@ -76,6 +78,7 @@ class ScheduledOrchestrator(Orchestrator):
             return  # it was lost before it could be sent
         work.sent = True
         self.repair.started(work)
+        self.sharing.reads(work)
         try:
             await pool.run(work)
         except (EngineDeadError, StageUnavailableError) as error:
@@ -89,13 +92,14 @@ class ScheduledOrchestrator(Orchestrator):
             receivers = pool.queue.receivers(work.request_id)
             pool.queue.finished(work.request_id, well=False)
             for receiver in receivers:
-                await self._dispatch_or_fail_request(
-                    again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
-                )
-
-    def _joined(self, work: Work) -> None:
-        self.repair.knows(work)
-        self.sharing.joined(work)
+                try:
+                    await self._dispatch_or_fail_request(
+                        again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
+                    )
+                except Exception as unknown:
+                    logger.exception("request %s could not be sent to stage %d", receiver, pool.stage_id)
+                    failed = SimpleNamespace(request_id=receiver)
+                    await super()._handle_stage_error(pool.stage_id, failed, error=repr(unknown))
 
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
@@ -104,7 +108,7 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def _handle_add_request(self, msg: Any) -> None:
         self.policies.arrived(msg, self.clock())
-        if not await self.repair.parks(0, lambda: self._handle_add_request(msg), msg.request_id):
+        if not self.repair.parking.parks(0, lambda: self._handle_add_request(msg), msg.request_id):
             await super()._handle_add_request(msg)
 
     async def _forward_to_next_stage(
@@ -114,7 +118,7 @@ class ScheduledOrchestrator(Orchestrator):
             if self.request_states.get(req_id) is req_state:
                 await self._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
 
-        if not await self.repair.parks(src_stage_id + 1, forward, req_id):
+        if not self.repair.parking.parks(src_stage_id + 1, forward, req_id):
             await super()._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
 
     async def _prewarm_async_chunk_stages(self, request_id: str, stage0_request: Any, req_state: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -107,6 +108,7 @@ class Policies:
                 max_redispatches=options.max_redispatches,
                 max_wait_seconds=max(options.max_wait_seconds, 1e-3),
                 suspect_seconds=DEAD_FOR_SURE + (options.hang_seconds or 0.0),
+                restart_timeout_seconds=math.inf,  # vLLM-Omni has its own; two starts at once would share a device
             ),
             self.dice,
         )

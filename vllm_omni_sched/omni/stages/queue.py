@@ -44,6 +44,7 @@ class StageQueue:
         self.merger: Merger = policies.merger()
         self.joined: Callable[[Work], None] = lambda work: None
         self.ended: Callable[[Work], None] = lambda work: None
+        self.inherited: Callable[[str, Work], None] = lambda owner, heir: None
         self.waiting: dict[str, Work] = {}
         self.running: dict[str, Work] = {}  # by whom it was begun for
         self._parked: dict[str, Work] = {}  # followers
@@ -180,6 +181,7 @@ class StageQueue:
             else:
                 self.waiting.pop(began, None)
                 self.waiting[heir.request_id] = heir
+                self.inherited(began, heir)
             return None
         orphan = next((name for name, leader in self._serves.items() if leader == request_id), None)
         if orphan is not None:  # the last one that wanted it

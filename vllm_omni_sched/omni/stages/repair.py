@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from vllm_omni.engine.messages import ErrorMessage
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.caches import sends_caches
+from vllm_omni_sched.omni.stages.parking import Parking
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.together import Together
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
@@ -36,7 +36,7 @@ class Repair:
         self._policy = orchestrator.policies.recovery(orchestrator.stage_pools)
         self._works: dict[str, dict[int, Work]] = {}  # of requests that are here, by stage
         self._lost: dict[str, Work] = {}  # works of dead replicas, until they have a place
-        self._parked: dict[int, list[tuple[str, Callable[[], Awaitable[None]]]]] = {}
+        self.parking = Parking(orchestrator, self._policy, self._fail)
         self._together: Together | None = None
         if self._policy is not None and orchestrator.async_chunk:
             self._together = Together(orchestrator, payloads)
@@ -85,8 +85,7 @@ class Repair:
         for work in works.values():
             self._do(events.Aborted(self._name(work)))
             self._lost.pop(self._name(work), None)
-        for parked in self._parked.values():
-            parked[:] = [(name, again) for name, again in parked if name != request_id]
+        self.parking.forget(request_id)
         if self._together is not None:
             self._together.forget(request_id, works)
             for name in list(self._works):  # of those that this one has left last, who had left before
@@ -128,7 +127,9 @@ class Repair:
             held = await asyncio.get_running_loop().run_in_executor(None, look)
             logger.warning("of %d payloads for stage %d, %d are still held", len(names), pool.stage_id, len(held))
             for work in lost:
-                if work.request_id not in held:
+                if work.request_id in held:
+                    self._orchestrator.sharing.lies(work.request_id, pool.stage_id)
+                else:
                     for stage_id in range(pool.stage_id):
                         self._do(events.OutputLost(self._name(work), stage_id))
         if sends_caches(self._pools[: pool.stage_id]):  # it has got them
@@ -176,12 +177,7 @@ class Repair:
         if self._policy is None:
             return
         self._do(events.Tick())
-        for pool in self._pools:
-            if not pool.live_replica_ids() and not self._policy.coming(pool.stage_id):
-                waiting = [name for one in pool.queue.waiting for name in pool.queue.receivers(one)]
-                for request_id in [*waiting, *(name for name, _ in self._parked.pop(pool.stage_id, []))]:
-                    why = "it has no replica, and will have none"
-                    self._orchestrator.spawn(self._fail(request_id, pool.stage_id, why))
+        self.parking.tick(self._orchestrator.clock())
 
     async def _again(self, name: str, replica: Replica, stages: tuple[int, ...]) -> None:
         work = self._lost.pop(name, None)
@@ -254,21 +250,11 @@ class Repair:
         await self._orchestrator.forget_items(replica.stage)
         self._orchestrator.policies.board.restarted(replica.stage, replica.index)
         pool.attach(replica.index, client)
+        self._orchestrator.moves.away.discard(replica)
         logger.warning("stage %d replica %d is back", replica.stage, replica.index)
         self._do(events.Restarted(replica))
-        for _, again in self._parked.pop(replica.stage, []):
-            await again()
+        self.parking.unpark(replica.stage)
         await self._orchestrator.release()
-
-    # ---- while nobody is there
-
-    async def parks(self, stage_id: int, again: Callable[[], Awaitable[None]], request_id: str) -> bool:
-        """Whether a request waits for a stage that has no replica, and will have one."""
-        pool = self._orchestrator.stage_pools[stage_id]
-        if self._policy is None or pool.live_replica_ids() or not self._policy.coming(stage_id):
-            return False
-        self._parked.setdefault(stage_id, []).append((request_id, again))
-        return True
 
     # ---- replicas that move
 

@@ -30,8 +30,9 @@ class Sharing:
        who shares one shares all.
     3. A request that gets only what is new (DELTA) cannot join work that has said something already; and in
        async-chunk mode nobody can join after a stage has ended.
-    4. What was sent to a stage for a request that joins another one there is taken back when that request leaves; until
-       then it may have to run by itself yet.
+    4. What was sent to a stage for a request that never runs there is taken back when that request leaves: one that
+       joins another, until then it may have to run by itself yet; or one that leaves while it waits. Who leads in its
+       place gets it.
 
     Args:
         orchestrator: ours.
@@ -41,8 +42,7 @@ class Sharing:
         self._orchestrator, self._payloads = orchestrator, payloads
         self._keys: dict[str, dict[int, str | None]] = {}  # of each request, by stage
         self._sealed: OrderedDict[str, int] = OrderedDict()  # content -> how often its key was closed
-        self._sent: dict[str, set[int]] = {}  # stages to which a payload goes in a request's name
-        self._unread: dict[str, set[int]] = {}  # those of them where it joined another request
+        self._unread: dict[str, set[int]] = {}  # stages where a payload lies, by whom it is for
 
     def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
         """What a submission is."""
@@ -69,10 +69,22 @@ class Sharing:
         if kind is RequestOutputKind.DELTA:
             self._seal(receivers[0])
 
-    def joined(self, work: Work) -> None:
-        """A work is done by that of another request."""
-        if work.stage_id in self._sent.get(work.request_id, ()):
-            self._unread.setdefault(work.request_id, set()).add(work.stage_id)
+    def lies(self, request_id: str, stage_id: int) -> None:
+        """A payload is, or will be, there."""
+        self._unread.setdefault(request_id, set()).add(stage_id)
+
+    def reads(self, work: Work) -> None:
+        """A replica has a work, and gets its payload."""
+        self._unread.get(work.request_id, set()).discard(work.stage_id)
+
+    def inherits(self, owner: str, heir: Work) -> None:
+        """Who leads now runs on the payload of the one that has left, unless it has one of its own."""
+        stages, own = self._unread.get(owner, set()), self._unread.setdefault(heir.request_id, set())
+        if heir.stage_id in stages and heir.stage_id not in own:
+            stages.discard(heir.stage_id)
+            own.add(heir.stage_id)
+            pool, name = self._orchestrator.stage_pools[heir.stage_id], heir.request_id
+            pool.queue.held[name] = self._orchestrator.spawn(self._send_on(pool, owner, [name]))
 
     def ended(self, stage_id: int, request_id: str, receivers: Sequence[str]) -> None:
         """A work has ended well that was begun for ``request_id``: see to it that all that part get the payload."""
@@ -86,8 +98,9 @@ class Sharing:
             return
         names = [request_id] if list(receivers) == [request_id] else self._parting(stage_id, receivers)
         for name in names:
-            if name in self._orchestrator.request_states:
-                self._sent.setdefault(name, set()).add(pool.stage_id)
+            state = self._orchestrator.request_states.get(name)
+            if state is not None and state.final_stage_id > stage_id:
+                self.lies(name, pool.stage_id)
         if names and names != [request_id]:
             sending = self._orchestrator.spawn(self._send_on(pool, request_id, names))
             for name in names:
@@ -137,7 +150,6 @@ class Sharing:
 
     def forget(self, request_id: str) -> None:
         self._keys.pop(request_id, None)
-        self._sent.pop(request_id, None)
         for stage_id in self._unread.pop(request_id, ()):
             pool = self._orchestrator.stage_pools[stage_id]
             self._orchestrator.spawn(self._when_there(partial(self._payloads.copy, pool, request_id, ())))

@@ -193,10 +193,11 @@ class StagePolicies:
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
         """A replica for a request that does not wait."""
-        now = max((load.since for load in self._loads.values()), default=0.0)
+        # vLLM-Omni asks from another thread, too
+        now = max((load.since for load in list(self._loads.values())), default=0.0)
         live = self._replicas(pool, now)
         replicas = [one for one in live if one.replica_id not in pool.draining]
-        if not replicas or len(live) < 2:
+        if not replicas or len(pool.live_replica_ids()) < 2:
             return None
         return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id
 
