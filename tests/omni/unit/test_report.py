@@ -244,7 +244,12 @@ def told(base: Path, board: StageBoard, *rounds: dict[str, Any], owner: int | No
     directory = EngineDirectory.create("report", {}, base)
     try:
         for one in rounds:
-            body = {"processes": ["77@5", f"{owner or os.getpid()}@1"], "edges": {}, "caches": {}, "device_bytes": None}
+            body: dict[str, Any] = {
+                "processes": ["77@5", f"{owner or os.getpid()}@1"],
+                "edges": {},
+                "caches": {},
+                "device_bytes": None,
+            }
             directory.write(json.dumps(body | one).encode())
             moved.append(reader.read({(0, 1): [os.getpid()]}))
     finally:

@@ -135,7 +135,7 @@ class Sender:
     async def reports(self, well: int = 0, failed: int = 0, seconds: float = 0.001) -> None:
         """So much more, in ``seconds`` each, and somebody looks."""
         self._sums = [a + b for a, b in zip(self._sums, (well, 100 * well, well * seconds, failed), strict=True)]
-        body = {"processes": [f"{os.getpid()}@1"], "caches": {}, "device_bytes": None}
+        body: dict[str, Any] = {"processes": [f"{os.getpid()}@1"], "caches": {}, "device_bytes": None}
         directory = EngineDirectory.create("report", {}, self._base)
         try:
             directory.write(json.dumps(body | {"edges": {"0>1 put": self._sums}}).encode())
