@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -78,15 +78,20 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 
 
 async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -> Result:
-    """SIGKILL for the first replica of a stage in the middle of its work; then, the replica being back, all again."""
+    """SIGKILL for the first replica of a stage in the middle of its work; then, the replica being back, all again.
+
+    What is submitted is counted until the first answers are there, and not in a replica that is started meanwhile.
+    """
     pool = omni.engine.stage_pools[stage_id]
     before = pool.live_replica_ids()
-    answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-once", CROWD))
-    await until(lambda: in_the_middle(pool))
-    lost = sum(work.replica_id == 0 for work in list(pool.queue.running.values()))
-    for process in pool.clients[0].resources.engine_manager.processes:
-        os.kill(process.pid, signal.SIGKILL)
-    result = {"answers": await answers, "lost": lost}
+    with counted(omni) as submitted, payloads_taken_back(omni) as (looked_for, found):
+        answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-once", CROWD))
+        await until(lambda: in_the_middle(pool))
+        lost = sum(work.replica_id == 0 for work in list(pool.queue.running.values()))
+        for process in pool.clients[0].resources.engine_manager.processes:
+            os.kill(process.pid, signal.SIGKILL)
+        result = {"answers": await answers, "lost": lost, "submitted": submitted}
+    result |= {"looked_for": looked_for, "held": found}
     await until(lambda: pool.live_replica_ids() == before)
     return result | {"again": await ask_all(omni, spec, f"{prefix}-again", CROWD)}
 
@@ -193,6 +198,27 @@ def counted(omni: Any) -> Iterator[dict[str, int]]:
     finally:
         for _, client in clients:
             del client.add_request_async  # the method of its class is back
+
+
+@contextmanager
+def payloads_taken_back(omni: Any) -> Iterator[tuple[list[str], list[str]]]:
+    """Whose payloads are looked for after a death meanwhile, and whose nobody had got."""
+    payloads = omni.engine.stage_pools[0].queue._start.__self__.payloads
+    theirs = payloads.take_back
+    looked_for: list[str] = []
+    found: list[str] = []
+
+    def take_back(pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
+        looked_for.extend(names)
+        held: set[str] = theirs(pool, names, wait_seconds)
+        found.extend(held)
+        return held
+
+    payloads.take_back = take_back
+    try:
+        yield looked_for, found
+    finally:
+        del payloads.take_back
 
 
 def in_the_middle(pool: Any) -> bool:

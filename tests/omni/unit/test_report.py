@@ -24,13 +24,13 @@ from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages import report as stage
 from vllm_omni_sched.omni.stages import reports
 from vllm_omni_sched.omni.stages.report import Report
-from vllm_omni_sched.omni.stages.reports import Reports
+from vllm_omni_sched.omni.stages.reports import Moved, Reports
 
 pytestmark = pytest.mark.omni
 
 
 class Kept:
-    """A connector that keeps messages in a dict."""
+    """A connector that keeps messages in a dict; None is refused."""
 
     def __init__(self) -> None:
         self.lying: dict[str, Any] = {}
@@ -44,6 +44,21 @@ class Kept:
     def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> tuple[Any, int] | None:
         data = self.lying.pop(get_key, None)
         return None if data is None else (data, len(data))
+
+    def get_with_deadline(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None, *, deadline: float
+    ) -> tuple[Any, int] | None:
+        return self.get(from_stage, to_stage, get_key, metadata)
+
+
+class Broken(Kept):
+    """It raises."""
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, None]:
+        raise RuntimeError("closed")
+
+    def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> tuple[Any, int] | None:
+        raise RuntimeError("corrupt")
 
 
 def page(report: Report) -> dict[str, Any]:
@@ -64,6 +79,48 @@ def test_a_connector_counts_what_it_moves_and_is_what_it_was() -> None:
     edges = page(report)["edges"]
     assert {name: sums[:2] for name, sums in edges.items()} == {"0>1 put": [2, 6], "0>1 get": [1, 4]}
     assert all(sums[2] > 0 for sums in edges.values())
+
+
+def failures(report: Report) -> dict[str, float]:
+    return {name: sums[3] for name, sums in page(report)["edges"].items()}
+
+
+def test_a_put_that_is_refused_has_failed_and_a_look_that_finds_nothing_has_not() -> None:
+    report, connector = Report(), Kept()
+    connector.__class__ = stage.counting(Kept, report)
+    connector.put("0", "1", "a", b"12")
+    for _ in range(2):
+        connector.put("0", "1", "b", None)
+        assert connector.get("0", "1", "b") is None
+    connector.get("0", "1", "a")
+    assert failures(report) == {"0>1 put": 2, "0>1 get": 0}
+
+
+def test_a_get_whose_deadline_has_passed_has_failed_once() -> None:
+    report, connector = Report(), Kept()
+    connector.__class__ = stage.counting(Kept, report)
+    connector.put("0", "1", "a", b"12")
+    never, past = stage.monotonic_seconds() + 3600, stage.monotonic_seconds()
+    assert connector.get_with_deadline("0", "1", "b", deadline=never) is None
+    assert connector.get_with_deadline("0", "1", "a", {}, deadline=past) == (b"12", 2)
+    assert failures(report) == {"0>1 put": 0, "0>1 get": 0}
+    for key in ("b", "b", "c"):
+        assert connector.get_with_deadline("0", "1", key, deadline=past) is None
+    assert failures(report) == {"0>1 put": 0, "0>1 get": 2}
+    assert page(report)["edges"]["0>1 get"][:2] == [1, 2]
+
+
+def test_what_raises_has_failed_and_raises_still() -> None:
+    report, connector = Report(), Broken()
+    connector.__class__ = stage.counting(Broken, report)
+    for key in ("a", "a", "b"):
+        with pytest.raises(RuntimeError, match="closed"):
+            connector.put("0", "1", key, b"")
+        with pytest.raises(RuntimeError, match="corrupt"):
+            connector.get("0", "1", key)
+        with pytest.raises(RuntimeError, match="corrupt"):
+            connector.get_with_deadline("0", "1", key, deadline=0.0)
+    assert failures(report) == {"0>1 put": 3, "0>1 get": 2}, "who waits for a message asks for it again"
 
 
 def test_only_the_first_look_into_a_cache_counts() -> None:
@@ -181,23 +238,29 @@ def test_stages_are_asked_where_there_are_options(
     assert seen == [str(os.getpid()) if asks else None]
 
 
-def told(base: Path, board: StageBoard, *rounds: dict[str, Any], owner: int | None = None) -> None:
+def told(base: Path, board: StageBoard, *rounds: dict[str, Any], owner: int | None = None) -> list[list[Moved]]:
     """A process of replica 1 of stage 0 reports so."""
-    reader = Reports(board, base)
+    reader, moved = Reports(board, base), []
     directory = EngineDirectory.create("report", {}, base)
     try:
         for one in rounds:
-            body = {"processes": ["77@5", f"{owner or os.getpid()}@1"], "edges": {}, "caches": {}, "device_bytes": None}
+            body: dict[str, Any] = {
+                "processes": ["77@5", f"{owner or os.getpid()}@1"],
+                "edges": {},
+                "caches": {},
+                "device_bytes": None,
+            }
             directory.write(json.dumps(body | one).encode())
-            reader.read({(0, 1): [os.getpid()]})
+            moved.append(reader.read({(0, 1): [os.getpid()]}))
     finally:
         directory.close()
+    return moved
 
 
 def test_the_board_gets_what_is_new_in_each_report(tmp_path: Path) -> None:
     board = StageBoard([0, 1])
-    first = {"edges": {"0>1 put": [2, 600, 0.5], "0>1 get": [1, 300, 0.25]}, "caches": {"prefix": [30, 40]}}
-    second = {"edges": {"0>1 put": [3, 700, 0.75]}, "caches": {"prefix": [30, 60]}, "device_bytes": 9}
+    first = {"edges": {"0>1 put": [2, 600, 0.5, 0], "0>1 get": [1, 300, 0.25, 0]}, "caches": {"prefix": [30, 40]}}
+    second = {"edges": {"0>1 put": [3, 700, 0.75, 0]}, "caches": {"prefix": [30, 60]}, "device_bytes": 9}
     told(tmp_path / "base", board, first, second, second)
     facts, edge = board.replicas[0, 1], board.edges[0, 1]
     assert (edge.messages, edge.nbytes, edge.connector_seconds) == (3, 700, {"put": 0.75, "get": 0.25})
@@ -206,10 +269,19 @@ def test_the_board_gets_what_is_new_in_each_report(tmp_path: Path) -> None:
     assert (facts.device_bytes, facts.host_bytes) == (9, None)
 
 
-@pytest.mark.parametrize("edges", [{"prefill>1 put": [1, 2, 0.5]}, {"0>7 put": [1, 2, 0.5]}])
+def test_what_failed_at_an_edge_is_told_though_nothing_moved(tmp_path: Path) -> None:
+    board = StageBoard([0, 1])
+    first = {"edges": {"0>1 put": [2, 600, 0.5, 1]}}
+    second = {"edges": {"0>1 put": [2, 600, 0.5, 4]}}
+    moved = told(tmp_path / "base", board, first, second, second)
+    assert moved == [[Moved((0, 1), 0, 1, "put", 2, 600, 0.5, 1)], [Moved((0, 1), 0, 1, "put", 0, 0, 0.0, 3)], []]
+    assert board.edges[0, 1].messages == 2
+
+
+@pytest.mark.parametrize("edges", [{"prefill>1 put": [1, 2, 0.5, 1]}, {"0>7 put": [1, 2, 0.5, 1]}])
 def test_edges_that_the_graph_does_not_have_are_left_out(tmp_path: Path, edges: dict[str, Any]) -> None:
     board = StageBoard([0, 1])
-    told(tmp_path / "base", board, {"edges": edges})
+    assert told(tmp_path / "base", board, {"edges": edges}) == [[]]
     assert board.edges == {}
 
 

@@ -136,6 +136,42 @@ def test_an_edge_that_slows_down_is_sick_and_heals():
     assert watch.check(400) == ()
 
 
+def test_an_edge_that_is_told_together_fails_and_heals():
+    watch = SickEdge()
+    for now in range(20):
+        watch.observe_many("a", now, 0.01, well=99, failed=1)
+        assert watch.check(now) == ()
+    watch.observe_many("a", 20, 0.01, well=32, failed=32)
+    assert [(one.kind, one.since) for one in watch.check(20)] == [(AnomalyKind.SICK_EDGE_ERRORS, 20)]
+    watch.observe_many("a", 21, 0.01, well=99, failed=1)
+    assert watch.check(21) == ()
+
+
+def test_a_few_failures_among_many_told_together_are_no_sickness():
+    watch = SickEdge()
+    watch.observe_many("a", 0.0, 0.01, well=10_000, failed=64)
+    assert watch.check(0.0) == ()
+    watch.observe_many("a", 1.0, 0.01, well=600, failed=64)
+    assert [one.evidence["failed"] for one in watch.check(1.0)] == [64]
+
+
+def test_the_mean_of_many_counts_as_one_latency():
+    watch = SickEdge()
+    for now in range(40):
+        watch.observe_many("a", now, 0.01, well=50, failed=0)
+    watch.observe_many("a", 40, 0.5, well=50, failed=0)
+    assert watch.check(40) == ()
+    for now in range(41, 50):
+        watch.observe_many("a", now, 0.5, well=50, failed=0)
+    assert [one.kind for one in watch.check(50)] == [AnomalyKind.SICK_EDGE_LATENCY]
+
+
+@pytest.mark.parametrize(("well", "failed"), [(0, 0), (-1, 2), (2, -1)])
+def test_transfers_that_there_cannot_be_are_refused(well, failed):
+    with pytest.raises(ValueError, match="well and failed"):
+        SickEdge().observe_many("a", 0.0, 0.01, well=well, failed=failed)
+
+
 def test_when_all_edges_slow_down_none_is_sick():
     watch, rng = healthy()
     for number in range(100):

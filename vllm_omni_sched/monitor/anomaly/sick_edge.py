@@ -26,7 +26,8 @@ class _Regime:
 
 @dataclass(slots=True)
 class _Edge:
-    recent: deque[tuple[float, bool]]  # when, failed
+    recent: deque[tuple[float, int, int]]  # when, so many of them failed, of so many
+    total: int = 0  # of `recent`
     failed_before: float = 0.0
     total_before: float = 0.0
     regimes: OrderedDict[tuple[int, int], _Regime] = field(default_factory=OrderedDict)
@@ -81,14 +82,31 @@ class SickEdge:
         self, edge: str, now: float, seconds: float, nbytes: int = 0, in_flight: int = 1, *, ok: bool = True
     ) -> None:
         """A transfer ended, with so many in flight on that edge; of a failed one the time does not count."""
+        self.observe_many(edge, now, seconds, nbytes, in_flight, well=int(ok), failed=int(not ok))
+
+    def observe_many(
+        self, edge: str, now: float, seconds: float, nbytes: int = 0, in_flight: int = 1, *, well: int, failed: int
+    ) -> None:
+        """Transfers ended, in an order that is not known: so many well, so many not.
+
+        ``seconds`` and ``nbytes`` are the means of those that went well; they count as one latency, for copies of a
+        mean that one slow transfer has raised would be taken for as many slow ones.
+
+        Raises:
+            ValueError: there was none.
+        """
+        if well < 0 or failed < 0 or not well + failed:
+            raise ValueError(f"well and failed must be 0 or more, and one of them above 0, got {well} and {failed}")
         state = self._edges.setdefault(edge, _Edge(deque()))
-        state.recent.append((now, not ok))
-        if len(state.recent) > self.recent:
-            _, failed = state.recent.popleft()
-            keep = 1 - 1 / self.memory
-            state.failed_before = state.failed_before * keep + failed
-            state.total_before = state.total_before * keep + 1
-        if ok:
+        state.recent.append((now, failed, well + failed))
+        state.total += well + failed
+        while state.total - state.recent[0][2] >= self.recent:
+            _, old_failed, old = state.recent.popleft()
+            state.total -= old
+            keep = (1 - 1 / self.memory) ** old
+            state.failed_before = state.failed_before * keep + old_failed
+            state.total_before = state.total_before * keep + old
+        if well:
             self._latency(edge, state, now, math.log(max(seconds, 1e-9)), _regime_of(nbytes, in_flight))
 
     def forget(self, edge: str) -> None:
@@ -126,15 +144,15 @@ class SickEdge:
                 regime.fresh = 0
 
     def _errors(self, name: str, state: _Edge) -> Anomaly | None:
-        total = len(state.recent)
-        failed = sum(one for _, one in state.recent)
+        total = state.total
+        failed = sum(one for _, one, _ in state.recent)
         low, _ = wilson(failed, total, self.z)
         _, before = wilson(state.failed_before, state.total_before, self.z)
         usual = before if state.total_before >= self.recent else 0.0  # too little before: only the fixed rate counts
         bound = max(self.least_error_rate, usual)
         if low <= bound:
             return None
-        since = next(at for at, one in state.recent if one)
+        since = next(at for at, one, _ in state.recent if one)
         evidence = {"failed": float(failed), "transfers": float(total), "rate_at_least": low, "bound": bound}
         return Anomaly(AnomalyKind.SICK_EDGE_ERRORS, name, since, low / bound, evidence)
 

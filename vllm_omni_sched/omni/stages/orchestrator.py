@@ -229,7 +229,7 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- beside it
 
     def _emit_tx_edge(self, *, from_stage: int, to_stage: int, tx_ms: float, **others: Any) -> None:
-        self.policies.watch.sent(from_stage, to_stage, tx_ms / 1e3, self.clock())
+        self.policies.watch.sent(from_stage, to_stage, tx_ms / 1e3)
         super()._emit_tx_edge(from_stage=from_stage, to_stage=to_stage, tx_ms=tx_ms, **others)
 
     def _background_tasks(self) -> list[Coroutine[Any, Any, None]]:

@@ -23,7 +23,7 @@ from vllm_omni_sched.engine.metrics_bridge import PagePublisher
 from vllm_omni_sched.engine.metrics_files import default_base, lineage
 
 VARIABLE = "VLLM_OMNI_SCHED_REPORT_TO"
-REMEMBERED = 8192  # requests and items whose first look into a cache was counted
+REMEMBERED = 8192  # requests and items whose first look into a cache was counted, messages that could not be got
 
 _MARK = "__omni_sched_report__"
 
@@ -48,29 +48,42 @@ class Report:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._edges: dict[str, list[float]] = {}  # by "from>to side": messages, bytes, seconds
+        self._edges: dict[str, list[float]] = {}  # by "from>to side": messages, bytes, seconds, failures
         self._caches: dict[str, list[int]] = {}  # by name: hits, lookups
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
 
     def moved(self, side: str, from_stage: Any, to_stage: Any, nbytes: int, seconds: float) -> None:
         """A connector has put (``side`` "put") or got ("get") a message."""
         with self._lock:
-            sums = self._edges.setdefault(f"{from_stage}>{to_stage} {side}", [0, 0, 0.0])
+            sums = self._sums(side, from_stage, to_stage)
             sums[0] += 1
             sums[1] += nbytes
             sums[2] += seconds
 
+    def failed(self, side: str, from_stage: Any, to_stage: Any, key: Hashable = None) -> None:
+        """It could not; with a ``key`` once for each, for who waits for a message asks for it again."""
+        with self._lock:
+            if key is None or self._is_new((side, from_stage, to_stage, key)):
+                self._sums(side, from_stage, to_stage)[3] += 1
+
     def looked_up(self, cache: str, who: Hashable, hits: int, lookups: int) -> None:
         """So many of what was looked for was there; only the first look of each one counts, the rest find its own."""
         with self._lock:
-            if (cache, who) in self._seen:
-                return
-            self._seen[cache, who] = None
-            if len(self._seen) > REMEMBERED:
-                self._seen.popitem(last=False)
-            sums = self._caches.setdefault(cache, [0, 0])
-            sums[0] += hits
-            sums[1] += lookups
+            if self._is_new((cache, who)):
+                sums = self._caches.setdefault(cache, [0, 0])
+                sums[0] += hits
+                sums[1] += lookups
+
+    def _sums(self, side: str, from_stage: Any, to_stage: Any) -> list[float]:
+        return self._edges.setdefault(f"{from_stage}>{to_stage} {side}", [0, 0, 0.0, 0])
+
+    def _is_new(self, who: Hashable) -> bool:
+        if who in self._seen:
+            return False
+        self._seen[who] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return True
 
     def page(self) -> bytes:
         """All of it as JSON; ``processes``: this one, and those that it descends from."""
@@ -133,21 +146,43 @@ def _makes_counting(report: Report, theirs: Callable[..., Any]) -> Callable[...,
 
 @functools.cache
 def counting(kind: type, report: Report) -> type:
-    """A class of connectors that does what this one does, and counts messages and their bytes."""
+    """A class of connectors that does what this one does, and counts messages, their bytes and failures.
+
+    A `put` fails that raises or says so, a `get` that raises, or that had a deadline and met it without the message. A
+    `get` without a deadline is a look whether the message is there: that it is not is no failure.
+    """
 
     class Counting(kind):
         def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
             started = monotonic_seconds()
-            sent = super().put(from_stage, to_stage, put_key, data)
+            try:
+                sent = super().put(from_stage, to_stage, put_key, data)
+            except Exception:
+                report.failed("put", from_stage, to_stage)
+                raise
             if sent[0]:
                 report.moved("put", from_stage, to_stage, int(sent[1]), monotonic_seconds() - started)
+            else:
+                report.failed("put", from_stage, to_stage)
             return sent
 
         def get(self, from_stage: str, to_stage: str, get_key: str, *arguments: Any, **more: Any) -> Any:
             started = monotonic_seconds()
-            got = super().get(from_stage, to_stage, get_key, *arguments, **more)
+            try:
+                got = super().get(from_stage, to_stage, get_key, *arguments, **more)
+            except Exception:
+                report.failed("get", from_stage, to_stage, get_key)
+                raise
             if got is not None:
                 report.moved("get", from_stage, to_stage, int(got[1]), monotonic_seconds() - started)
+            return got
+
+        def get_with_deadline(
+            self, from_stage: str, to_stage: str, get_key: str, *arguments: Any, deadline: float, **more: Any
+        ) -> Any:
+            got = super().get_with_deadline(from_stage, to_stage, get_key, *arguments, deadline=deadline, **more)
+            if got is None and monotonic_seconds() >= deadline:  # what is got, it gets by `get`
+                report.failed("get", from_stage, to_stage, get_key)
             return got
 
     Counting.__name__, Counting.__qualname__, Counting.__module__ = kind.__name__, kind.__qualname__, kind.__module__

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_omni_sched.engine.metrics_files import live_pages
 from vllm_omni_sched.errors import ConfigError
@@ -19,6 +19,19 @@ from vllm_omni_sched.stage_config import load_stage_config
 logger = logging.getLogger(__name__)
 
 _MARK = "__omni_sched_reports__"
+
+
+class Moved(NamedTuple):
+    """What connectors of one process have done at one side of an edge since its last report."""
+
+    replica: tuple[int, int]
+    from_stage: int
+    to_stage: int
+    side: str
+    messages: int
+    nbytes: int
+    seconds: float
+    failed: int
 
 
 class Reports:
@@ -33,15 +46,19 @@ class Reports:
         self._board, self._base = board, base
         self._before: dict[str, Mapping[str, Any]] = {}  # the last report of each process
 
-    def read(self, replicas: Mapping[tuple[int, int], Iterable[int]]) -> None:
+    def read(self, replicas: Mapping[tuple[int, int], Iterable[int]]) -> list[Moved]:
         """Look at all reports.
 
         Args:
             replicas: the processes of each replica, by stage and replica id; others are nobody's.
+
+        Returns:
+            What is new at edges.
         """
         owners = {pid: replica for replica, pids in replicas.items() for pid in pids}
         device: dict[tuple[int, int], int] = {}
         now: dict[str, Mapping[str, Any]] = {}
+        moved: list[Moved] = []
         for _, page in live_pages(self._base or reports_base()):
             try:
                 report = json.loads(page)
@@ -52,28 +69,33 @@ class Reports:
             if replica is None:
                 continue
             now[name] = report
-            self._add(replica, report, self._before.get(name, {}))
+            moved += self._add(replica, report, self._before.get(name, {}))
             if report["device_bytes"] is not None:
                 device[replica] = device.get(replica, 0) + report["device_bytes"]
         self._before = now
         for (stage, index), held in device.items():
             self._board.memory(stage, index, held, None)
+        return moved
 
-    def _add(self, replica: tuple[int, int], report: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    def _add(self, replica: tuple[int, int], report: Mapping[str, Any], before: Mapping[str, Any]) -> list[Moved]:
+        moved: list[Moved] = []
         for name, sums in report["edges"].items():
             edge, _, side = name.partition(" ")
             from_stage, _, to_stage = edge.partition(">")
             new = _less(sums, before.get("edges", {}).get(name))
-            if not (from_stage.isdigit() and to_stage.isdigit()) or not new[0]:
-                continue  # an edge of something that is no stage
+            if not (from_stage.isdigit() and to_stage.isdigit()) or not any(new):
+                continue  # nothing new, or an edge of something that is no stage
             key = int(from_stage), int(to_stage)
             if not set(key) <= self._board.stages.keys():
                 continue
-            messages, nbytes, seconds = new
-            self._board.moved(*key, side, int(messages), int(nbytes), seconds)
+            messages, nbytes, seconds, failed = new
+            if messages:
+                self._board.moved(*key, side, int(messages), int(nbytes), seconds)
+            moved.append(Moved(replica, *key, side, int(messages), int(nbytes), seconds, int(failed)))
         for cache, sums in report["caches"].items():
             hits, lookups = _less(sums, before.get("caches", {}).get(cache))
             self._board.cache(*replica, cache, int(hits), int(lookups - hits))
+        return moved
 
 
 def _less(sums: Iterable[float], before: Iterable[float] | None) -> list[float]:

@@ -18,7 +18,7 @@ class Unwatched(Watch):
     def ended(self, work: Work, now: float, well: bool) -> None:
         pass
 
-    def sent(self, from_stage: int, to_stage: int, seconds: float, now: float, ok: bool = True) -> None:
+    def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
         pass
 
     def look(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:

@@ -8,8 +8,9 @@ from typing import Any
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
 from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.monitor.stage_facts import Side
 from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
-from vllm_omni_sched.omni.stages.reports import Reports
+from vllm_omni_sched.omni.stages.reports import Moved, Reports
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.stage_options import AnomalyOptions
 
@@ -38,6 +39,7 @@ class Watch:
         self._next = self._next_memory = 0.0
         self._reports = Reports(board)
         self._started: dict[tuple[int, int], list[int]] = {}  # processes of each replica
+        self._ends: dict[str, tuple[tuple[int, int], int]] = {}  # of edges: who reports, the stage at the other end
         self._told: set[tuple[str, str, str]] = set()
 
     def began(self, work: Work, now: float) -> None:
@@ -49,10 +51,9 @@ class Watch:
         if well and work.started is not None:
             self._queue.finished(name, now, max(now - work.started, 0.0))
 
-    def sent(self, from_stage: int, to_stage: int, seconds: float, now: float, ok: bool = True) -> None:
-        self._edge.observe(f"{from_stage}->{to_stage}", now, seconds, ok=ok)
-        if ok:
-            self._board.edge(from_stage, to_stage, seconds)
+    def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
+        """The front end has handed a request over; how its payload goes there is what stages report."""
+        self._board.edge(from_stage, to_stage, seconds)
 
     def look(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
         """What is ill now; each thing is logged and counted when it begins."""
@@ -85,7 +86,7 @@ class Watch:
         if subject in self._ids:
             return self._ids[subject]
         _, arrow, to = subject.partition("->")
-        return int(to) if arrow else self._ids[subject.partition(" replica ")[0]]
+        return int(to.partition(" ")[0]) if arrow else self._ids[subject.partition(" replica ")[0]]
 
     def _memory(self, pools: list[Any], now: float) -> None:
         import psutil
@@ -102,13 +103,36 @@ class Watch:
                 held = host_bytes(processes)
                 subject = f"{self._names[pool.stage_id]} replica {replica_id}"
                 if self._started.get(key, started) != started:
-                    self._leak.forget(subject)  # it has been started again
+                    self._gone(key)  # it has been started again
                 self._started[key] = started
                 replicas[key] = [process.pid for process in processes]
                 in_flight = sum(work.replica_id == replica_id for work in pool.queue.running.values())
                 self._board.memory(*key, None, held)
                 self._leak.observe(subject, now, held, capacity, in_flight)
-        self._reports.read(replicas)
+        for key in self._started.keys() - replicas.keys():
+            self._gone(key)
+        for moved in self._reports.read(replicas):
+            self._moved(moved, now)
+
+    def _moved(self, moved: Moved, now: float) -> None:
+        """Of each replica by itself: one that is slow would be lost in the mean of all."""
+        replica, side, messages = moved.replica, moved.side, moved.messages
+        edge = f"{moved.from_stage}->{moved.to_stage} {side} by replica {replica[1]}"
+        self._ends[edge] = replica, moved.to_stage if side == Side.PUT.value else moved.from_stage
+        each = max(messages, 1)
+        self._edge.observe_many(
+            edge, now, moved.seconds / each, moved.nbytes // each, well=messages, failed=moved.failed
+        )
+
+    def _gone(self, key: tuple[int, int]) -> None:
+        """A replica is not there any more, or is another one now, and with it the edges that end there."""
+        stage_id, replica_id = key
+        del self._started[key]
+        self._leak.forget(f"{self._names[stage_id]} replica {replica_id}")
+        for edge, (replica, other_stage) in list(self._ends.items()):
+            if replica == key or other_stage == stage_id:
+                self._edge.forget(edge)
+                del self._ends[edge]
 
 
 def _of(request_id: str) -> str:
