@@ -5,7 +5,8 @@ path of a YAML file of its own, from where the deploy YAML lies. Or the environm
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,14 +30,29 @@ def load_stage_config(deploy_yaml: Path | None, environ: Mapping[str, str]) -> S
         ConfigError: both give options, a file cannot be read, or an option is unknown, of the wrong type, out of range
             or contradicts another. The message names where, the key with its path, the value and the fix.
     """
+    found = _find(deploy_yaml, environ)
+    return read_stage_options(*found) if found is not None else None
+
+
+@contextmanager
+def file_named(deploy_yaml: Path | None, environ: Mapping[str, str]) -> Iterator[None]:
+    """What is wrong with options beside the pipeline is told with where they are; arguments as `load_stage_config`."""
+    try:
+        yield
+    except ConfigError as error:
+        found = _find(deploy_yaml, environ)
+        raise type(error)(f"{found[1]}: {error}" if found is not None else str(error)) from None
+
+
+def _find(deploy_yaml: Path | None, environ: Mapping[str, str]) -> tuple[Any, str] | None:
+    """The options, and where they are."""
     file = environ.get(VARIABLE) or None
     found = _in_deploy(deploy_yaml) if deploy_yaml is not None else None
     if found is None:
-        return read_stage_options(read_yaml(file, VARIABLE), file) if file else None
-    options, where = found
+        return (read_yaml(file, VARIABLE), file) if file else None
     if file:
-        raise ConfigError(f"both {where} and {VARIABLE}={file!r} give options of the stage scheduler: remove one")
-    return read_stage_options(options, where)
+        raise ConfigError(f"both {found[1]} and {VARIABLE}={file!r} give options of the stage scheduler: remove one")
+    return found
 
 
 def read_stage_options(options: Any, where: str) -> StageSchedConfig:
