@@ -95,11 +95,15 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
         yield f"option {name!r} needs our encoder cache manager: set 'encoder_cache' to 'auto', or leave {name!r} out"
 
 
-def read_yaml(path: str, named_by: str) -> Any:
+def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
     """What a YAML file holds; an empty one holds an empty mapping.
 
+    Args:
+        only: the key at its top that is ours, where the rest is somebody else's.
+
     Raises:
-        ConfigError: it cannot be read, or is not YAML. The message names it, and `named_by` which names it.
+        ConfigError: it cannot be read, is not YAML, or has a key twice. The message names it, and `named_by` which
+            names it.
     """
     import yaml
 
@@ -110,14 +114,55 @@ def read_yaml(path: str, named_by: str) -> Any:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
     try:
-        options = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        for key, first, again in _twice(root):
+            if only is None or key.split(".")[0] == only:
+                raise ConfigError(f"{path}: option {key!r} is there twice, in lines {first} and {again}: keep one")
+        options = loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     return {} if options is None else options
 
 
+def _twice(root: Any) -> Iterator[tuple[str, int, int]]:
+    """Keys of YAML nodes that a mapping has twice, of which YAML takes the last: their paths, and both lines.
+
+    1 and "1" are the same: both name a stage.
+    """
+    import yaml
+
+    todo, seen = [("", root)], set()
+    while todo:
+        path, node = todo.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            todo += [(f"{path}{at}.", one) for at, one in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                yield path + key.value, lines[key.value], line
+            lines[key.value] = line
+            todo.append((f"{path}{key.value}.", value))
+
+
 def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     """One validation error in one sentence that says what would be right."""
+    by_name = error["loc"][-1:] == ("[key]",)  # of a mapping whose keys are not options, but names
+    if by_name or error["type"] == "invalid_key":
+        at = (prefix + ".".join(map(str, error["loc"][: -2 if by_name else -1]))).removesuffix(".")
+        return (
+            (f"option {at!r}: its keys" if at else "names of options")
+            + f" must be text, got {error['input']!r}; put it in quotes, or correct it (YAML takes a bare on, off, yes "
+            "or no for true or false)"
+        )
     name = str(error["loc"][0]) if error["loc"] else ""  # what follows are the branches of a union
     if not name:  # of several options together, in our own words
         return str(error["msg"]).removeprefix("Value error, ")

@@ -253,8 +253,9 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "StageRuntime._build_logical_stage_init_plans",
-        "before super(): the connectors of our options are put into the transfer config",
-        "wrapped by register(); acts when runtime.connectors of the stage scheduler are given",
+        "before super(): stages that our options do not fit are refused, before any loads its model; the connectors of "
+        "our options are put into the transfer config",
+        "wrapped by register(); acts when the deploy YAML or the environment gives options of the stage scheduler",
         "tests/omni/unit/test_edges.py",
         "vLLM-Omni lets a plugin complete its deploy config",
     ),

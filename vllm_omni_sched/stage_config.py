@@ -5,7 +5,8 @@ path of a YAML file of its own, from where the deploy YAML lies. Or the environm
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,14 +30,29 @@ def load_stage_config(deploy_yaml: Path | None, environ: Mapping[str, str]) -> S
         ConfigError: both give options, a file cannot be read, or an option is unknown, of the wrong type, out of range
             or contradicts another. The message names where, the key with its path, the value and the fix.
     """
+    found = _find(deploy_yaml, environ)
+    return read_stage_options(*found) if found is not None else None
+
+
+@contextmanager
+def file_named(deploy_yaml: Path | None, environ: Mapping[str, str]) -> Iterator[None]:
+    """What is wrong with options beside the pipeline is told with where they are; arguments as `load_stage_config`."""
+    try:
+        yield
+    except ConfigError as error:
+        found = _find(deploy_yaml, environ)
+        raise type(error)(f"{found[1]}: {error}" if found is not None else str(error)) from None
+
+
+def _find(deploy_yaml: Path | None, environ: Mapping[str, str]) -> tuple[Any, str] | None:
+    """The options, and where they are."""
     file = environ.get(VARIABLE) or None
     found = _in_deploy(deploy_yaml) if deploy_yaml is not None else None
     if found is None:
-        return read_stage_options(read_yaml(file, VARIABLE), file) if file else None
-    options, where = found
+        return (read_yaml(file, VARIABLE), file) if file else None
     if file:
-        raise ConfigError(f"both {where} and {VARIABLE}={file!r} give options of the stage scheduler: remove one")
-    return read_stage_options(options, where)
+        raise ConfigError(f"both {found[1]} and {VARIABLE}={file!r} give options of the stage scheduler: remove one")
+    return found
 
 
 def read_stage_options(options: Any, where: str) -> StageSchedConfig:
@@ -49,7 +65,7 @@ def read_stage_options(options: Any, where: str) -> StageSchedConfig:
         kind = type(options).__name__
         raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
     try:
-        return StageSchedConfig(**{str(key): value for key, value in options.items()})
+        return StageSchedConfig.model_validate(dict(options))
     except ValidationError as error:
         raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
 
@@ -126,7 +142,8 @@ def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, st
     """What the deploy YAML, or one that it is based on, says under our key, and where."""
     if path in inherited_by:
         raise ConfigError(f"{path}: 'base_config' leads back to it; remove it from one of the files")
-    deploy = read_yaml(str(path), "the deploy YAML" if not inherited_by else f"{inherited_by[-1]}: 'base_config'")
+    named_by = "the deploy YAML" if not inherited_by else f"{inherited_by[-1]}: 'base_config'"
+    deploy = read_yaml(str(path), named_by, only=KEY)
     if not isinstance(deploy, Mapping):
         return None  # vLLM-Omni will say so
     if KEY not in deploy:
@@ -146,6 +163,12 @@ def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, st
 def _explain(error: Any) -> str:
     """One validation error in one sentence, with the path of its key."""
     model: type[BaseModel] = StageSchedConfig
+    if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
+        return explain(error, model, "")
+    if error["type"] == "value_error":  # of several options together, in our own words
+        problem = str(error["msg"]).removeprefix("Value error, ")
+        at = ".".join(map(str, error["loc"]))
+        return f"in {at!r}: {problem}" if at else problem
     loc, prefix = tuple(error["loc"]), ""
     while len(loc) > 1 and (inner := _model_in(model, str(loc[0]))) is not None:
         inside, keyed = inner
@@ -155,10 +178,6 @@ def _explain(error: Any) -> str:
             return f"option '{prefix}{loc[0]}.{loc[1]}' must be a mapping of {names}, got {error['input']!r}"
         prefix += "".join(f"{part}." for part in loc[:steps])
         loc, model = loc[steps:], inside
-    if error["type"] == "value_error":  # of several options together, in our own words
-        problem = str(error["msg"]).removeprefix("Value error, ")
-        at = ".".join(map(str, error["loc"]))
-        return f"in {at!r}: {problem}" if at else problem
     if error["type"] == "missing":
         return f"option '{prefix}{loc[0]}' is missing: {model.model_fields[str(loc[0])].description}"
     if error["type"] in ("model_type", "dict_type"):

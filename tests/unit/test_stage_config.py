@@ -172,6 +172,36 @@ def test_unknown_stages_are_refused(stages, says):
             "pools: {shares: {text: 0.5}}",
             "in 'pools.shares': shares must sum to 1 at most: text 0.5 .* = 1.3",
         ),
+        (
+            "batching: {1: 2}",
+            "deploy.yaml: 'omni_sched': option 'batching': its keys must be text, got 1; put it in quotes",
+        ),
+        ("runtime: {recovery: {3: 2}}", "option 'runtime.recovery': its keys must be text, got 3"),
+        ("batching: {on: 3}", "option 'batching': its keys must be text, got True; .* takes a bare on"),
+        ("on: 3", "names of options must be text, got True; put it in quotes"),
+        ("runtime: {connectors: {1: {name: a}}}", "option 'runtime.connectors': its keys must be text, got 1"),
+        ("runtime: {edges: {yes: a}}", "option 'runtime.edges': its keys must be text, got True"),
+        ("batching: {stages: {talker: {7: 1}}}", "option 'batching.stages.talker': its keys must be text, got 7"),
+        (
+            "monitoring: {forecast: {move_replicas: true}}",
+            "'monitoring.forecast': .* 'move_replicas' needs 'enabled': turn",
+        ),
+        (
+            "graph: {priority: {by_modality: {audoi: realtime}}}",
+            "in 'graph.priority.by_modality': option 'audoi' must be one of the modalities .*; did you mean 'audio'",
+        ),
+        (
+            "graph: {priority: {classes: {vip: {ttft_ms: 300, e2e_ms: 200}}, default_class: vip}}",
+            "in 'graph.priority.classes.vip': option 'ttft_ms' must not be above 'e2e_ms': 300 > 200; lower",
+        ),
+        (
+            "runtime: {recovery: {hang_seconds: 5}}, monitoring: {anomaly: {enabled: false}}",
+            "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.anomaly.enabled' nothing .* or set .* null",
+        ),
+        (
+            "runtime: {recovery: {hang_seconds: 5}}, monitoring: {enabled: false}",
+            "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.enabled' nothing",
+        ),
         ("monitoring: {forecast: {horizon_seconds: 6}}", "'horizon_seconds' must not be below 'bin_seconds': 6 < 60"),
         ("monitoring: {anomaly: {leak_significance: 1}}", "anomaly.leak_significance': .*less than 0.5, got 1"),
     ],
@@ -179,6 +209,90 @@ def test_unknown_stages_are_refused(stages, says):
 def test_what_is_wrong_is_named(tmp_path, text, says):
     with pytest.raises(ConfigError, match=says):
         load_stage_config(deploy(tmp_path, f"omni_sched: {{{text}}}\n"), {})
+
+
+@pytest.mark.parametrize("monitoring", [{"enabled": False}, {"anomaly": {"enabled": False}}])
+def test_hangs_that_nobody_asked_for_need_no_monitoring(monitoring):
+    assert read_stage_options({"monitoring": monitoring}, "here").runtime.recovery.hang_seconds == 60
+    never = {"runtime": {"recovery": {"hang_seconds": None}}, "monitoring": monitoring}
+    assert read_stage_options(never, "here").runtime.recovery.hang_seconds is None
+
+
+def test_an_empty_section_has_its_defaults(tmp_path):
+    text = "batching:\nruntime: {recovery: , edges: }\ngraph: {priority: {classes: }}\npools: {shares: }\n"
+    (tmp_path / "ours.yaml").write_text(text)
+    assert load_stage_config(None, {VARIABLE: str(tmp_path / "ours.yaml")}) == StageSchedConfig()
+    own = read_stage_options({"batching": {"stages": {"talker": None}}}, "here").batching
+    assert own.of_stage(1, "talker") == StageSchedConfig().batching.of_stage(1, "talker")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        ("batching: {}\npools: {}\nbatching: {}\n", "batching", "1 and 3"),
+        ("batching:\n  kp: 1\n  ki: 1\n  kp: 2\n", "batching.kp", "2 and 4"),
+        ("batching:\n  stages:\n    1: {}\n    '1': {}\n", "batching.stages.1", "3 and 4"),
+    ],
+)
+def test_what_is_there_twice_is_refused(tmp_path, text, key, lines):
+    says = f"ours.yaml: option '{key}' is there twice, in lines {lines}: keep one"
+    file = deploy(tmp_path, text, "ours.yaml")
+    with pytest.raises(ConfigError, match=says):
+        load_stage_config(None, {VARIABLE: str(file)})
+    with pytest.raises(ConfigError, match=says):
+        load_stage_config(deploy(tmp_path, "omni_sched: ours.yaml\n"), {})
+
+
+def test_in_the_deploy_yaml_only_what_is_ours_is_refused(tmp_path):
+    theirs = deploy(tmp_path, "stages: []\nstages: [{a: 1, a: 2}]\nomni_sched: {}\n")
+    assert load_stage_config(theirs, {}) == StageSchedConfig()
+    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched.pools' is there twice, in lines 1 and 1"):
+        load_stage_config(deploy(tmp_path, "omni_sched: {pools: {}, pools: {}}\n"), {})
+    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched' is there twice"):
+        load_stage_config(deploy(tmp_path, "omni_sched: {}\nomni_sched: {}\n"), {})
+
+
+def test_what_several_sections_share_is_not_there_twice(tmp_path):
+    text = "omni_sched: {batching: {stages: {a: &one {hold_ms: 1}, b: *one, c: {<<: *one, min_batch_size: 2}}}}\n"
+    stages = load_stage_config(deploy(tmp_path, text), {}).batching.stages
+    assert [own.hold_ms for own in stages.values()] == [1, 1, 1]
+
+
+ARTICLE = """
+runtime:
+  connectors:
+    shared: {name: SharedMemoryConnector}
+    store: {name: MooncakeStoreConnector, extra: {host: 127.0.0.1, metadata_server: "http://127.0.0.1:8080/metadata"}}
+  edges: {thinker->talker: shared, talker->code2wav: store}
+batching:
+  enabled: true
+  min_batch_size: 1
+  max_batch_size: 32
+  target_latency_ms: 1000
+  adjust_interval_ms: 50
+pools:
+  total_bytes: 8589934592
+  shares: {text: 0.1, image: 0.4, audio: 0.1, video: 0.4}
+monitoring:
+  enabled: true
+  anomaly: {enabled: true}
+  forecast: {enabled: true}
+"""
+
+
+def test_the_layout_of_the_design_article_loads(tmp_path):
+    """Its names and values as the project's plan quotes them; the article's own text was not to be had."""
+    config = load_stage_config(None, {VARIABLE: str(deploy(tmp_path, ARTICLE, "article.yaml"))})
+    batches = config.batching.of_stage(1, "talker")
+    assert (batches.min_batch_size, batches.max_batch_size) == (1, 32)
+    assert (batches.target_latency_ms, batches.adjust_interval_ms) == (1000, 50)
+    assert batches == StageSchedConfig().batching.of_stage(1, "talker")
+    assert {key: one.name for key, one in config.runtime.connectors.items()} == {
+        "shared": "SharedMemoryConnector",
+        "store": "MooncakeStoreConnector",
+    }
+    assert config.pools.shares.image == 0.4
+    assert config.monitoring.forecast.enabled
 
 
 def test_files_that_cannot_be_used(tmp_path):

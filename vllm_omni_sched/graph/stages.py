@@ -135,12 +135,6 @@ class StageGraph:
         """The stages whose output no stage reads, by id."""
         return tuple(stage.stage_id for stage in self.stages if not self._successors[stage.stage_id])
 
-    @property
-    def is_line(self) -> bool:
-        """Whether each stage reads one other and is read by one other, the ends aside."""
-        counts = [len(self._by_id[stage_id].sources) for stage_id in self.order]
-        return len(self.sinks) == 1 and counts == [0] + [1] * (len(counts) - 1)
-
     def remaining(self, stage_id: int) -> tuple[int, ...]:
         """This stage and all that work on what it makes, in order.
 

@@ -62,10 +62,11 @@ class Pools:
        When those were released, the same reservation succeeds.
     3. Who was refused its own has until the second ``adapt()`` to ask again; then others may borrow the bytes.
     4. ``adapt()``, called once an interval, moves the shares towards the demand (see ``MovingShares``).
+    5. A modality with a share of 0 has no guarantee, and gets none by rule 4: it lives on what it borrows.
 
     Args:
         total_bytes: 1 or more.
-        shares: of each modality, above 0, at most 1 together.
+        shares: of each modality, 0 or more, at most 1 together.
         moving: how shares follow the demand; default: as ``MovingShares`` does.
 
     Raises:
@@ -80,12 +81,13 @@ class Pools:
         if not shares:
             raise ConfigError("shares must name one modality at least")
         for modality, share in shares.items():
-            if not 0 < share <= 1:
-                raise ConfigError(f"the share of {modality!r} must be in (0, 1], got {share}")
+            if not 0 <= share <= 1:
+                raise ConfigError(f"the share of {modality!r} must be in [0, 1], got {share}")
         if math.fsum(shares.values()) > 1 + 1e-9:
             raise ConfigError(f"shares must be 1 together at most, got {math.fsum(shares.values())}")
         self.total_bytes = total_bytes
         self.shares = dict(shares)
+        self._moves = [modality for modality, share in shares.items() if share]
         self._moving = moving or MovingShares()
         self._used = dict.fromkeys(shares, 0)
         self._peak = dict.fromkeys(shares, 0)  # wanted at once, in this interval
@@ -155,9 +157,11 @@ class Pools:
 
     def adapt(self) -> ShareReason:
         """An interval has ended: move the shares, or not, and say why."""
-        self.shares, reason = self._moving.next(
-            self.shares, {modality: peak / self.total_bytes for modality, peak in self._peak.items()}
+        moved, reason = self._moving.next(
+            {modality: self.shares[modality] for modality in self._moves},
+            {modality: self._peak[modality] / self.total_bytes for modality in self._moves},
         )
+        self.shares |= moved
         self._peak = dict(self._used)
         self._interval += 1
         for modality, (num_bytes, since) in list(self._claims.items()):

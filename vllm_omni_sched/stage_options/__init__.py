@@ -43,7 +43,10 @@ class RecoveryOptions(Options):
         1.0, gt=0, le=60, description="Time between looks at whether the processes of replicas live."
     )
     hang_seconds: float | None = Field(
-        60.0, gt=0, description="A replica that hangs, by `monitoring.anomaly`, for longer is ended; null: never."
+        60.0,
+        gt=0,
+        description="A replica that hangs for longer, by `monitoring.anomaly` (without which nothing notices it), is "
+        "ended; null: never.",
     )
 
 
@@ -100,10 +103,10 @@ class BalancingOptions(Options):
 class PoolShares(Options):
     """Parts of the total that are guaranteed; what is left over is lent to who needs it."""
 
-    text: float = Field(0.2, ge=0, le=1, description="Part for text.")
-    image: float = Field(0.3, ge=0, le=1, description="Part for images.")
-    audio: float = Field(0.2, ge=0, le=1, description="Part for audio.")
-    video: float = Field(0.3, ge=0, le=1, description="Part for video.")
+    text: float = Field(0.2, ge=0, le=1, description="Part for text; with 0 it has only what others lend.")
+    image: float = Field(0.3, ge=0, le=1, description="Part for images; 0 as for text.")
+    audio: float = Field(0.2, ge=0, le=1, description="Part for audio; 0 as for text.")
+    video: float = Field(0.3, ge=0, le=1, description="Part for video; 0 as for text.")
 
     @model_validator(mode="after")
     def _sum(self) -> "PoolShares":
@@ -168,6 +171,8 @@ class ForecastOptions(Options):
                 f"option 'horizon_seconds' must not be below 'bin_seconds': {self.horizon_seconds:g} < "
                 f"{self.bin_seconds:g}; raise the one or lower the other"
             )
+        if self.move_replicas and not self.enabled:
+            raise ValueError("option 'move_replicas' needs 'enabled': turn both on, or 'move_replicas' off")
         return self
 
 
@@ -196,3 +201,16 @@ class StageSchedConfig(Options):
     balancing: BalancingOptions = Field(BalancingOptions(), description="Which replica gets a request.")
     pools: PoolOptions = Field(PoolOptions(), description="Memory by modality.")
     monitoring: MonitoringOptions = Field(MonitoringOptions(), description="What is watched.")
+
+    @model_validator(mode="after")
+    def _notices(self) -> "StageSchedConfig":
+        recovery, monitoring = self.runtime.recovery, self.monitoring
+        asked = recovery.hang_seconds is not None and "hang_seconds" in recovery.model_fields_set
+        for name, on in (("enabled", monitoring.enabled), ("anomaly.enabled", monitoring.anomaly.enabled)):
+            if asked and not on:
+                raise ValueError(
+                    f"option 'runtime.recovery.hang_seconds' is {recovery.hang_seconds:g}, but without "
+                    f"'monitoring.{name}' nothing notices a replica that hangs: turn that on, or set 'hang_seconds' to "
+                    "null"
+                )
+        return self

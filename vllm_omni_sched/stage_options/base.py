@@ -1,9 +1,22 @@
 """What all options of the stage scheduler have in common."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Options(BaseModel):
-    """Strict and frozen; an unknown key is an error."""
+    """Strict and frozen; an unknown key is an error. A section with nothing in it has its defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty(cls, value: Any) -> Any:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            return value
+        by_name = {name for name, field in cls.model_fields.items() if get_origin(field.annotation) is dict}
+        return {key: inner for key, inner in value.items() if inner is not None or key not in by_name}

@@ -1,11 +1,14 @@
 """Options of the graph: which work runs once, who goes first, where requests and stages go."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.stage_options.base import Options
+
+MODALITIES = ("text", "image", "audio", "video")  # that a request may have
 
 
 class MergingOptions(Options):
@@ -19,8 +22,26 @@ class ClassTargets(Options):
     """What a class of requests is promised; null for no promise."""
 
     rank: int = Field(1, ge=0, description="Rank 0 goes first.")
-    ttft_ms: float | None = Field(None, gt=0, description="Time to the first output, in milliseconds.")
-    e2e_ms: float | None = Field(None, gt=0, description="Time to the last output, in milliseconds.")
+    ttft_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Time to the first output, in milliseconds: the deadline of the whole path where `e2e_ms` is null, "
+        "as if all came with the first output.",
+    )
+    e2e_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Time to the last output, in milliseconds: the deadline of the whole path, whatever `ttft_ms` is.",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ClassTargets":
+        if self.ttft_ms is not None and self.e2e_ms is not None and self.ttft_ms > self.e2e_ms:
+            raise ValueError(
+                f"option 'ttft_ms' must not be above 'e2e_ms': {self.ttft_ms:g} > {self.e2e_ms:g}; lower the one or "
+                "raise the other"
+            )
+        return self
 
 
 def _classes() -> dict[str, ClassTargets]:
@@ -51,6 +72,16 @@ class PriorityOptions(Options):
         0.1, ge=0, lt=1, description="Part of what starts that is kept for requests not of the best class waiting."
     )
     max_wait_seconds: float = Field(30.0, gt=0, description="A request that waited as long as this goes first.")
+
+    @field_validator("by_modality")
+    @classmethod
+    def _known_modalities(cls, value: dict[str, str]) -> dict[str, str]:
+        for key in value:
+            if key not in MODALITIES:
+                near = difflib.get_close_matches(key, MODALITIES, n=1, cutoff=0.4)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"option '{key}' must be one of the modalities {list(MODALITIES)}{hint}")
+        return value
 
     @model_validator(mode="after")
     def _known_classes(self) -> "PriorityOptions":

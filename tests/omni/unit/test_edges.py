@@ -35,7 +35,14 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stage(stage_id: int, name: str, sources: list[int], **connectors: Any) -> Any:
     config = SimpleNamespace(**{"input_connectors": None, "output_connectors": None} | connectors)
-    return SimpleNamespace(stage_id=stage_id, model_stage=name, engine_input_source=sources, connector_config=config)
+    return SimpleNamespace(
+        stage_id=stage_id,
+        model_stage=name,
+        stage_type="llm",
+        engine_input_source=sources,
+        final_output=name == "vocoder",
+        connector_config=config,
+    )
 
 
 def line(**connectors: Any) -> list[Any]:
@@ -125,15 +132,50 @@ def test_on_several_hosts_the_deploy_yaml_has_to_say_it() -> None:
         edges.connected(options, object.__new__(DistStageRuntime), None)
 
 
-def test_the_runtime_plans_its_stages_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    planned: list[Any] = []
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What vLLM-Omni's runtime is given to plan its stages with."""
+    found: list[Any] = []
     monkeypatch.setattr(
         StageRuntime,
         "_build_logical_stage_init_plans",
-        lambda self, transfer, *others: planned.append((transfer, others)),
+        lambda self, transfer, *others: found.append((transfer, others)),
     )
     monkeypatch.delenv(VARIABLE, raising=False)
     seam.hook()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "sources", "says"),
+    [
+        ("batching: {stages: {talkr: {}}}", [1], r"deploy\.yaml: 'omni_sched': .*talkr': .* did you mean 'talker'"),
+        ("graph: {partition: {profiles: {9: {memory_bytes: 1, seconds: 1}}}}", [1], r"deploy\.yaml: .*profiles\.9"),
+        (
+            "runtime: {connectors: {a: {name: ArenaConnector}}, edges: {thinker->vocoder: a}}",
+            [1],
+            r"deploy\.yaml: 'omni_sched': option 'runtime\.edges\.thinker->vocoder': the pipeline has no such edge",
+        ),
+        ("", [0, 1], r"vocoder \(2\) reads 0, 1, but vLLM-Omni hands"),
+        ("", [2], r"in a cycle: vocoder \(2\)"),
+        ("", [-1], r"unreachable from .*: vocoder \(2\)"),
+    ],
+)
+def test_what_is_wrong_is_told_before_stages_are_planned(
+    planned: list[Any], tmp_path: Path, options: str, sources: list[int], says: str
+) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(f"omni_sched: {{{options}}}\n")
+    runtime = object.__new__(StageRuntime)
+    thinker, talker, _ = line()
+    talker.final_output = True
+    runtime._stage_configs, runtime._config_path = [thinker, talker, stage(2, "vocoder", sources)], str(deploy)
+    with pytest.raises(ConfigError, match=says):
+        runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
+    assert not planned
+
+
+def test_the_runtime_plans_its_stages_with_them(planned: list[Any], tmp_path: Path) -> None:
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text(
         "omni_sched: {runtime: {connectors: {ours: {name: ArenaConnector, extra: {stall_seconds: 3}}}}}\n"

@@ -17,8 +17,8 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StagePool
 
 from tests.support.omni_stages import FINAL, Edges, StageSpec, pool_of
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.omni.stages import seam
+from vllm_omni_sched.errors import ConfigError, MissingSymbolError
+from vllm_omni_sched.omni.stages import overrides, seam
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.policies import Policies
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
@@ -93,6 +93,46 @@ def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.Mo
 def test_bad_options_are_refused_with_what_is_wrong(make: Make, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make(text)
+
+
+def test_an_unknown_stage_is_told_with_the_file(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"deploy\.yaml: 'omni_sched': option 'batching\.stages\.stage7'"):
+        make("omni_sched: {batching: {stages: {stage7: {}}}}\n")
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(ScheduledOrchestrator, Orchestrator), (ScheduledPool, StagePool)])
+def test_every_method_that_vllm_omni_has_too_is_guarded(ours: type, theirs: type) -> None:
+    both = {name for name in vars(ours) if callable(getattr(theirs, name, None))} - set(vars(object))
+    assert both
+    assert set(overrides.extended(ours)) - {"__init__"} == both
+    overrides.refuse_lost(ours)
+
+
+def test_a_method_that_vllm_omni_has_no_more_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = next(one for one in Orchestrator.__mro__ if "_emit_tx_edge" in vars(one))
+    monkeypatch.delattr(owner, "_emit_tx_edge")
+    with pytest.raises(MissingSymbolError, match=r"adds to Orchestrator\._emit_tx_edge, which vLLM-Omni \d+\.\d+"):
+        make("omni_sched: {}\n")
+    assert type(make(None)) is Orchestrator
+
+
+def test_only_what_calls_that_of_its_base_is_guarded() -> None:
+    class Base:
+        def kept(self) -> None: ...
+
+    class Ours(Base):
+        def kept(self) -> None:
+            super().kept()
+
+        def own(self) -> None:
+            self.kept()
+
+        async def renamed(self) -> None:
+            super().renamed()  # type: ignore[misc]
+
+    assert overrides.extended(Ours) == ["kept", "renamed"]
+    with pytest.raises(MissingSymbolError, match=r"adds to Base\.renamed, which"):
+        overrides.refuse_lost(Ours)
 
 
 def test_hooking_twice_is_hooking_once(make: Make) -> None:

@@ -22,7 +22,6 @@ DIAMOND = StageGraph.of([stage(0, final=True), stage(1, 0), stage(3, 0), stage(2
 
 def test_a_line():
     assert LINE.order == (0, 1, 2)
-    assert LINE.is_line
     assert (LINE.entries, LINE.sinks) == ((0,), (2,))
     assert LINE.remaining(1) == (1, 2)
     assert LINE.stage(1).name == "talker"
@@ -30,7 +29,6 @@ def test_a_line():
 
 def test_a_diamond():
     assert DIAMOND.order == (0, 1, 2, 3, 4)
-    assert not DIAMOND.is_line
     assert DIAMOND.successors(0) == (1, 3)
     assert DIAMOND.remaining(3) == (3, 4)
     assert DIAMOND.sinks == (4,)
@@ -40,19 +38,6 @@ def test_ties_in_the_order_go_by_id_and_not_by_depth():
     graph = StageGraph.of([stage(0, 4), stage(1), stage(2, 1, 0, final=True), stage(3, 1, final=True), stage(4)])
     assert graph.order == (1, 3, 4, 0, 2)
     assert graph.entries == (1, 4)
-
-
-@pytest.mark.parametrize(
-    ("stages", "line"),
-    [
-        ([stage(0, final=True)], True),
-        ([stage(0), stage(1, 0, final=True), stage(2, 0, final=True)], False),
-        ([stage(0), stage(1), stage(2, 0, 1, final=True)], False),
-        ([stage(0, final=True), stage(1, final=True)], False),
-    ],
-)
-def test_what_is_a_line(stages, line):
-    assert StageGraph.of(stages).is_line is line
 
 
 def test_the_costliest_path_counts():

@@ -74,6 +74,27 @@ def test_a_claim_that_nobody_repeats_lapses():
     assert why(pools.reserve("image", 80)) == "borrowed"
 
 
+def test_without_a_share_a_modality_lives_on_what_is_lent():
+    pools = Pools(100, {"image": 0.6, "video": 0.0})
+    lent = got(pools, "video", 90)
+    assert why(lent) == "borrowed"
+    assert pools.reserve("image", 60) == Refusal("reclaim_first", 50)
+    assert pools.reserve("video", 10) == Refusal("no_room", 10 + 50)  # what is free waits for its owner
+    assert pools.reclaim() == ReclaimPlan((lent,), 50)
+    pools.release(lent)
+    assert why(got(pools, "image", 60)) == "own"
+    for _ in range(20):
+        pools.adapt()
+        assert pools.shares == {"image": 0.6, "video": 0.0}
+        assert why(got(pools, "video", 1)) == "borrowed"
+
+
+def test_without_any_shares_all_is_lent_to_who_comes_first():
+    pools = Pools(100, {"image": 0.0, "video": 0.0})
+    assert [why(pools.reserve("image", 100)), why(pools.reserve("video", 1))] == ["borrowed", "no_room"]
+    assert pools.adapt() is ShareReason.NO_DEMAND
+
+
 def test_shares_follow_a_lasting_demand_and_keep_a_rest_for_each():
     pools = Pools(1000, HALVES)
     got(pools, "image", 900)
@@ -113,7 +134,7 @@ def test_one_step_moves_no_share_further_than_it_may():
     [
         (lambda: Pools(0), "total_bytes"),
         (lambda: Pools(1, {}), "one modality"),
-        (lambda: Pools(1, {"a": 0.0}), "share of 'a'"),
+        (lambda: Pools(1, {"a": -0.1}), "share of 'a'"),
         (lambda: Pools(1, {"a": math.nan}), "share of 'a'"),
         (lambda: Pools(1, {"a": 0.6, "b": 0.6}), "1 together"),
         *(

@@ -36,7 +36,7 @@ def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
             "YAML of each host; write them there, and remove these"
         )
     _known(options)
-    stages = {int(stage.stage_id): stage for stage in map(_metadata, runtime._stage_configs)}
+    stages = {int(stage.stage_id): stage for stage in metadata(runtime)}
     edges = [
         (int(source), stage_id)
         for stage_id, stage in stages.items()
@@ -72,6 +72,11 @@ def _known(options: RuntimeOptions) -> None:
             raise ConfigError(
                 f"option 'runtime.connectors.{key}.name': there is no connector {connector.name!r}; {hint}"
             )
+
+
+def metadata(runtime: Any) -> list[Any]:
+    """Of all stages, before any has started."""
+    return [_metadata(stage) for stage in runtime._stage_configs]
 
 
 def _metadata(stage: Any) -> Any:

@@ -5,36 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
+from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
 
 
 def graph_of(pools: Iterable[Any]) -> StageGraph:
     """The graph of stages that run.
 
     Raises:
-        GraphError: a stage reads from one that is not there, or the like.
+        GraphError: as `line_of`.
     """
-    return StageGraph.of(_stage(pool) for pool in pools)
+    return line_of(_stage(pool.stage_id, pool.stage_client, _kind(pool), pool.num_replicas) for pool in pools)
 
 
-def _stage(pool: Any) -> Stage:
-    client = pool.stage_client
-    sources = getattr(client, "engine_input_source", None)
-    if sources is None:
-        sources = [pool.stage_id - 1] if pool.stage_id else []
-    return Stage(
-        stage_id=pool.stage_id,
-        name=getattr(client, "model_stage", None) or f"stage {pool.stage_id}",
-        kind=_kind(pool, client),
-        sources=tuple(int(source) for source in sources if int(source) >= 0),
-        final_output=bool(client.final_output),
-        modality=getattr(client, "final_output_type", None) or "text",
-        replicas=max(pool.num_replicas, 1),
+def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
+    """The graph of stages before they start, from vLLM-Omni's `StageMetadata`; which are generation, it does not say.
+
+    Raises:
+        GraphError: as `line_of`.
+    """
+    return line_of(
+        _stage(int(one.stage_id), one, StageKind.DIFFUSION if one.stage_type == "diffusion" else StageKind.AR, 1)
+        for one in stages
     )
 
 
-def _kind(pool: Any, client: Any) -> StageKind:
-    if client.stage_type == "diffusion":
+def line_of(stages: Iterable[Stage]) -> StageGraph:
+    """The graph of stages that vLLM-Omni 0.30 can run: it gives a request to stage 0, and what a stage makes to the
+    stage of the next id.
+
+    Raises:
+        GraphError: a stage reads from one that is not there, nothing leads to it, stages wait for each other, or they
+            are no line in the order of their ids.
+    """
+    graph = StageGraph.of(stages, entries=[0])
+    for before, stage in zip(graph.stages, graph.stages[1:], strict=False):
+        if stage.sources != (before.stage_id,):
+            reads = ", ".join(map(str, stage.sources)) or "none"
+            raise GraphError(
+                f"stage {stage} reads {reads}, but vLLM-Omni hands what stage {before} makes to it, and nothing else: "
+                "stages must be a line, each reading the one before; or turn the stage scheduler off"
+            )
+    return graph
+
+
+def _stage(stage_id: int, told: Any, kind: StageKind, replicas: int) -> Stage:
+    """``told``: a client or the metadata of the stage."""
+    # none, and nothing: vLLM-Omni's legacy default, with which it hands on what the stage before makes
+    sources = getattr(told, "engine_input_source", None) or ([stage_id - 1] if stage_id else [])
+    return Stage(
+        stage_id=stage_id,
+        name=getattr(told, "model_stage", None) or f"stage {stage_id}",
+        kind=kind,
+        sources=tuple(int(source) for source in sources if int(source) >= 0),
+        final_output=bool(told.final_output),
+        modality=getattr(told, "final_output_type", None) or "text",
+        replicas=max(replicas, 1),
+    )
+
+
+def _kind(pool: Any) -> StageKind:
+    if pool.stage_client.stage_type == "diffusion":
         return StageKind.DIFFUSION
     scheduler = str(getattr(pool.stage_vllm_config.scheduler_config, "scheduler_cls", None) or "")
     return StageKind.GENERATION if "Generation" in scheduler else StageKind.AR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +10,13 @@ from typing import Any
 
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.resource.stage_cost import Features
-from vllm_omni_sched.stage_options.graph import PriorityOptions
+from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
+
+logger = logging.getLogger(__name__)
 
 CLASS, USER = "omni_class", "omni_user"  # in `extra_args` of a request's first sampling parameters
 UNKNOWN_TOKENS = 128  # that a request makes which does not say how many
+LOGGED = 64  # names of classes that do not exist; clients choose them
 
 
 @dataclass
@@ -40,26 +44,39 @@ class Classes:
 
     def __init__(self, options: PriorityOptions) -> None:
         self._classes = {
-            name: SlaClass(name, _seconds(each.ttft_ms, each.e2e_ms), math.inf, each.rank)
-            for name, each in options.classes.items()
+            name: SlaClass(name, _seconds(each), math.inf, each.rank) for name, each in options.classes.items()
         }
         ranks = {each.rank for each in self._classes.values()}
         self._lowest = max(ranks) if len(ranks) > 1 else math.inf
         self.default = self._classes[options.default_class]
         self._by_modality = {modality: self._classes[name] for modality, name in options.by_modality.items()}
+        self._unknown: set[str] = set()
 
     def of(self, params: Any, modality: str) -> SlaClass:
         """That which the request names, if there is one of that name; else that of its modality."""
-        named = self._classes.get(str(extra_of(params).get(CLASS)))
-        return named or self._by_modality.get(modality, self.default)
+        usual = self._by_modality.get(modality, self.default)
+        name = extra_of(params).get(CLASS)
+        if name is None:
+            return usual
+        named = self._classes.get(str(name))
+        if named is None:
+            self._tell(str(name)[:64], usual)
+        return named or usual
+
+    def _tell(self, name: str, usual: SlaClass) -> None:
+        if name not in self._unknown and len(self._unknown) < LOGGED:
+            self._unknown.add(name)
+            known = ", ".join(self._classes)
+            logger.warning("a request says %s=%r, which is none of %s: it is %r", CLASS, name, known, usual.name)
 
     def is_low(self, sla: SlaClass) -> bool:
         return sla.rank >= self._lowest
 
 
-def _seconds(*milliseconds: float | None) -> float:
-    given = [each for each in milliseconds if each is not None]
-    return max(given) / 1e3 if given else math.inf
+def _seconds(targets: ClassTargets) -> float:
+    """From the arrival of a request until it should be through its path."""
+    given = targets.ttft_ms if targets.e2e_ms is None else targets.e2e_ms
+    return math.inf if given is None else given / 1e3
 
 
 def extra_of(params: Any) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random  # noqa: TID251 (made here, where the policies are put together)
 from typing import Any
 
-from vllm_omni_sched.stage_config import check_against, load_stage_config
+from vllm_omni_sched.stage_config import check_against, file_named, load_stage_config
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,16 @@ def _wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Callab
 
 def _connects(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
-        config = load_stage_config(Path(self._config_path) if self._config_path else None, os.environ)
+        at = Path(self._config_path) if self._config_path else None, os.environ
+        config = load_stage_config(*at)
         if config is not None:
-            from vllm_omni_sched.omni.stages.edges import connected
+            from vllm_omni_sched.omni.stages.edges import connected, metadata
+            from vllm_omni_sched.omni.stages.graph import graph_of_metadata
 
-            omni_transfer_config = connected(config.runtime, self, omni_transfer_config)
+            graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
+            with file_named(*at):
+                check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
+                omni_transfer_config = connected(config.runtime, self, omni_transfer_config)
         return theirs(self, omni_transfer_config, *others)
 
     return build_logical_stage_init_plans
@@ -48,16 +53,21 @@ def _connects(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def create_orchestrator(self: Any, **arguments: Any) -> Any:
-        deploy = self._deploy_config_source
-        config = load_stage_config(Path(deploy) if deploy else None, os.environ)
+        at = Path(self._deploy_config_source) if self._deploy_config_source else None, os.environ
+        config = load_stage_config(*at)
         if config is None:
             return theirs(self, **arguments)
         from vllm_omni_sched.omni.stages.graph import graph_of
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+        from vllm_omni_sched.omni.stages.overrides import refuse_lost
         from vllm_omni_sched.omni.stages.policies import Policies
+        from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
+        refuse_lost(ScheduledOrchestrator)
+        refuse_lost(ScheduledPool)
         graph = graph_of(arguments["stage_pools"])
-        check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
+        with file_named(*at):
+            check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
         policies = Policies(config, graph, bool(arguments["async_chunk"]), Random())
         logger.info("vllm-omni-sched schedules the stages %s", ", ".join(map(str, graph.stages)))
         made = ScheduledOrchestrator(policies=policies, runtime=self._runtime, **arguments)
