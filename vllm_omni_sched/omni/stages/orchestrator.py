@@ -239,6 +239,7 @@ class ScheduledOrchestrator(Orchestrator):
             self.hangs.look(self.clock())
             self.repair.tick()
             self.moves.tick()
+            self.policies.tick(self.clock())
             if self.layout is not None:
                 self.layout.look(self.stage_pools, self.clock())
             if self.policies.foresight is not None:

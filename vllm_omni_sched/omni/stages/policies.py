@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -33,11 +34,13 @@ from vllm_omni_sched.omni.stages.watch import Watch
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason
+from vllm_omni_sched.resource.moving_shares import ShareReason
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.stage_options import StageSchedConfig
 
 logger = logging.getLogger(__name__)
 
+SHARES_SECONDS = 5.0  # between two looks at what modalities need: three in a row have to differ before shares move
 DEAD_FOR_SURE = 60.0  # seconds; what we suspect has died, and is said to be dead long before
 
 
@@ -78,6 +81,7 @@ class Policies:
         self.foresight = Foresight(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
         self.pools = _pools(config)
         self.grants: dict[str, Grant] = {}
+        self._shares_due = -math.inf
         watch = Watch if config.monitoring.enabled else Unwatched
         self.watch = watch(config.monitoring.anomaly, graph, self.board)
         self.merges = config.graph.merging.enabled
@@ -174,6 +178,15 @@ class Policies:
             self.grants[request_id] = answer
             return True
         return answer.reason is RefusalReason.TOO_LARGE  # it would wait for ever; the stage's own limits are for it
+
+    def tick(self, now: float) -> None:
+        """Time has passed: the shares of the pools go where the demand is."""
+        if self.pools is None or now < self._shares_due:
+            return
+        self._shares_due = now + SHARES_SECONDS
+        if self.pools.adapt() is ShareReason.MOVED:
+            shares = ", ".join(f"{modality} {share:.0%}" for modality, share in self.pools.shares.items())
+            logger.info("parts of the pools are now: %s", shares)
 
     def incident(self, incident: Incident) -> None:
         logger.warning(
