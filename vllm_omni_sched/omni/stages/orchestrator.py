@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
@@ -246,8 +246,8 @@ class ScheduledOrchestrator(Orchestrator):
                 self.policies.foresight.look(self.clock(), self._prepare)
             await self.release()
 
-    def _prepare(self, requests_per_second: float, tested: bool) -> None:
-        self.policies.prepare(requests_per_second, tested, self.moves, self.clock())
+    def _prepare(self, rates: Mapping[int, float], tested: bool) -> None:
+        self.policies.prepare(rates, tested, self.moves, self.clock())
 
     async def _shutdown_extensions(self) -> None:
         self.moves.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -142,7 +143,9 @@ class Policies:
 
     def left(self, request_id: str, now: float) -> None:
         """It has left the pipeline."""
-        self.known.pop(request_id, None)
+        known = self.known.pop(request_id, None)
+        if self.foresight is not None and known is not None:
+            self.foresight.ways.left(known.modality, known.replicas)
         if self.pools is not None and (grant := self.grants.pop(request_id, None)) is not None:
             self.pools.release(grant)
         if self.credits is not None:
@@ -199,8 +202,9 @@ class Policies:
         )
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
 
-    def prepare(self, requests_per_second: float, tested: bool, moves: Moves, now: float) -> None:
-        """As many are to come: raise batch limits before they do, and move replicas or say where they will be missing.
+    def prepare(self, rates: Mapping[int, float], tested: bool, moves: Moves, now: float) -> None:
+        """So many requests per second are to come, by stage: raise batch limits before they do, and move replicas or say
+        where they will be missing.
 
         Replicas move only where the options say so, the forecast was ``tested``, and no move is under way.
         """
@@ -208,7 +212,7 @@ class Policies:
         may_move = self.config.monitoring.forecast.move_replicas and tested and not moves.busy
         states = {}
         for stage_id, stage in self._stages.items():
-            state = stage.pool_state(requests_per_second)
+            state = stage.pool_state(rates.get(stage_id, 0.0))
             if state is not None:
                 states[str(stage_id)] = self._with_replicas(state, stage_id, moves) if may_move else state
         plans, wanted = self.foresight.plan(states, len(moves.places.spare) if may_move else 0, now)
@@ -218,7 +222,7 @@ class Policies:
                 logger.warning(
                     "stage %s: %.3g requests per second are to come, for which it would need more than %d replicas",
                     self.graph.stage(int(name)),
-                    requests_per_second,
+                    rates[int(name)],
                     plan.replicas,
                 )
         if may_move:  # one; the next ones are planned anew when that is done
