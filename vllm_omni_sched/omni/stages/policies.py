@@ -203,7 +203,7 @@ class Policies:
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
 
     def prepare(self, rates: Mapping[int, float], tested: bool, moves: Moves, now: float) -> None:
-        """So many requests per second are to come, by stage: raise batch limits before they do, and move replicas or say
+        """So many requests per second are to come, by stage: raise batch limits before that, and move replicas or say
         where they will be missing.
 
         Replicas move only where the options say so, the forecast was ``tested``, and no move is under way.
