@@ -79,13 +79,6 @@ def test_rules(waiting, stage_id, now, expected, reasons):
     assert order(waiting, stage_id, now) == (expected, reasons)
 
 
-def test_the_modality_gives_the_class_of_those_without_one():
-    waiting = [request(m[0], sla=None, modality=m) for m in ("text", "image", "audio")]
-    assert order(waiting, by_modality={"audio": REALTIME, "image": BATCH})[0] == "ati"
-    assert order(waiting, default=BATCH, by_modality={"image": INTERACTIVE})[0] == "iat"
-    assert order([*waiting, request("x", sla=BATCH, modality="audio")], by_modality={"audio": REALTIME})[0] == "aitx"
-
-
 def test_shortest_first_where_nobody_was_promised_anything():
     waiting = [request("a", 0, {0: 3.0}, BATCH), request("b", 1, {0: 1.0}, BATCH), request("c", 2, {0: 1.0}, BATCH)]
     assert order(waiting, now=2)[0] == "abc"
