@@ -15,8 +15,23 @@ from benchmarks.stages.settings import Settings
 TASK = "overhead"
 REQUESTS, SEQS = 5, 8
 TURNS = 6  # of each round; many short turns meet the same moments of the machine
-EVERYTHING: dict[str, object] = {"pools": {"total_bytes": 1 << 30}}
-"""All that is off by default and that a running pipeline can use."""
+EVERYTHING: dict[str, Any] = {
+    "runtime": {
+        "connectors": {"shared": {"name": "SharedMemoryConnector"}},  # as the deploy YAML has it
+        "recovery": {"hang_seconds": 60.0},
+    },
+    "graph": {"partition": {"enabled": True, "devices": {"0": {"memory_bytes": 1 << 44}}}},  # where all stages are
+    "pools": {"total_bytes": 1 << 30},
+    "monitoring": {
+        "anomaly": {"enabled": True},
+        "forecast": {"enabled": True, "bin_seconds": 5.0, "season_bins": 12, "horizon_seconds": 5.0},
+    },
+}
+"""What is on by default, and on top of it all that is off and can be on where there is nothing to gain.
+
+Each bin and each look of the partition is within a turn now and then. Not `forecast.move_replicas`: requests that come
+one at a time leave a replica of the second stage to spare, which it would stop.
+"""
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:

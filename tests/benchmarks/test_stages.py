@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -12,6 +13,8 @@ from benchmarks.stages import OURS, STOCK, balance, death, merging, overhead, pr
 from benchmarks.stages.__main__ import TASKS, parse, table
 from benchmarks.stages.load import alike, bursts, classes, images, skewed, spread
 from benchmarks.stages.record import Bar, answered, different, entry, latencies, runs
+from dev.omni_cpu.spec import PipelineSpec
+from vllm_omni_sched.stage_config import read_stage_options
 
 
 def told(end: float, at: float = 0.0, said: int = 1, error: str | None = None) -> dict[str, Any]:
@@ -160,6 +163,24 @@ def test_overhead_is_a_ratio_of_turns() -> None:
     assert found[0]["of_stock"] == 1.02
     assert found[0]["met"]
     assert table("overhead", found).row_count == len(found)
+
+
+def test_everything_is_on_in_the_overhead_benchmark() -> None:
+    config = read_stage_options(overhead.EVERYTHING, "the benchmark")
+    off = {path for path, value in switches(config.model_dump()) if value is False}
+    assert off == {"monitoring.forecast.move_replicas"}
+    assert config.pools.total_bytes is not None
+    assert config.runtime.recovery.hang_seconds is not None
+    assert [each.name for each in config.runtime.connectors.values()] == [PipelineSpec("", "").connector]
+
+
+def switches(options: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The options that are true or false."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from switches(value, f"{path}{name}.")
+        elif isinstance(value, bool):
+            yield f"{path}{name}", value
 
 
 # ---- how it is started

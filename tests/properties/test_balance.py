@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue, RandomBalancer, ReplicaState, RoundRobin
+from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue, ReplicaState, RoundRobin
 
 seconds = st.floats(0, 1e4)
 
@@ -58,5 +58,5 @@ def test_affinity_costs_at_most_its_slack_and_order_does_not_matter(cost, replic
 def test_a_sick_replica_is_never_picked(cost, replicas, seed):
     dice = random.Random(seed)
     healthy = {one.replica_id for one in replicas if one.healthy} or {None}
-    for balancer in (CostBalancer(), RoundRobin(), LeastQueue(), RandomBalancer()):
+    for balancer in (CostBalancer(), RoundRobin(), LeastQueue()):
         assert all(balancer.pick(cost, replicas, dice).replica_id in healthy for _ in range(3))

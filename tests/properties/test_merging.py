@@ -14,16 +14,15 @@ from vllm_omni_sched.graph.merging import Merger, MergeReason, Role
 @dataclass(eq=False)
 class Group:
     key: str | None
-    began: float
-    members: list[str]  # leader first, then by age
+    members: list[str]  # leader first, then as they came
     takes_more: bool = True
 
 
 class Merging(RuleBasedStateMachine):
-    @initialize(max_followers=st.integers(1, 3), max_age=st.sampled_from([2.0, float("inf")]))
-    def begin(self, max_followers: int, max_age: float) -> None:
-        self.merger = Merger(max_followers, max_age)
-        self.limit, self.max_age, self.now, self.number = max_followers, max_age, 0.0, 0
+    @initialize(max_followers=st.integers(1, 3))
+    def begin(self, max_followers: int) -> None:
+        self.merger = Merger(max_followers)
+        self.limit, self.number = max_followers, 0
         self.groups: list[Group] = []
         self.joined: set[str] = set()
         self.done: list[str] = []  # left or finished
@@ -37,23 +36,23 @@ class Merging(RuleBasedStateMachine):
         new = f"r{self.number}"
         self.number += 1
         self.joined.add(new)
-        result = self.merger.join(key, new, self.now)
+        result = self.merger.join(key, new)
         if key is None:
             assert result == (Role.ALONE, new, MergeReason.NOT_MERGEABLE)
-            self.groups.append(Group(None, self.now, [new]))
+            self.groups.append(Group(None, [new]))
             return
         taking = [group for group in self.groups if group.key == key and group.takes_more]
         assert len(taking) <= 1
         reason = MergeReason.NEW
         for group in taking:
-            if self.now - group.began < self.max_age and len(group.members) <= self.limit:
+            if len(group.members) <= self.limit:
                 assert result == (Role.FOLLOW, group.members[0], MergeReason.SAME_WORK)
                 group.members.append(new)
                 return
-            reason = MergeReason.STALE if self.now - group.began >= self.max_age else MergeReason.FULL
+            reason = MergeReason.FULL
             group.takes_more = False
         assert result == (Role.LEAD, new, reason)
-        self.groups.append(Group(key, self.now, [new]))
+        self.groups.append(Group(key, [new]))
 
     @rule(which=st.integers(0, 30))
     def leave(self, which: int) -> None:
@@ -83,10 +82,6 @@ class Merging(RuleBasedStateMachine):
         assert told == tuple(group.members[1:])
         self.done += group.members
         self.groups.remove(group)
-
-    @rule()
-    def tick(self) -> None:
-        self.now += 1.0
 
     @invariant()
     def everybody_is_in_one_place(self) -> None:

@@ -4,7 +4,6 @@ Common sub-expression elimination over requests in flight, as multi-query optimi
 (Sellis, "Multiple-Query Optimization", ACM TODS 1988). What has finished is a cache's business, not ours.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ class MergeReason(str, Enum):
     NEW = "new"  # nobody does this work now
     SAME_WORK = "same_work"  # somebody does
     FULL = "full"  # somebody does, and has `max_followers`
-    STALE = "stale"  # somebody has done it for `max_age_seconds`, and may never end
     NOT_MERGEABLE = "not_mergeable"  # no key: the work is not deterministic
 
 
@@ -48,25 +46,10 @@ class Left(NamedTuple):
 
 
 @dataclass
-class MergeCounts:
-    """What merging did so far.
-
-    ``saved``: followers that were given an output; ``saved_seconds``: what their work would have cost.
-    """
-
-    groups: int = 0
-    merged: int = 0
-    promoted: int = 0
-    saved: int = 0
-    saved_seconds: float = 0.0
-
-
-@dataclass
 class _Group:
     key: Hashable | None
     leader: str
-    began: float
-    followers: "OrderedDict[str, float]" = field(default_factory=OrderedDict)  # oldest first, with their cost
+    followers: "OrderedDict[str, None]" = field(default_factory=OrderedDict)  # oldest first
 
 
 class Merger:
@@ -74,29 +57,24 @@ class Merger:
 
     1. A request without a key is alone.
     2. The first with a key leads. Who comes with the same key before the leader has finished follows.
-    3. A group with ``max_followers`` or older than ``max_age_seconds`` takes no more: the next one leads a new
+    3. A group with ``max_followers`` takes no more: the next one leads a new
        group of that key, which takes the others from then on.
     4. A leader that leaves hands over to its oldest follower; the group lives on under that one, with its place
-       for new followers and as old as it was. A follower just leaves. The last one ends the group.
+       for new followers. A follower just leaves. The last one ends the group.
     5. When a leader finishes, the group ends, and its followers are told in the order in which they joined.
     6. Ids that are not here, and followers that finish, change nothing: an abort may come after the end.
 
     Args:
         max_followers: of one group.
-        max_age_seconds: from the joining of its first leader.
 
     Raises:
-        ConfigError: ``max_followers`` is below 1, or ``max_age_seconds`` not above 0.
+        ConfigError: ``max_followers`` is below 1.
     """
 
-    def __init__(self, max_followers: int = 1024, max_age_seconds: float = math.inf) -> None:
+    def __init__(self, max_followers: int = 1024) -> None:
         if max_followers < 1:
             raise ConfigError(f"max_followers must be 1 or more, got {max_followers}; to merge nothing, turn it off")
-        if not max_age_seconds > 0:
-            raise ConfigError(f"max_age_seconds must be above 0, got {max_age_seconds}")
         self.max_followers = max_followers
-        self.max_age_seconds = max_age_seconds
-        self.counts = MergeCounts()
         self._groups: dict[str, _Group] = {}  # by request, leaders and followers
         self._open: dict[Hashable, _Group] = {}  # by key: the one that takes followers
 
@@ -104,42 +82,35 @@ class Merger:
         """Requests that are here."""
         return len(self._groups)
 
-    def join(self, key: Hashable | None, request_id: str, now: float, cost_seconds: float = 0.0) -> Joined:
+    def join(self, key: Hashable | None, request_id: str) -> Joined:
         """A request comes to the stage.
 
         Args:
             key: of its work, as from `content_key`: the stage, its inputs, its parameters; None: not deterministic.
-            cost_seconds: what the work is estimated to cost; for the counts.
 
         Raises:
-            ValueError: the request is here already, or the cost is not a finite number of 0 or more.
+            ValueError: the request is here already.
         """
         if request_id in self._groups:
             raise ValueError(f"request {request_id!r} has joined already; let it leave or finish first")
-        if not 0 <= cost_seconds < math.inf:
-            raise ValueError(f"request {request_id!r}: cost_seconds must be finite and >= 0, got {cost_seconds}")
-        reason = self._reason(key, now)
+        reason = self._reason(key)
         group = self._open.get(key) if reason is MergeReason.SAME_WORK else None
         if group is not None:
-            group.followers[request_id] = cost_seconds
+            group.followers[request_id] = None
             self._groups[request_id] = group
-            self.counts.merged += 1
             return Joined(Role.FOLLOW, group.leader, reason)
-        group = self._groups[request_id] = _Group(key, request_id, now)
+        group = self._groups[request_id] = _Group(key, request_id)
         if key is None:
             return Joined(Role.ALONE, request_id, reason)
         self._open[key] = group
-        self.counts.groups += 1
         return Joined(Role.LEAD, request_id, reason)
 
-    def _reason(self, key: Hashable | None, now: float) -> MergeReason:
+    def _reason(self, key: Hashable | None) -> MergeReason:
         if key is None:
             return MergeReason.NOT_MERGEABLE
         group = self._open.get(key)
         if group is None:
             return MergeReason.NEW
-        if now - group.began >= self.max_age_seconds:
-            return MergeReason.STALE
         return MergeReason.FULL if len(group.followers) >= self.max_followers else MergeReason.SAME_WORK
 
     def members(self, leader: str) -> tuple[str, ...]:
@@ -153,8 +124,6 @@ class Merger:
         if group is None:
             return ()
         self._end(group)
-        self.counts.saved += len(group.followers)
-        self.counts.saved_seconds += math.fsum(group.followers.values())
         for follower in group.followers:
             del self._groups[follower]
         return tuple(group.followers)
@@ -172,7 +141,6 @@ class Merger:
             return Left(Role.ALONE if group.key is None else Role.LEAD)
         del self._groups[request_id]
         group.leader, _ = group.followers.popitem(last=False)
-        self.counts.promoted += 1
         return Left(Role.LEAD, group.leader)
 
     def _led_by(self, leader: str) -> _Group | None:

@@ -85,7 +85,7 @@ def path_request(graph: StageGraph, request: PathRequest, sla: SlaClass, stage_i
 class PathOrder:
     """The queue of any stage of a graph, first to run first.
 
-    1. A request's class is its own, else that of its modality, else ``default``.
+    1. A request's class is its own, else ``default``.
     2. Its deadline at the stage is that of its path (`path_request`).
     3. The rest is `WaitingOrder`'s: memory, ageing, class, user priority, slack, affinity.
 
@@ -96,13 +96,11 @@ class PathOrder:
     def __init__(
         self,
         graph: StageGraph,
-        by_modality: Mapping[str, SlaClass] | None = None,
         default: SlaClass = INTERACTIVE,
         max_wait_seconds: float = 30.0,
         undated: Undated = Undated.ARRIVAL,
     ) -> None:
         self.graph = graph
-        self.by_modality = dict(by_modality or {})
         self.default = default
         self.order = WaitingOrder(max_wait_seconds, undated)
 
@@ -112,7 +110,7 @@ class PathOrder:
         Raises:
             ValueError: there is no such stage.
         """
-        sla = request.sla or self.by_modality.get(request.modality, self.default)
+        sla = request.sla or self.default
         return path_request(self.graph, request, sla, stage_id)
 
     def plan(self, waiting: Iterable[PathRequest], stage_id: int, now: float) -> tuple[Placed, ...]:

@@ -1,46 +1,15 @@
 """Which replica has what a request needs in its cache already.
 
-Two answers: the book knows what was sent where, as far as this process saw it; rendezvous hashing gives a replica
-for what nobody has seen, and the same one in every process (Thaler and Ravishankar, "Using Name-Based Mappings to
-Increase Hit Rates", IEEE/ACM ToN 1998). How much load affinity may cost is not decided here.
+It knows what was sent where, as far as this process saw it. How much load affinity may cost is not decided here.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
-from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from vllm_omni_sched.errors import ConfigError
 
 Replica = TypeVar("Replica", bound=Hashable)
-
-
-def ranked(key: str, replicas: Iterable[Replica]) -> list[Replica]:
-    """The replicas in the order in which they should be asked to take ``key``, the same in every process.
-
-    When a replica comes or goes, only the keys move that it gets or had. Replicas are told apart by their ``repr``.
-    """
-    name = key.encode("utf-8", "surrogatepass")
-
-    def weight(replica: Replica) -> tuple[bytes, str]:
-        # the size of the first part goes in too, so that no two pairs run into each other
-        of = repr(replica)
-        who = of.encode("utf-8", "surrogatepass")
-        return blake2b(b"%d:" % len(who) + who + name, digest_size=16).digest(), of
-
-    return sorted(replicas, key=weight, reverse=True)
-
-
-def preferred(key: str, replicas: Iterable[Replica]) -> Replica:
-    """The first of `ranked`.
-
-    Raises:
-        ValueError: there is no replica.
-    """
-    order = ranked(key, replicas)
-    if not order:
-        raise ValueError(f"no replica to choose from for {key!r}")
-    return order[0]
 
 
 class AffinityBook(Generic[Replica]):

@@ -1,13 +1,13 @@
-"""What happens in stages and between them, in one place: an adapter feeds it, policies and ``/metrics`` read it.
+"""What happens in stages and between them, in one place: an adapter feeds it, ``/metrics`` reads it.
 
-Pure: the time is an argument. One thread writes; any thread may read. Memory is bounded: by the graph, by the last
-`window` observations of each kind, and by `max_in_flight` requests of a replica, of which the oldest are forgotten.
+Pure: the time is an argument. One thread writes; any thread may read. Memory is bounded: by the graph, and by
+`max_in_flight` requests of a replica, of which the oldest are forgotten.
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable
 
+from vllm_omni_sched.monitor.counts import Histogram
 from vllm_omni_sched.monitor.stage_facts import (
     TRANSFER_BUCKETS,
     EdgeFacts,
@@ -16,11 +16,9 @@ from vllm_omni_sched.monitor.stage_facts import (
     Outcome,
     ReplicaFacts,
     Side,
-    Sliding,
     StageFacts,
     Times,
 )
-from vllm_omni_sched.monitor.stage_views import BoardSnapshot, edge_view, replica_view
 
 MAX_REPLICAS = 1024
 """Of one stage: what a label may be."""
@@ -34,7 +32,6 @@ class StageBoard:
         anomalies, incidents: the kinds that `anomaly` and `incident` may be told, as the labels of metrics: those of
             the enums that the detectors and the recovery use.
         modalities: that `load` may be told.
-        window: last observations that exact quantiles are of.
         max_in_flight: requests of a replica whose times are kept.
 
     Raises:
@@ -49,20 +46,18 @@ class StageBoard:
         anomalies: Iterable[str] = (),
         incidents: Iterable[str] = (),
         modalities: Iterable[str] = ("text", "image", "audio", "video"),
-        window: int = 1024,
         max_in_flight: int = 65536,
     ) -> None:
         kinds = tuple(anomalies)
         self.stages = {stage: StageFacts(anomalies=dict.fromkeys(kinds, 0)) for stage in sorted(stages)}
-        if not self.stages or window < 1 or max_in_flight < 1:
-            given = f"{len(self.stages)}, {window} and {max_in_flight}"
-            raise ValueError(f"stages, window and max_in_flight must be 1 or more, got {given}")
+        if not self.stages or max_in_flight < 1:
+            given = f"{len(self.stages)} and {max_in_flight}"
+            raise ValueError(f"stages and max_in_flight must be 1 or more, got {given}")
         self.replicas: dict[tuple[int, int], ReplicaFacts] = {}
         self.edges: dict[tuple[int, int], EdgeFacts] = {}
         self.loads = {modality: LoadFacts() for modality in modalities}
         self.forgotten = 0  # requests that did not end before `max_in_flight` others came
         self._incidents = tuple(incidents)
-        self._window = window
         self._max_in_flight = max_in_flight
 
     def submitted(self, stage: int, replica: int, request_id: str, now: float) -> None:
@@ -172,7 +167,6 @@ class StageBoard:
         if side == put:  # what is got was put before
             facts.messages += messages
             facts.nbytes += nbytes
-        facts.recent.append((nbytes if side == put else 0, seconds))
 
     def load(self, modality: str, *, observed: float | None = None, forecast: float | None = None) -> None:
         """Requests per second that came, and that the forecast says will come."""
@@ -182,23 +176,11 @@ class StageBoard:
             if value is not None:
                 setattr(facts, name, _amount(name, value))
 
-    def snapshot(self, now: float) -> BoardSnapshot:
-        """Everything at this moment; it sorts the last observations, so not for every request."""
-        return BoardSnapshot(
-            now,
-            tuple(
-                replica_view(key, facts, now) for key, facts in sorted(self.replicas.items(), key=lambda item: item[0])
-            ),
-            tuple(edge_view(key, facts) for key, facts in sorted(self.edges.items(), key=lambda item: item[0])),
-            {stage: facts.credits_free for stage, facts in self.stages.items() if facts.credits_free is not None},
-        )
-
     def _edge(self, from_stage: int, to_stage: int) -> EdgeFacts:
         for stage in (key := (from_stage, to_stage)):
             self._stage(stage)
         if (facts := self.edges.get(key)) is None:
-            window = self._window
-            facts = self.edges[key] = EdgeFacts(Sliding(TRANSFER_BUCKETS, window), deque(maxlen=window))
+            facts = self.edges[key] = EdgeFacts(Histogram(TRANSFER_BUCKETS))
         return facts
 
     def _stage(self, stage: int) -> StageFacts:
@@ -211,7 +193,7 @@ class StageBoard:
             self._stage(stage)
             if not 0 <= replica < MAX_REPLICAS:
                 raise ValueError(f"replica must be 0 to {MAX_REPLICAS - 1}, got {replica}")
-            facts = self.replicas[stage, replica] = ReplicaFacts.with_window(self._window, self._incidents)
+            facts = self.replicas[stage, replica] = ReplicaFacts.empty(self._incidents)
         return facts
 
     @staticmethod

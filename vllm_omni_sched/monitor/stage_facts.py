@@ -1,7 +1,5 @@
 """What `StageBoard` holds of a replica, a stage, an edge and a modality. Names on ``/metrics``: `stage_metrics`."""
 
-import math
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -35,47 +33,6 @@ class Side(str, Enum):
     GET = "get"
 
 
-@dataclass(frozen=True)
-class Quantiles:
-    """Exact quantiles (nearest rank) of the last observations; None while there is none."""
-
-    count: int
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Quantiles":
-        """Quantiles of these values, in any order."""
-        ordered = sorted(values)
-        n = len(ordered)
-        if not n:
-            return cls(0)
-        # The product is rounded first: 0.9 * 10 must not be above 9.
-        ranks = (math.ceil(round(n * q, 9)) - 1 for q in (0.5, 0.9, 0.99))
-        return cls(n, *(ordered[rank] for rank in ranks))
-
-
-class Sliding:
-    """Observations as a histogram since the start, and the last ones as they are."""
-
-    __slots__ = ("histogram", "recent")
-
-    def __init__(self, bounds: tuple[float, ...], window: int) -> None:
-        self.histogram = Histogram(bounds)
-        self.recent: deque[float] = deque(maxlen=window)
-
-    def observe(self, value: float) -> None:
-        """Add one observation."""
-        self.histogram.observe(value)
-        self.recent.append(value)
-
-    @property
-    def quantiles(self) -> Quantiles:
-        """Of the last observations."""
-        return Quantiles.of(list(self.recent))
-
-
 @dataclass(slots=True)
 class Times:
     """When a request came to a replica, and when it began to run there."""
@@ -96,9 +53,9 @@ def _lookups() -> dict[str, int]:
 class ReplicaFacts:
     """Of one replica of a stage."""
 
-    latency_seconds: Sliding
-    queue_seconds: Sliding
-    batch_size: Sliding
+    latency_seconds: Histogram
+    queue_seconds: Histogram
+    batch_size: Histogram
     requests: dict[str, Times] = field(default_factory=dict)
     running: int = 0
     ended: dict[str, int] = field(default_factory=_ended)
@@ -118,12 +75,12 @@ class ReplicaFacts:
         return len(self.requests) - self.running
 
     @classmethod
-    def with_window(cls, window: int, incidents: Iterable[str]) -> "ReplicaFacts":
-        """Facts that keep so many last observations."""
+    def empty(cls, incidents: Iterable[str]) -> "ReplicaFacts":
+        """Of a replica that nothing is known of yet."""
         return cls(
-            Sliding(LATENCY_BUCKETS, window),
-            Sliding(LATENCY_BUCKETS, window),
-            Sliding(tuple(map(float, REQUEST_BUCKETS)), window),
+            Histogram(LATENCY_BUCKETS),
+            Histogram(LATENCY_BUCKETS),
+            Histogram(tuple(map(float, REQUEST_BUCKETS))),
             incidents=dict.fromkeys(incidents, 0),
         )
 
@@ -143,10 +100,9 @@ def _sides() -> dict[str, float]:
 
 @dataclass(slots=True, eq=False)
 class EdgeFacts:
-    """From one stage to another; `recent`: bytes and seconds that connectors told last."""
+    """From one stage to another."""
 
-    transfer_seconds: Sliding
-    recent: deque[tuple[int, float]]
+    transfer_seconds: Histogram
     messages: int = 0
     nbytes: int = 0
     connector_seconds: dict[str, float] = field(default_factory=_sides)

@@ -13,10 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from vllm_omni_sched.monitor.counts import Histogram
 from vllm_omni_sched.monitor.exposition import cumulative
 from vllm_omni_sched.monitor.metrics import PREFIX, Kind
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Side, Sliding
+from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Side
 
 
 class Scope(Enum):
@@ -32,7 +33,7 @@ class Scope(Enum):
 class StageMetric:
     """One metric family.
 
-    ``field``: the attribute of the scope's facts, a number, None (not known: no sample), a `Sliding`, or with `label`
+    ``field``: the attribute of the scope's facts, a number, None (not known: no sample), a `Histogram`, or with `label`
     a dict by label value. ``values``: those of the label where they are ours.
     """
 
@@ -206,8 +207,8 @@ class StageCollector(Collector):
         for metric in STAGE_METRICS:
             family = _family(metric)
             for labels, value in samples(metric, self._board):
-                if isinstance(value, Sliding):
-                    family.add_metric(labels, cumulative(value.histogram), value.histogram.total)
+                if isinstance(value, Histogram):
+                    family.add_metric(labels, cumulative(value), value.total)
                 else:
                     family.add_metric(labels, value)
             yield family

@@ -26,7 +26,6 @@ class PickReason(str, Enum):
     NEAR = "near"  # it would finish first only because it is nearer
     TURN = "turn"  # round robin
     SHORTEST_QUEUE = "shortest_queue"  # least queue
-    CHANCE = "chance"  # random
     NONE_HEALTHY = "none_healthy"  # no pick: every replica is sick, or there is none
 
 
@@ -206,12 +205,3 @@ class LeastQueue(Balancer):
         self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
     ) -> tuple[ReplicaState, PickReason]:
         return min(healthy, key=lambda one: (one.in_flight, one.replica_id)), PickReason.SHORTEST_QUEUE
-
-
-class RandomBalancer(Balancer):
-    """Any of them."""
-
-    def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
-    ) -> tuple[ReplicaState, PickReason]:
-        return healthy[int(dice.random() * len(healthy))], PickReason.CHANCE

@@ -23,7 +23,7 @@ class RefusalReason(str, Enum):
 
     TOO_LARGE = "too_large"  # larger than all pools together
     NO_ROOM = "no_room"  # beyond its guarantee, and nobody has enough to lend
-    RECLAIM_FIRST = "reclaim_first"  # its own, and lent to others: `reclaim()` says what has to go
+    LENT = "lent"  # its own, and lent to others: it comes back as they release it
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,12 @@ class Refusal:
     missing_bytes: int
 
 
-@dataclass(frozen=True)
-class ReclaimPlan:
-    """What should go, in that order, so that ``wanted_bytes`` more are free for those who were refused their own."""
-
-    grants: tuple[Grant, ...] = ()
-    wanted_bytes: int = 0
-
-
 class Pools:
     """The books of ``total_bytes``; they hold no memory themselves.
 
     1. A modality is guaranteed ``total_bytes`` x its share. What is free beyond that it may borrow, but nothing that
        another was refused and still waits for.
-    2. Nobody ever gets bytes that are not free: if somebody's own are lent, it is refused for now, and ``reclaim()``
-       names grants of modalities above their guarantee, the latest first, until there is enough.
-       When those were released, the same reservation succeeds.
+    2. Nobody ever gets bytes that are not free: if somebody's own are lent, it is refused until they were released.
     3. Who was refused its own has until the second ``adapt()`` to ask again; then others may borrow the bytes.
     4. ``adapt()``, called once an interval, moves the shares towards the demand (see ``MovingShares``).
     5. A modality with a share of 0 has no guarantee, and gets none by rule 4: it lives on what it borrows.
@@ -106,7 +96,7 @@ class Pools:
         return self._used[self._known(modality)]
 
     def guaranteed_bytes(self, modality: str) -> int:
-        """What it can get for certain, now or after a reclaim."""
+        """What it can get for certain, now or when others have released what it lent."""
         return int(self.total_bytes * self.shares[self._known(modality)])
 
     def reserve(self, modality: str, num_bytes: int) -> Grant | Refusal:
@@ -125,7 +115,7 @@ class Pools:
             if num_bytes > self.free_bytes:
                 claimed = max(self._claims.get(modality, (0, 0))[0], num_bytes)
                 self._claims[modality] = claimed, self._interval
-                return Refusal(RefusalReason.RECLAIM_FIRST, num_bytes - self.free_bytes)
+                return Refusal(RefusalReason.LENT, num_bytes - self.free_bytes)
             self._claims.pop(modality, None)
             return self._grant(modality, num_bytes, GrantReason.OWN)
         missing = num_bytes - (self.free_bytes - self._claimed(besides=modality))
@@ -139,21 +129,6 @@ class Pools:
             return False
         self._used[grant.modality] -= grant.num_bytes
         return True
-
-    def reclaim(self) -> ReclaimPlan:
-        """Rule 2: what to evict, so that all who were refused their own can have it. It changes nothing itself."""
-        wanted = self._claimed() - self.free_bytes
-        if wanted <= 0:
-            return ReclaimPlan()
-        chosen, freed, used = [], 0, dict(self._used)
-        for grant in reversed(self._grants.values()):
-            if freed >= wanted:
-                break
-            if grant.num_bytes and used[grant.modality] > self.guaranteed_bytes(grant.modality):
-                chosen.append(grant)
-                freed += grant.num_bytes
-                used[grant.modality] -= grant.num_bytes
-        return ReclaimPlan(tuple(chosen), wanted)
 
     def adapt(self) -> ShareReason:
         """An interval has ended: move the shares, or not, and say why."""

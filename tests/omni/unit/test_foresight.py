@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
-from vllm_omni_sched.omni.stages.foresight import TESTED, Foresight
+from vllm_omni_sched.omni.stages.foresight import TESTED, Foresight, Ways
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
 ONE, TWO = StageSpec(), StageSpec(replicas=2, final_output=True)
+LAST = StageSpec(final_output=True)
 
 
 class Loaded(MovingRig):
@@ -24,7 +26,7 @@ class Loaded(MovingRig):
         given = {"enabled": True, "move_replicas": True} | forecast
         super().__init__(*stages, monitoring={"forecast": given})
 
-    async def __aenter__(self) -> MovingRig:
+    async def __aenter__(self) -> Loaded:
         await super().__aenter__()
         await self.ask("warm-up")
         for stage_id, seconds in enumerate((10.0, 1.0)):
@@ -33,7 +35,8 @@ class Loaded(MovingRig):
         return self
 
     async def forecast(self, requests_per_second: float, tested: bool = True) -> None:
-        self.omni._prepare(requests_per_second, tested)
+        """So many for both stages."""
+        self.omni._prepare(dict.fromkeys((0, 1), requests_per_second), tested)
         await self.tick()
         await self.tick()
 
@@ -86,7 +89,77 @@ async def test_a_guarded_or_untested_forecast_is_told_as_such() -> None:
     async with Loaded(ONE, TWO) as rig:
         foresight = rig.policies.foresight
         assert isinstance(foresight, Foresight)
-        told: list[tuple[float, bool]] = []
+        told: list[tuple[Mapping[int, float], bool]] = []
         await foresight._forecast(dict.fromkeys(foresight._counts, 1), rig.now, lambda *how: told.append(how))
         assert [tested for _, tested in told] == [False]  # one bin is no history
         assert {reason.value for reason in TESTED} == {"best", "quiet"}
+
+
+class Arriving(MovingRig):
+    """Requests come each second, are forecast, and run in the time that engines without engines take: none."""
+
+    def __init__(self, *stages: StageSpec, **forecast: Any) -> None:
+        given = {"enabled": True, "bin_seconds": 1.0, "season_bins": 2, "horizon_seconds": 1.0} | forecast
+        super().__init__(*stages, monitoring={"forecast": given}, batching={"adjust_interval_ms": 1e9})
+
+    async def second(self, number: int, count: int, stages: int, seconds: tuple[float, ...]) -> None:
+        """So many texts, which end after so many stages, and take so long in each of them, one at a time."""
+        began = self.now
+        for i in range(count):
+            name = f"{number}.{i}"
+            await self.ask(name, (number, i), stages=stages)
+            for stage_id in range(stages):
+                self.now += seconds[stage_id]
+                await self.finish(stage_id, name)
+        self.now = began + 1.0
+        foresight = self.policies.foresight
+        assert isinstance(foresight, Foresight)
+        foresight.look(self.now, self.omni._prepare)
+        if foresight._fitting is not None:
+            await foresight._fitting
+        await self.tick(0.0)
+
+
+async def test_from_arrivals_to_a_move() -> None:
+    """Texts that end in the first stage make it need two replicas; the second one, that they never see, gives one."""
+    async with Arriving(LAST, TWO, move_replicas=True, max_replicas=2) as rig:
+        await rig.second(0, 1, 2, (0.2, 0.2))
+        for number in range(1, 70):
+            await rig.second(number, 4, 1, (0.25,))
+            if rig.live() != [[0], [0, 1]]:
+                break
+        assert rig.live() == [[0, 1], [0]]
+        assert number >= 30, "a model has to be tested first"
+
+
+async def test_what_ends_before_a_stage_is_no_load_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """From arrivals to limits: that of the stage that they go through rises, and only that one's."""
+    async with Arriving(LAST, LAST) as rig:
+        limits = [pool.queue.policies.load(0).limit for pool in rig.omni.stage_pools]
+        rig.policies.memory.used = lambda now: 0.0  # type: ignore[method-assign]
+        await rig.second(0, 1, 2, (0.25, 0.25))
+        for limit in limits:
+            limit.limit = 2
+        for number in range(1, 6):
+            await rig.second(number, 8, 1, (0.125,))
+        assert [limit.limit for limit in limits] == [8, 2]
+        assert "stage0" in caplog.text
+        assert "stage1" not in caplog.text
+
+
+async def test_ways_are_those_of_late() -> None:
+    ways = Ways()
+    for _ in range(100):
+        ways.left("text", [0, 1])
+    ways.left("image", [0])
+    rates = {"text": 2.0, "image": 4.0, "video": 8.0}
+    assert ways.rates(rates) == {0: 6.0, 1: 2.0}
+    for _ in range(60):
+        ways.fade()
+        ways.left("text", [0])
+    assert ways.rates(rates)[0] == pytest.approx(6.0)
+    assert ways.rates(rates)[1] < 0.1
+
+
+async def test_nobody_has_come_yet() -> None:
+    assert Ways().rates({"text": 1.0}) == {}

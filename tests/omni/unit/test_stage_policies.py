@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, GENERATION, Rig, StageSpec
+from vllm_omni_sched.omni.stages.policies import SHARES_SECONDS
 from vllm_omni_sched.resource.balance import CostBalancer
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -203,6 +205,45 @@ async def test_one_that_never_fits_is_not_held_back_for_ever() -> None:
     async with Rig(FINAL, pools={"total_bytes": 100}) as rig:
         await rig.ask("a", tuple(range(50)))
         assert list(rig.at(0)) == ["a"]
+
+
+async def test_parts_of_the_memory_go_where_the_demand_is_and_add_up_to_the_same() -> None:
+    given = {"text": 0.2, "image": 0.3, "audio": 0.2, "video": 0.3}
+    async with Rig(FINAL, pools={"total_bytes": 1000, "shares": given}, batching={"adjust_interval_ms": 1.0}) as rig:
+        pools = rig.policies.pools
+        assert pools is not None
+        seen = []
+        for i in range(20):
+            await rig.ask(f"{i}", tuple(range(i, i + 100)))
+            assert (pools.used_bytes("text"), pools.free_bytes) == (800, 200)
+            await rig.finish(0, f"{i}")
+            assert pools.free_bytes == 1000
+            rig.now += SHARES_SECONDS
+            await watched(rig)
+            seen.append(pools.shares["text"])
+            assert sum(pools.shares.values()) == pytest.approx(1.0)
+    assert seen[:2] == [0.2, 0.2], "it may only waver"
+    assert seen == sorted(seen)
+    assert seen[-1] > 0.6
+    assert min(pools.shares.values()) >= 0.05
+
+
+async def watched(rig: Rig) -> None:
+    """What the orchestrator does beside its loop, until it has been through it."""
+    through = asyncio.Event()
+    release = rig.omni.release
+
+    async def last() -> None:
+        await release()
+        through.set()
+
+    rig.omni.release = last  # type: ignore[method-assign]
+    rig.omni._shutdown_event.clear()
+    watch = asyncio.create_task(rig.omni._watch())
+    await through.wait()
+    rig.omni._shutdown_event.set()
+    await watch
+    rig.omni.release = release  # type: ignore[method-assign]
 
 
 async def test_slow_batches_make_the_limit_smaller() -> None:

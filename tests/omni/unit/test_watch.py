@@ -199,11 +199,13 @@ async def test_what_is_sent_on_is_noted_and_says_nothing_of_the_edge() -> None:
     async with Rig(StageSpec(), FINAL, **anomaly()) as rig:
         await rig.ask("a")
         await rig.finish(0, "a")
-        assert rig.policies.board.edges[0, 1].transfer_seconds.quantiles.count == 1
+        noted = rig.policies.board.edges[0, 1].transfer_seconds
+        assert sum(noted.counts) == 1
         for i in range(200):
             rig.policies.watch.sent(0, 1, 0.001 if i < 100 else 10.0)
         await rig.tick(2.0)
-        assert rig.policies.board.edges[0, 1].transfer_seconds.quantiles.p90 == 10.0
+        assert sum(noted.counts) == 201
+        assert noted.total > 1000.0
         assert counted(rig, 1) == {}
 
 

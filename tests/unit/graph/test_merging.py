@@ -1,40 +1,36 @@
 """Merging, its rules as a table; and the key of a piece of work."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.content_key import content_key
-from vllm_omni_sched.graph.merging import Left, MergeCounts, Merger, MergeReason, Role
+from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role
 
 
 def merger(*ids, key="k", **options):
     made = Merger(**options)
     for one in ids:
-        made.join(key, one, 0.0)
+        made.join(key, one)
     return made
 
 
 @pytest.mark.parametrize(
-    ("present", "options", "key", "now", "expected"),
+    ("present", "options", "key", "expected"),
     [
-        ("", {}, None, 0, ("alone", "n", "not_mergeable")),
-        ("ab", {}, None, 0, ("alone", "n", "not_mergeable")),
-        ("", {}, "k", 0, ("lead", "n", "new")),
-        ("a", {}, "other", 0, ("lead", "n", "new")),
-        ("a", {}, "k", 0, ("follow", "a", "same_work")),
-        ("ab", {"max_followers": 2}, "k", 0, ("follow", "a", "same_work")),
-        ("abc", {"max_followers": 2}, "k", 0, ("lead", "n", "full")),
-        ("abcd", {"max_followers": 2}, "k", 0, ("follow", "d", "same_work")),  # the new group takes the others
-        ("a", {"max_age_seconds": 5}, "k", 4.9, ("follow", "a", "same_work")),
-        ("a", {"max_age_seconds": 5}, "k", 5, ("lead", "n", "stale")),
+        ("", {}, None, ("alone", "n", "not_mergeable")),
+        ("ab", {}, None, ("alone", "n", "not_mergeable")),
+        ("", {}, "k", ("lead", "n", "new")),
+        ("a", {}, "other", ("lead", "n", "new")),
+        ("a", {}, "k", ("follow", "a", "same_work")),
+        ("ab", {"max_followers": 2}, "k", ("follow", "a", "same_work")),
+        ("abc", {"max_followers": 2}, "k", ("lead", "n", "full")),
+        ("abcd", {"max_followers": 2}, "k", ("follow", "d", "same_work")),  # the new group takes the others
     ],
 )
-def test_joining(present, options, key, now, expected):
-    joined = merger(*present, **options).join(key, "n", now)
+def test_joining(present, options, key, expected):
+    joined = merger(*present, **options).join(key, "n")
     assert (joined.role.value, joined.leader, joined.reason.value) == expected
 
 
@@ -43,14 +39,14 @@ def test_followers_are_told_in_the_order_they_joined_and_the_group_ends():
     assert groups.members("c") == ("c", "a", "b")
     assert groups.finish("c") == ("a", "b")
     assert len(groups) == 0
-    assert groups.join("k", "d", 0).reason is MergeReason.NEW
+    assert groups.join("k", "d").reason is MergeReason.NEW
 
 
 def test_one_that_is_alone_leads_nobody():
     groups = merger("a", key=None)
     assert groups.members("a") == ("a",)
     assert groups.finish("a") == ()
-    groups.join(None, "a", 0)
+    groups.join(None, "a")
     assert groups.leave("a") == Left(Role.ALONE)
     assert len(groups) == 0
 
@@ -58,7 +54,7 @@ def test_one_that_is_alone_leads_nobody():
 def test_a_leader_that_leaves_hands_over_to_the_oldest_follower():
     groups = merger("a", "b", "c")
     assert groups.leave("a") == Left(Role.LEAD, promoted="b")
-    assert groups.join("k", "d", 0).leader == "b"
+    assert groups.join("k", "d").leader == "b"
     assert groups.leave("c") == Left(Role.FOLLOW)
     assert groups.members("a") == groups.members("d") == ()
     assert groups.finish("b") == ("d",)
@@ -68,13 +64,13 @@ def test_the_last_one_out_ends_the_group():
     groups = merger("a", "b")
     groups.leave("b")
     assert groups.leave("a") == Left(Role.LEAD)
-    assert groups.join("k", "c", 0).role is Role.LEAD
+    assert groups.join("k", "c").role is Role.LEAD
 
 
 def test_the_end_of_a_full_group_leaves_the_new_one_open():
     groups = merger("a", "b", "c", max_followers=1)
     assert groups.finish("a") == ("b",)
-    assert groups.join("k", "d", 0).leader == "c"
+    assert groups.join("k", "d").leader == "c"
 
 
 def test_what_is_not_here_changes_nothing():
@@ -84,30 +80,16 @@ def test_what_is_not_here_changes_nothing():
     assert groups.members("a") == ("a", "b")
 
 
-def test_counts():
-    groups = Merger()
-    for number, key in enumerate("kkkkxy"):
-        groups.join(key, f"r{number}", 0.0, cost_seconds=0.5)
-    groups.leave("r0")
-    groups.leave("r2")
-    groups.finish("r1")
-    groups.finish("r4")
-    assert groups.counts == MergeCounts(groups=3, merged=3, promoted=1, saved=1, saved_seconds=0.5)
-
-
-@pytest.mark.parametrize("options", [{"max_followers": 0}, {"max_age_seconds": 0}, {"max_age_seconds": math.nan}])
-def test_options_out_of_range(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        Merger(**options)
+def test_options_out_of_range():
+    with pytest.raises(ConfigError, match="max_followers"):
+        Merger(max_followers=0)
 
 
 def test_joining_twice():
     groups = merger("a", "b")
     for one in "ab":
         with pytest.raises(ValueError, match=f"'{one}' has joined already"):
-            groups.join("other", one, 0)
-    with pytest.raises(ValueError, match="cost_seconds"):
-        groups.join("k", "c", 0, cost_seconds=-1)
+            groups.join("other", one)
     assert groups.members("a") == ("a", "b")
 
 

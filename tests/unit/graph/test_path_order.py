@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass, Undated, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import BATCH, REALTIME, SlaClass, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest, path_request
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
@@ -77,13 +77,6 @@ def test_a_deadline_of_its_own_comes_before_that_of_the_class():
 )
 def test_rules(waiting, stage_id, now, expected, reasons):
     assert order(waiting, stage_id, now) == (expected, reasons)
-
-
-def test_the_modality_gives_the_class_of_those_without_one():
-    waiting = [request(m[0], sla=None, modality=m) for m in ("text", "image", "audio")]
-    assert order(waiting, by_modality={"audio": REALTIME, "image": BATCH})[0] == "ati"
-    assert order(waiting, default=BATCH, by_modality={"image": INTERACTIVE})[0] == "iat"
-    assert order([*waiting, request("x", sla=BATCH, modality="audio")], by_modality={"audio": REALTIME})[0] == "aitx"
 
 
 def test_shortest_first_where_nobody_was_promised_anything():

@@ -1,14 +1,13 @@
-"""Affinity: what the book knows, and where a first-time key goes."""
+"""Affinity: what the book knows."""
 
 import math
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.placement import AffinityBook, preferred, ranked
+from vllm_omni_sched.graph.placement import AffinityBook
 
 
 def book(*notes, capacity=100):
@@ -80,32 +79,6 @@ def test_the_book_against_a_list(operations, capacity, keys):
     assert len(known) == len(entries)
     expected = {replica: sum((replica, key) in entries for key in keys) / len(keys) for replica in range(3)}
     assert known.warm(keys, range(3)) == pytest.approx(expected)
-
-
-def test_the_preferred_replica_is_the_same_everywhere():
-    # it must not change between versions: two frontends of a cluster have to agree
-    assert "".join(str(preferred(f"user-{n}", range(4))) for n in range(12)) == "312102312132"
-    assert preferred("user-1", [3, 1, 0, 2]) == preferred("user-1", range(4))
-
-
-def test_a_replica_that_goes_takes_only_its_own_keys_with_it():
-    keys = [f"k{n}" for n in range(1000)]
-    before = {key: preferred(key, range(4)) for key in keys}
-    for key in keys:
-        after = preferred(key, [0, 1, 3])
-        assert after == before[key] if before[key] != 2 else after == ranked(key, range(4))[1]
-
-
-def test_keys_are_spread():
-    shares = Counter(preferred(f"k{n}", ["a", "b", "c", "d"]) for n in range(4000))
-    # 1000 each; five standard deviations of a fair draw are 137
-    assert all(abs(count - 1000) < 137 for count in shares.values())
-    assert len(shares) == 4
-
-
-def test_nobody_to_prefer():
-    with pytest.raises(ValueError, match="no replica to choose from for 'k'"):
-        preferred("k", [])
 
 
 def test_out_of_range():

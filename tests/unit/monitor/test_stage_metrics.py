@@ -7,9 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_omni_sched.monitor.counts import Histogram
 from vllm_omni_sched.monitor.metrics import METRICS, PREFIX
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.monitor.stage_facts import EdgeFacts, LoadFacts, ReplicaFacts, Sliding, StageFacts
+from vllm_omni_sched.monitor.stage_facts import EdgeFacts, LoadFacts, ReplicaFacts, StageFacts
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS, Scope, StageCollector, samples
 
 FACTS = {Scope.REPLICA: ReplicaFacts, Scope.STAGE: StageFacts, Scope.EDGE: EdgeFacts, Scope.MODALITY: LoadFacts}
@@ -114,7 +115,7 @@ def test_names_follow_the_rules(metric, board):
     assert metric.help.endswith(".")
     told = list(samples(metric, board))
     assert told
-    assert all(isinstance(value, Sliding) == (metric.kind == "histogram") for _, value in told)
+    assert all(isinstance(value, Histogram) == (metric.kind == "histogram") for _, value in told)
     assert all(len(labels) == len(metric.labels) for labels, _ in told)
     if metric.values:
         assert {labels[-1] for labels, _ in told} == set(metric.values)
@@ -128,4 +129,4 @@ def test_no_name_is_taken_twice():
 def test_every_fact_is_published():
     published = {(metric.scope, metric.field) for metric in STAGE_METRICS}
     held = {(scope, field.name) for scope, facts in FACTS.items() for field in dataclasses.fields(facts)}
-    assert held - published == {(Scope.REPLICA, "requests"), (Scope.EDGE, "recent")}
+    assert held - published == {(Scope.REPLICA, "requests")}

@@ -12,13 +12,12 @@ from vllm_omni_sched.resource.balance import (
     CostBalancer,
     LeastQueue,
     PickReason,
-    RandomBalancer,
     ReplicaState,
     RoundRobin,
 )
 
 DICE = random.Random(0)
-ALL = (CostBalancer, RoundRobin, LeastQueue, RandomBalancer)
+ALL = (CostBalancer, RoundRobin, LeastQueue)
 
 
 def at(replica_id, remaining=0.0, **more):
@@ -67,11 +66,9 @@ def test_round_robin_goes_round_those_that_are_healthy():
     assert balancer.pick(1, [at(0), at(1)], DICE).reason is PickReason.TURN
 
 
-def test_least_queue_counts_requests_and_random_takes_any():
+def test_least_queue_counts_requests():
     queues = [at(0, 0.1, in_flight=3), at(1, 9, in_flight=2)]
     assert LeastQueue().pick(1, queues, DICE).replica_id == 1
-    picks = {RandomBalancer().pick(1, queues, random.Random(seed)).replica_id for seed in range(20)}
-    assert picks == {0, 1}
 
 
 def makespan(balancer, sizes):

@@ -1,11 +1,11 @@
-"""Memory pools by modality: lending, taking back, and shares that follow the demand."""
+"""Memory pools by modality: lending, getting back, and shares that follow the demand."""
 
 import math
 
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.modality_pools import Grant, Pools, ReclaimPlan, Refusal
+from vllm_omni_sched.resource.modality_pools import Grant, Pools, Refusal
 from vllm_omni_sched.resource.moving_shares import MovingShares, ShareReason
 
 HALVES = {"image": 0.5, "audio": 0.5}
@@ -29,43 +29,24 @@ def test_own_bytes_then_borrowed_ones_then_none():
     assert (pools.used_bytes("image"), pools.free_bytes) == (80, 20)
 
 
-def test_what_was_lent_comes_back_when_its_owner_wants_it_latest_first():
+def test_what_was_lent_comes_back_to_its_owner_and_to_nobody_else():
     pools = Pools(100, HALVES)
     first, second, third = (got(pools, "image", n) for n in (50, 25, 25))
-    assert pools.reserve("audio", 30) == Refusal("reclaim_first", 30)
-    assert pools.reclaim() == ReclaimPlan((third, second), 30)
+    assert pools.reserve("audio", 30) == Refusal("lent", 30)
     assert pools.release(third)
     assert why(pools.reserve("image", 10)) == "no_room"  # free, but claimed
-    assert pools.reclaim() == ReclaimPlan((second,), 5)
+    assert pools.reserve("audio", 30) == Refusal("lent", 5)
     assert pools.release(second)
     assert why(pools.reserve("audio", 30)) == "own"
-    assert pools.reclaim() == ReclaimPlan()
     assert why(pools.reserve("image", 20)) == "borrowed"  # what is left
     assert pools.release(first)
     assert not pools.release(first)
 
 
-def test_a_large_grant_goes_whole_though_less_was_lent():
-    pools = Pools(100, HALVES)
-    large = got(pools, "image", 60)
-    assert why(pools.reserve("audio", 50)) == "reclaim_first"
-    assert pools.reclaim() == ReclaimPlan((large,), 10)
-
-
-def test_nothing_is_taken_from_who_has_only_its_own():
-    pools = Pools(100, {"image": 0.4, "audio": 0.3, "text": 0.3})
-    got(pools, "audio", 30)
-    lent = got(pools, "image", 65)
-    later = got(pools, "audio", 0)
-    assert why(pools.reserve("text", 20)) == "reclaim_first"
-    assert pools.reclaim().grants == (lent,)
-    assert later.num_bytes == 0
-
-
 def test_a_claim_that_nobody_repeats_lapses():
     pools = Pools(100, HALVES)
     lent = got(pools, "image", 100)
-    assert why(pools.reserve("audio", 30)) == "reclaim_first"
+    assert why(pools.reserve("audio", 30)) == "lent"
     pools.release(lent)
     assert why(pools.reserve("image", 80)) == "no_room"
     pools.adapt()
@@ -78,9 +59,8 @@ def test_without_a_share_a_modality_lives_on_what_is_lent():
     pools = Pools(100, {"image": 0.6, "video": 0.0})
     lent = got(pools, "video", 90)
     assert why(lent) == "borrowed"
-    assert pools.reserve("image", 60) == Refusal("reclaim_first", 50)
+    assert pools.reserve("image", 60) == Refusal("lent", 50)
     assert pools.reserve("video", 10) == Refusal("no_room", 10 + 50)  # what is free waits for its owner
-    assert pools.reclaim() == ReclaimPlan((lent,), 50)
     pools.release(lent)
     assert why(got(pools, "image", 60)) == "own"
     for _ in range(20):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions as Model
@@ -13,7 +14,38 @@ from vllm_omni_sched.stage_options import ForecastOptions
 
 MODALITIES = ("text", "image", "audio", "video")
 TESTED = (ForecastReason.BEST, ForecastReason.QUIET)  # not while there is too little to test a model, or one errs
-Prepare = Callable[[float, bool], None]
+KEPT = 0.9  # from bin to bin, of the counts of where requests went: those of the last ten bins or so
+Prepare = Callable[[Mapping[int, float], bool], None]
+
+
+class Ways:
+    """What part of the requests of a modality runs in a stage, by those that have left the pipeline."""
+
+    def __init__(self) -> None:
+        self._left: defaultdict[str, float] = defaultdict(float)
+        self._ran: defaultdict[tuple[str, int], float] = defaultdict(float)
+
+    def left(self, modality: str, stages: Iterable[int]) -> None:
+        """A request has left; it ran in these stages."""
+        self._left[modality] += 1
+        for stage_id in set(stages):
+            self._ran[modality, stage_id] += 1
+
+    def fade(self) -> None:
+        """Time has passed: what comes now counts for more."""
+        for modality in self._left:
+            self._left[modality] *= KEPT
+        for way in self._ran:
+            self._ran[way] *= KEPT
+
+    def rates(self, rates: Mapping[str, float]) -> dict[int, float]:
+        """By stage, of so many by modality. One that nobody was seen in has none."""
+        found: dict[int, float] = {}
+        for (modality, stage_id), ran in self._ran.items():
+            if ran:
+                part = ran / self._left[modality]
+                found[stage_id] = found.get(stage_id, 0.0) + part * rates[modality]
+        return found
 
 
 class Foresight:
@@ -41,6 +73,7 @@ class Foresight:
         )
         self._planner = ReplicaPlanner(PlanOptions(max_batch_size=max_batch_size))
         self._counts = dict.fromkeys(MODALITIES, 0)
+        self.ways = Ways()
         self._began: float | None = None
         self._fitting: asyncio.Task[None] | None = None
 
@@ -49,7 +82,10 @@ class Foresight:
         self._counts[modality] += 1
 
     def look(self, now: float, prepare: Prepare) -> None:
-        """Once per bin: forecast, and tell `prepare` the most requests per second that are to come.
+        """Once per bin: forecast, and tell `prepare` the most requests per second that are to come, by stage.
+
+        A stage gets that part of a modality's requests that ran there of late: not those that end before it, or share
+        the work of others there.
 
         It is told, too, whether to believe it so far as to move replicas: whether every modality's forecast is of a
         model that was tested, and that the guard has not put aside since.
@@ -69,7 +105,10 @@ class Foresight:
         for modality, forecast in forecasts.items():
             self._board.load(modality, forecast=max(forecast.mean[0], 0.0) / self._options.bin_seconds)
         tested = all(forecast.reason in TESTED for forecast in forecasts.values())
-        prepare(sum(max(0.0, *forecast.high) for forecast in forecasts.values()) / self._options.bin_seconds, tested)
+        most = {name: max(0.0, *forecast.high) / self._options.bin_seconds for name, forecast in forecasts.items()}
+        rates = self.ways.rates(most)
+        self.ways.fade()
+        prepare(rates, tested)
 
     def _fit(self, counts: Mapping[str, int], now: float) -> dict[str, Forecast]:
         """The model is touched here alone, by one thread at a time."""

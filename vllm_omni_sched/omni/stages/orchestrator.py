@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,14 +243,15 @@ class ScheduledOrchestrator(Orchestrator):
             self.hangs.look(self.clock())
             self.repair.tick()
             self.moves.tick()
+            self.policies.tick(self.clock())
             if self.layout is not None:
                 self.layout.look(self.stage_pools, self.clock())
             if self.policies.foresight is not None:
                 self.policies.foresight.look(self.clock(), self._prepare)
             await self.release()
 
-    def _prepare(self, requests_per_second: float, tested: bool) -> None:
-        self.policies.prepare(requests_per_second, tested, self.moves, self.clock())
+    def _prepare(self, rates: Mapping[int, float], tested: bool) -> None:
+        self.policies.prepare(rates, tested, self.moves, self.clock())
 
     async def _shutdown_extensions(self) -> None:
         self.moves.close()

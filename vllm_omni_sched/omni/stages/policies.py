@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -34,11 +35,13 @@ from vllm_omni_sched.omni.stages.watch import Watch
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason
+from vllm_omni_sched.resource.moving_shares import ShareReason
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.stage_options import StageSchedConfig
 
 logger = logging.getLogger(__name__)
 
+SHARES_SECONDS = 5.0  # between two looks at what modalities need: three in a row have to differ before shares move
 DEAD_FOR_SURE = 60.0  # seconds; what we suspect has died, and is said to be dead long before
 
 
@@ -79,6 +82,7 @@ class Policies:
         self.foresight = Foresight(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
         self.pools = _pools(config)
         self.grants: dict[str, Grant] = {}
+        self._shares_due = -math.inf
         watch = Watch if config.monitoring.enabled else Unwatched
         self.watch = watch(config.monitoring.anomaly, graph, self.board)
         self.merges = config.graph.merging.enabled
@@ -140,7 +144,9 @@ class Policies:
 
     def left(self, request_id: str, now: float) -> None:
         """It has left the pipeline."""
-        self.known.pop(request_id, None)
+        known = self.known.pop(request_id, None)
+        if self.foresight is not None and known is not None:
+            self.foresight.ways.left(known.modality, known.replicas)
         if self.pools is not None and (grant := self.grants.pop(request_id, None)) is not None:
             self.pools.release(grant)
         if self.credits is not None:
@@ -177,6 +183,15 @@ class Policies:
             return True
         return answer.reason is RefusalReason.TOO_LARGE  # it would wait for ever; the stage's own limits are for it
 
+    def tick(self, now: float) -> None:
+        """Time has passed: the shares of the pools go where the demand is."""
+        if self.pools is None or now < self._shares_due:
+            return
+        self._shares_due = now + SHARES_SECONDS
+        if self.pools.adapt() is ShareReason.MOVED:
+            shares = ", ".join(f"{modality} {share:.0%}" for modality, share in self.pools.shares.items())
+            logger.info("parts of the pools are now: %s", shares)
+
     def incident(self, incident: Incident) -> None:
         logger.warning(
             "stage %d replica %d: %s%s%s",
@@ -188,8 +203,9 @@ class Policies:
         )
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
 
-    def prepare(self, requests_per_second: float, tested: bool, moves: Moves, now: float) -> None:
-        """As many are to come: raise batch limits before they do, and move replicas or say where they will be missing.
+    def prepare(self, rates: Mapping[int, float], tested: bool, moves: Moves, now: float) -> None:
+        """So many requests per second are to come, by stage: raise batch limits before that, and move replicas or say
+        where they will be missing.
 
         Replicas move only where the options say so, the forecast was ``tested``, and no move is under way.
         """
@@ -197,7 +213,7 @@ class Policies:
         may_move = self.config.monitoring.forecast.move_replicas and tested and not moves.busy
         states = {}
         for stage_id, stage in self._stages.items():
-            state = stage.pool_state(requests_per_second)
+            state = stage.pool_state(rates.get(stage_id, 0.0))
             if state is not None:
                 states[str(stage_id)] = self._with_replicas(state, stage_id, moves) if may_move else state
         plans, wanted = self.foresight.plan(states, len(moves.places.spare) if may_move else 0, now)
@@ -207,7 +223,7 @@ class Policies:
                 logger.warning(
                     "stage %s: %.3g requests per second are to come, for which it would need more than %d replicas",
                     self.graph.stage(int(name)),
-                    requests_per_second,
+                    rates[int(name)],
                     plan.replicas,
                 )
         if may_move:  # one; the next ones are planned anew when that is done

@@ -59,7 +59,7 @@ class StageQueue:
         if self.merger.members(request_id):  # it comes again, after a death, and is followed as before
             await self.wait(work)
             return work.replica_id
-        joined = self.merger.join(work.key, request_id, now, work.cost_seconds)
+        joined = self.merger.join(work.key, request_id)
         self.policies.came(work, joined, now)
         if joined.role is Role.FOLLOW:
             self._parked[request_id] = work
@@ -106,7 +106,7 @@ class StageQueue:
     def _lead(self, work: Work) -> None:
         """One that comes again has lost its group if it had finished here."""
         if not self.merger.members(work.request_id) and work.request_id not in self._serves:
-            self.merger.join(None, work.request_id, self._clock())
+            self.merger.join(None, work.request_id)
 
     def has(self, request_id: str) -> bool:
         """Whether a work that was begun for a request waits or runs here."""

@@ -72,7 +72,7 @@ class Reports:
             moved += self._add(replica, report, self._before.get(name, {}))
             if report["device_bytes"] is not None:
                 device[replica] = device.get(replica, 0) + report["device_bytes"]
-        self._before = now
+        self._before.update(now)  # one that is not whole this time is still known
         for (stage, index), held in device.items():
             self._board.memory(stage, index, held, None)
         return moved

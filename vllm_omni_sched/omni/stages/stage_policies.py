@@ -45,7 +45,6 @@ class StagePolicies:
             max_hold_seconds=limits.hold_ms / 1e3 if self._holds(stage.kind) else 0.0,
             min_share=priority.min_low_share if priority.enabled else 0.0,
         )
-        self.wake_at: float | None = None
         self.request_seconds: float | None = None  # of a replica's time that a request takes
 
     @staticmethod
@@ -188,7 +187,6 @@ class StagePolicies:
         if not staying:
             return []
         plan = self._gate.plan(GateSnapshot(now, tuple(gate), staying), self._shared.dice)
-        self.wake_at = plan.wake_at
         return [(one.request_id, one.replica_id) for one in plan.releases if self._take(one.request_id)]
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
