@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
 from vllm_omni_sched.engine.metrics_bridge import attach
-from vllm_omni_sched.omni.stages import first_places, reports
+from vllm_omni_sched.omni.stages import report
 from vllm_omni_sched.omni.stages.seam import hook
 
 
@@ -22,8 +22,7 @@ def register_connectors() -> None:
         if name not in known:
             OmniConnectorFactory.register_connector(name, make)
     hook()
-    first_places.hook()
-    reports.hook()
+    report.begin()  # in the process of a stage that was asked to
     attach()  # for what stages will tell
     # stages inherit it from the process that starts them, and so meet in one arena
     os.environ.setdefault(ARENA_VARIABLE, f"run-{secrets.token_hex(8)}")

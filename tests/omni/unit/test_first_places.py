@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+from vllm_omni.engine.stage_runtime import StageRuntime
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.omni.stages import first_places
+from vllm_omni_sched.omni.stages import first_places, report, seam
 from vllm_omni_sched.stage_config import VARIABLE, check_against, read_stage_options
 
 pytestmark = pytest.mark.omni
@@ -81,9 +83,12 @@ def test_the_engine_asks_before_it_starts_stages(monkeypatch: pytest.MonkeyPatch
         started.append([config.runtime_config.devices for config in self.stage_configs])
 
     monkeypatch.setattr(AsyncOmniEngine, "_initialize_stages", theirs)
+    for owner, name in ((AsyncOmniEngine, "_create_orchestrator"), (StageRuntime, "_build_logical_stage_init_plans")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be as they were, afterwards
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(report.VARIABLE, "")
     for _ in range(2):
-        first_places.hook()
+        seam.hook()
     profile = "{memory_bytes: 40, seconds: 1.0}"
     devices = "devices: {0: {memory_bytes: 100}, 1: {memory_bytes: 100}}"
     deploy = tmp_path / "deploy.yaml"
@@ -94,3 +99,4 @@ def test_the_engine_asks_before_it_starts_stages(monkeypatch: pytest.MonkeyPatch
     engine = SimpleNamespace(_deploy_config_source=str(deploy), stage_configs=stages("0", "0"))
     AsyncOmniEngine._initialize_stages(engine, 1)
     assert [sorted(each) for each in started] == [["0", "1"] if on else ["0", "0"]]
+    assert os.environ[report.VARIABLE] == str(os.getpid()), "stages are to report"

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.partition import Partitioner
 from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
-from vllm_omni_sched.stage_config import load_stage_config
 from vllm_omni_sched.stage_options.graph import PartitionOptions
 
 logger = logging.getLogger(__name__)
-
-_MARK = "__omni_sched_places__"
-
-
-def hook() -> None:
-    """Let the engine ask where stages start, where options of ours are given; twice is fine."""
-    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
-
-    theirs = AsyncOmniEngine._initialize_stages
-    if not hasattr(theirs, _MARK):
-        ours = functools.wraps(theirs)(_asks_first(theirs))
-        setattr(ours, _MARK, True)
-        AsyncOmniEngine._initialize_stages = ours
-
-
-def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
-        deploy = self._deploy_config_source
-        config = load_stage_config(Path(deploy) if deploy else None, os.environ)
-        if config is not None and config.graph.partition.enabled:
-            place(config.graph.partition, self.stage_configs)
-        return theirs(self, *arguments, **more)
-
-    return initialize_stages
 
 
 def place(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:

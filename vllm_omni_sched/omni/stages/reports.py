@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_omni_sched.engine.metrics_files import live_pages
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages.report import ask, ask_not, begin, reports_base
-from vllm_omni_sched.stage_config import load_stage_config
-
-logger = logging.getLogger(__name__)
-
-_MARK = "__omni_sched_reports__"
+from vllm_omni_sched.omni.stages.report import reports_base
 
 
 class Moved(NamedTuple):
@@ -102,31 +93,3 @@ def _less(sums: Iterable[float], before: Iterable[float] | None) -> list[float]:
     if before is None:
         return list(sums)
     return [max(new - old, 0) for new, old in zip(sums, before, strict=True)]
-
-
-def hook() -> None:
-    """In a stage's process: report. In others: ask stages to, as soon as some are started. Twice is fine."""
-    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
-
-    begin()
-    theirs = AsyncOmniEngine._initialize_stages
-    if not hasattr(theirs, _MARK):
-        ours = functools.wraps(theirs)(_asks_first(theirs))
-        setattr(ours, _MARK, True)
-        AsyncOmniEngine._initialize_stages = ours
-
-
-def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
-        deploy = self._deploy_config_source
-        try:
-            config = load_stage_config(Path(deploy) if deploy else None, os.environ)
-        except ConfigError:
-            config = None  # said when the orchestrator is made
-        if config is not None and config.monitoring.enabled:
-            ask(os.environ)
-        else:
-            ask_not(os.environ)
-        return theirs(self, *arguments, **more)
-
-    return initialize_stages

@@ -1,4 +1,4 @@
-"""Where vLLM-Omni lets us in: where its engine makes its orchestrator, and where its runtime plans its stages."""
+"""Where vLLM-Omni lets us in: its engine starts stages and makes its orchestrator, and its runtime plans the stages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random  # noqa: TID251 (made here, where the policies are put together)
 from typing import Any
 
+from vllm_omni_sched.omni.stages.report import ask, ask_not
 from vllm_omni_sched.stage_config import check_against, file_named, load_stage_config
 
 logger = logging.getLogger(__name__)
@@ -18,10 +19,11 @@ _MARK = "__omni_sched__"
 
 
 def hook() -> None:
-    """Make the engine ask for our orchestrator and our connectors, where options of ours are given; twice is fine."""
+    """Make the engine ask us first, where there are options of ours; twice is fine."""
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
     from vllm_omni.engine.stage_runtime import StageRuntime
 
+    _wrap(AsyncOmniEngine, "_initialize_stages", _places)
     _wrap(AsyncOmniEngine, "_create_orchestrator", _asks_first)
     _wrap(StageRuntime, "_build_logical_stage_init_plans", _connects)
 
@@ -32,6 +34,22 @@ def _wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Callab
         ours = functools.wraps(theirs)(wrapper(theirs))
         setattr(ours, _MARK, True)
         setattr(owner, name, ours)
+
+
+def _places(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
+        config = load_stage_config(Path(self._deploy_config_source) if self._deploy_config_source else None, os.environ)
+        if config is not None and config.graph.partition.enabled:
+            from vllm_omni_sched.omni.stages.first_places import place
+
+            place(config.graph.partition, self.stage_configs)
+        if config is not None and config.monitoring.enabled:
+            ask(os.environ)
+        else:
+            ask_not(os.environ)
+        return theirs(self, *arguments, **more)
+
+    return initialize_stages
 
 
 def _connects(theirs: Callable[..., Any]) -> Callable[..., Any]:
