@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import result_tables  # noqa: E402 - the root has to be importable first
+import stage_tables  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
@@ -252,6 +253,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
+    "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
+    "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
 }

@@ -1,14 +1,16 @@
 """Tables of benchmark results: the number in the cell is the number in the file."""
 
-import importlib.util
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("result_tables", Path(__file__).parents[2] / "docs" / "result_tables.py")
-result_tables = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(result_tables)
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+result_tables, stage_tables = (importlib.import_module(name) for name in ("result_tables", "stage_tables"))
+sys.path.remove(str(DOCS))
 
 PROVENANCE = {
     "command": "python -m benchmarks.x",
@@ -179,3 +181,19 @@ def test_the_first_token_after_a_video_and_the_model_of_engines():
     text = result_tables.video_engines([result(*engines)])
     assert "| task | GOP | videos | 1 | 7 |" in text
     assert "| all | 30 | 1 | 1.00 | 7.00 |" in text
+
+
+def test_stages_tell_ratio_and_bar():
+    summary = {"median": 2.0}
+    full = {"task": "merging", "measure": "latency", "unit": "seconds", "stock": {"median": 4.0}, "ours": summary}
+    records = full | {"of_stock": 0.5, "bar": 0.6, "met": True}, {**full, "unit": "requests", "stock": summary}
+    text = stage_tables.stages([result(*records)])
+    assert "| merging, seconds | stock | ours | of stock | bar |  |" in text
+    assert "| latency | 4 | 2 | 0.50 | 0.6 | met |" in text
+    assert "| latency, requests | 2 | 2 |  |  |  |" in text
+
+
+def test_anomalies_tell_false_alarms_and_how_late_a_fault_is_found():
+    one = {"fault": "leak", "healthy_hours": 2.0, "false_alarms": 1, "false_alarms_before_fault": 1}
+    records = {**one, "found_after_seconds": 10.0}, {**one, "found_after_seconds": None}
+    assert "| leak | 4 | 4 | 1 of 2 | 10 | 10 |" in stage_tables.anomaly([result(*records)])

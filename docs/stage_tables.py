@@ -1,0 +1,49 @@
+"""Tables of what the benchmarks of stages have measured, from the result files they leave."""
+
+import statistics
+from collections.abc import Sequence
+
+from result_tables import NOTHING, Result, source, table
+
+
+def stages(results: Sequence[Result]) -> str:
+    """Each task: measures down; stock, ours, the ratio and whether the bar is met across."""
+    parts = []
+    for result in results:
+        for task in dict.fromkeys(record["task"] for record in result["results"]):
+            rows = [
+                (
+                    record["measure"] + ("" if record["unit"] == "seconds" else f", {record['unit']}"),
+                    *(f"{record[name]['median']:.3g}" if name in record else "" for name in ("stock", "ours")),
+                    f"{record['of_stock']:.2f}" if "of_stock" in record else "",
+                    f"{record['bar']:g}" if "bar" in record else "",
+                    {True: "met", False: "missed", None: ""}[record.get("met")],
+                )
+                for record in result["results"]
+                if record["task"] == task
+            ]
+            parts.append("\n" + table((f"{task}, seconds", "stock", "ours", "of stock", "bar", ""), rows))
+        parts.append(source(result))
+    return "".join(parts) or NOTHING
+
+
+def anomaly(results: Sequence[Result]) -> str:
+    """Each fault: alarms without it, and how long after it began it was found."""
+    parts = []
+    for result in results:
+        rows = []
+        for fault in dict.fromkeys(record["fault"] for record in result["results"]):
+            own = [record for record in result["results"] if record["fault"] == fault]
+            found = [one["found_after_seconds"] for one in own if one["found_after_seconds"] is not None]
+            rows.append(
+                (
+                    fault,
+                    f"{sum(one['healthy_hours'] for one in own):g}",
+                    str(sum(one["false_alarms"] + one["false_alarms_before_fault"] for one in own)),
+                    f"{len(found)} of {len(own)}",
+                    *((f"{statistics.median(found):.0f}", f"{max(found):.0f}") if found else ("", "")),
+                )
+            )
+        header = ("fault", "hours without it", "false alarms", "found", "after, median s", "worst s")
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
