@@ -1,0 +1,1 @@
+"""What work costs on which machine, and who says so."""

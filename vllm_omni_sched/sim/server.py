@@ -1,0 +1,51 @@
+"""What does the work of a stage: the interface of a simulated replica."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from vllm_omni_sched.sim.work import Request
+
+
+class Job:
+    """A request in one stage. The server fills in what is below the line.
+
+    ``cost_seconds``: what it is estimated to take here; ``attempt``: the number of its dispatch.
+    """
+
+    __slots__ = ("attempt", "cost_seconds", "first", "largest_gap", "replica", "request", "stage", "submitted")
+
+    def __init__(self, request: Request, stage: int, cost_seconds: float = 0.0, attempt: int = 1) -> None:
+        self.request = request
+        self.stage = stage
+        self.cost_seconds = cost_seconds
+        self.attempt = attempt
+        self.replica = -1
+        self.submitted = 0.0
+        # ----
+        self.first = float("inf")  # when the client had its first output of this stage
+        self.largest_gap = 0.0  # between two of its outputs, seconds
+
+
+Done = Callable[[Job], None]
+
+
+class Server(Protocol):
+    """One replica of a stage.
+
+    It is given what to call when a job is done, and calls that once for each job that it was given and that was not
+    taken back by `kill` or `abort`.
+    """
+
+    in_flight: int
+
+    def submit(self, job: Job) -> None:
+        """Take a job on, now."""
+
+    def abort(self, job: Job) -> None:
+        """Forget a job; nothing if it is not here."""
+
+    def kill(self) -> list[Job]:
+        """Die: what it had is lost, and returned in the order in which it came."""
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Device seconds so far by what they went to, such as ``llm``, ``encode``, ``decode``."""
