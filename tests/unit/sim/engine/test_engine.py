@@ -81,21 +81,6 @@ def test_what_never_fits_is_refused_by_name() -> None:
         Run(limits={"kv_tokens": 100}).serve([Request(3, 0.0, 100, 1)])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_steps_in_proportion_to_requests_are_processor_sharing(seed: int) -> None:
-    """M/G/1-PS: E[T] = E[S] / (1 - rho), whatever the distribution (Kleinrock, Queueing Systems II, 4.4)."""
-    random = np.random.default_rng(seed)
-    n, rho, tokens, each = 8_000, 0.4, 100, 0.004
-    at = np.cumsum(random.exponential(tokens * each / rho, n))
-    lengths = np.where(random.random(n) < 0.8, random.integers(40, 81, n), random.integers(200, 321, n))
-    load = lengths.sum() * each / at[-1]  # as it came out
-    # the first token comes with a prompt that costs nothing
-    run = Run(PlainCosts(decode=each), {"max_num_seqs": n, "max_num_batched_tokens": 10**6})
-    run.serve([Request(i, float(at[i]), 1, int(lengths[i]) + 1) for i in range(n)])
-    mean = np.mean([when - job.request.arrival for job, when in run.ended])
-    assert mean == pytest.approx(lengths.mean() * each / (1 - load), rel=0.02)
-
-
 def test_with_a_lane_decodes_go_on_while_a_picture_is_encoded() -> None:
     costs = PlainCosts(base=0.01, embed=0.01)
     requests = [Request(0, 0.0, 10, 200), Request(1, 0.5, 10, 2, (picture(),))]
