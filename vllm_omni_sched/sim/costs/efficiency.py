@@ -42,7 +42,9 @@ class Efficiency:
                 raise ConfigError(f"efficiency {name!r} must be above 0 and at most 1, got {getattr(self, name)}")
         for one in fields(self):
             if not 0 <= getattr(self, one.name) < math.inf:
-                raise ConfigError(f"efficiency {one.name!r} must be finite and 0 or more, got {getattr(self, one.name)}")
+                raise ConfigError(
+                    f"efficiency {one.name!r} must be finite and 0 or more, got {getattr(self, one.name)}"
+                )
 
 
 _LAUNCHES = "about 400 kernel launches of 7 us and the copy of the pixels"

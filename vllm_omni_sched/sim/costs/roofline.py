@@ -135,16 +135,16 @@ def _kv_tokens(model: ModelShape, device: DeviceKind, tensor_parallel: int, use:
     Raises:
         ConfigError: the weights do not fit, or leave no room for one token.
     """
-    room = tensor_parallel * (device.memory_bytes * use.memory - use.activation_bytes) - model.weight_bytes
-    tokens = int(room // model.llm.kv_bytes_per_token(tensor_parallel))
+    each = device.memory_bytes * use.memory - use.activation_bytes
+    kv_bytes = model.llm.kv_bytes_per_token(tensor_parallel)
+    tokens = int((tensor_parallel * each - model.weight_bytes) // kv_bytes)
     if tokens > 0:
         return tokens
-    enough = tensor_parallel
-    each = device.memory_bytes * use.memory - use.activation_bytes
-    while enough * each <= model.weight_bytes or model.llm.heads % enough:
-        enough += 1
+    missing = model.weight_bytes + kv_bytes - tensor_parallel * each
+    enough = [n for n in range(1, model.llm.heads + 1) if model.llm.heads % n == 0 and n * each > model.weight_bytes]
+    more = f"use {enough[0]} devices, " if enough else "use "
     raise ConfigError(
-        f"model {model.name!r} does not fit on {tensor_parallel} x {device.name!r}: {-int(room)} bytes are missing for "
-        f"its weights of {model.weight_bytes} bytes, {use.activation_bytes:g} bytes for activations on each device, "
-        f"and a KV cache; use {enough} devices, a larger device or a smaller model"
+        f"model {model.name!r} does not fit on {tensor_parallel} x {device.name!r}: {missing:,.0f} bytes are missing for "
+        f"weights of {model.weight_bytes:,} bytes, activations of {use.activation_bytes:,.0f} bytes on each device and "
+        f"one token of KV cache; {more}a larger device or a smaller model"
     )
