@@ -50,7 +50,8 @@ def tell(error: Any, model: type[BaseModel], raw: Any) -> str:
 def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[str], type[BaseModel], str]:
     """The path of the tables, the model of the innermost one, and the key in it ("" for itself)."""
     path: list[str] = []
-    name, value, annotation = "", raw, None
+    name, value = "", raw
+    annotation: Any = None
     for part in loc:
         inner = _models(annotation) if annotation is not None else []
         if isinstance(part, int):
@@ -67,7 +68,7 @@ def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[
             keyed = get_origin(annotation) is dict
             path.append(name)
             if keyed:
-                path, name, value, annotation = path, str(part), _inside(value, part), inner[0]
+                name, value, annotation = str(part), _inside(value, part), inner[0]
                 continue
             model = inner[0]
         elif name:
