@@ -52,7 +52,7 @@ def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[
     path: list[str] = []
     name, value = "", raw
     annotation: Any = None
-    for part in loc:
+    for depth, part in enumerate(loc):
         inner = _models(annotation) if annotation is not None else []
         if isinstance(part, int):
             value = value[part]
@@ -78,6 +78,8 @@ def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[
         field = model.model_fields.get(name)
         annotation = field.annotation if field is not None else None
         if field is not None and not _models(annotation):
+            if get_origin(annotation) is dict and depth + 1 < len(loc):  # by names, of plain values
+                return [*path, name], model, str(loc[depth + 1])
             break  # what follows are branches of a union of plain types
     return path, model, name
 
