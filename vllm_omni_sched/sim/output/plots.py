@@ -9,6 +9,7 @@ from vllm_omni_sched.sim.study import Finding, Study
 from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.spread import groups, measure
 
+_LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
 _MOST_LINES = len(style.COLOURS)
 _SWEPT = {
     "ttft_p99_seconds": "TTFT, P99 in seconds",
@@ -48,13 +49,14 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
 
 def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: Path) -> Path:
     figure, axes = style.new_figure()
-    style.layout(figure)
-    shown = [one for one in findings if key in one.curves][:_MOST_LINES]
+    shown = _shown([one for one in findings if key in one.curves])
+    style.layout(figure, right=style.room_for(figure, [_name(one) for one in shown]))
     ends = []
     for one, colour in zip(shown, style.COLOURS, strict=False):
         axes.plot(one.curves[key], PARTS, color=colour, linewidth=1.8)
         ends.append((_name(one), one.curves[key][-1], 1.0, colour))
     axes.set_xscale("log")
+    axes.set_xlim(left=min(one.curves[key][_LEFT] for one in shown) / 1.5)
     axes.set_ylim(0, 1.0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("part of requests" if key == "ttft_seconds" else "part of gaps")
@@ -64,6 +66,14 @@ def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: 
     left = f" ({len(shown)} of {len(findings)} points)" if len(shown) < len(findings) else ""
     style.headline(figure, title, f"{study.base.name}{left}")
     return style.save(figure, path)
+
+
+def _shown(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """All, or where that is too many to tell apart those at the values in the middle of the sweep."""
+    if len(findings) <= _MOST_LINES:
+        return findings
+    middle = findings[len(findings) // 2].values
+    return [one for one in findings if one.values == middle][:_MOST_LINES]
 
 
 def _apart(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> list[tuple[str, float, float, str]]:
@@ -108,14 +118,15 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
     """A line for each variant (and each value of other swept keys), the spread over seeds as a band."""
     many = len(wanted) > 1
     figure, parts = style.new_figure(
-        11.0 if many else 8.0, 7.0 if many else 4.5, nrows=2 if many else 1, ncols=2 if many else 1, squeeze=False
+        11.0 if many else 8.0, 7.5 if many else 4.5, nrows=2 if many else 1, ncols=2 if many else 1, squeeze=False
     )
-    style.layout(figure, right=0.88 if many else 0.84, left=0.07 if many else 0.09)
-    if many:
-        figure.subplots_adjust(wspace=0.42, hspace=0.3)
     lines: dict[str, list[list[Finding]]] = {}
     for group in groups(findings):
         lines.setdefault(_name(group[0], key), []).append(group)
+    right = style.room_for(figure, list(lines))
+    style.layout(figure, right=right, left=0.07 if many else 0.09, above=1.05)
+    if many:
+        figure.subplots_adjust(wspace=0.2 + 2.2 * (1 - right), hspace=0.32)
     for axes, (name, said) in zip(parts.flat, wanted.items(), strict=True):
         ends = []
         for (line, points), colour in zip(lines.items(), style.COLOURS, strict=False):
@@ -148,7 +159,7 @@ def _bars(study: Study, findings: Sequence[Finding], said: str, path: Path) -> P
     left = min(0.45, 0.03 + 0.0105 * max((len(name) for name, _ in found), default=4))
     style.layout(figure, right=0.94, left=left)
     most = max((values[-1] for _, values in found), default=1.0) or 1.0
-    for at, (name, values) in enumerate(found):
+    for at, (_, values) in enumerate(found):
         middle = values[len(values) // 2]
         axes.barh(at, middle, color=style.COLOURS[0], height=0.62)
         if len(values) > 1:

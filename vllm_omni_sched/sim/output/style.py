@@ -47,10 +47,16 @@ def headline(figure: Any, title: str, subtitle: str) -> None:
     figure.text(0.02, 1 - 0.35 / height, said, fontsize=9.5, color=MUTED, va="top", ha="left")
 
 
-def layout(figure: Any, right: float = 0.84, left: float = 0.09) -> None:
-    """Room for the headline above, and for names of lines at the right."""
+def room_for(figure: Any, names: Sequence[str]) -> float:
+    """Where axes have to end for the longest of the names to stand at their right; a part of the width."""
+    longest = max((len(name) for name in names), default=0)
+    return max(0.97 - (0.1 + 0.083 * longest) / float(figure.get_figwidth()), 0.5)
+
+
+def layout(figure: Any, right: float = 0.84, left: float = 0.09, above: float = 0.75) -> None:
+    """Room for the headline, ``above`` inches of it, and for names of lines at the right."""
     height = figure.get_figheight()
-    figure.subplots_adjust(left=left, right=right, top=1 - 0.75 / height, bottom=0.55 / height)
+    figure.subplots_adjust(left=left, right=right, top=1 - above / height, bottom=0.55 / height)
 
 
 def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
