@@ -62,6 +62,9 @@ class GatedPool(Pool):
 
     def submit(self, trip: Trip) -> None:
         name, stage, credits = trip.name, str(self.stage), self.shared.credits
+        if not self.live and not self.above.comes(self.stage):
+            self.above.fails(trip)
+            return
         if self.merger.members(name):  # it comes again, after a death, and is followed as before
             self._wait(trip)
             return
@@ -150,8 +153,7 @@ class GatedPool(Pool):
         return GateRequest(
             trip.name,
             trip.costs[self.stage],
-            has_credits=credits is None
-            or credits.blocked(str(self.stage), trip.name, path=self._path(trip)) is None,
+            has_credits=credits is None or credits.blocked(str(self.stage), trip.name, path=self._path(trip)) is None,
             low=self.shared.is_low(trip),
             warm=tuple((one, part) for one, part in warm.items() if part),
             units=self._window.counted(self._units(trip)) if self._window is not None else 0,
@@ -207,7 +209,7 @@ class GatedPool(Pool):
         promoted = self.merger.leave(trip.name).promoted
         heir = None if promoted is None else self._parked.pop(promoted)
         leg = trip.leg
-        if heir is not None and leg is not None:  # the work goes on, as that of another
+        if heir is not None and leg is not None and leg.stage == self.stage:  # the work goes on, as that of another
             self._inherit(leg, heir)
             return
         self.waiting.pop(trip.name, None)
@@ -218,15 +220,15 @@ class GatedPool(Pool):
 
     def _inherit(self, leg: Leg, heir: Trip) -> None:
         leg.trip.leg = None
-        leg.trip, heir.leg = heir, leg
+        leg.trip, heir.leg, leg.attempt = heir, leg, 0
         self.above.began(leg)
 
-    def placed(self, trip: Trip, index: int) -> None:
+    def placed(self, trip: Trip, index: int, attempt: int) -> None:
         if not self.merger.members(trip.name):  # it had finished here
             self.merger.join(None, trip.name)
         self.waiting.pop(trip.name, None)
         self.estimate(trip)
-        self.begin(trip, self.replicas[index], trip.costs[self.stage])
+        self.begin(trip, self.replicas[index], trip.costs[self.stage], attempt)
 
     def notice(self, index: int) -> list[Trip]:
         book = self.shared.affinity[self.stage]

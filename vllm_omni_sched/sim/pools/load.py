@@ -60,7 +60,19 @@ class Load:
     2. What is left of one is its estimate less its share so far, and no less than a tenth of the estimate.
     """
 
-    __slots__ = ("_began", "_ends", "_number", "_open", "_served", "_since", "_sum", "_tails", "_turns", "limit", "window")
+    __slots__ = (
+        "_began",
+        "_ends",
+        "_number",
+        "_open",
+        "_served",
+        "_since",
+        "_sum",
+        "_tails",
+        "_turns",
+        "limit",
+        "window",
+    )
 
     def __init__(self, limit: BatchControl | None = None, window: ProgressiveWindow | None = None) -> None:
         self.limit = limit
@@ -101,20 +113,20 @@ class Load:
         self._sum += running.end
         self._open += 1
         if self.window is not None:
-            self.window.begin(leg.trip.name, units, now)
+            self.window.begin(leg.name, units, now)
 
     def through(self, leg: Leg, now: float, seconds: float) -> None:
         """A request is through with what the latency target is about; it took so long."""
         if self.limit is not None:
             self.limit.observe(seconds, now, max(len(self._began), 1))
         if self.window is not None:
-            self.window.through(leg.trip.name, now)
+            self.window.through(leg.name, now)
 
     def end(self, leg: Leg, now: float) -> float | None:
         """The seconds that it had; None for one that is not there."""
         self._pass(now)
         if self.window is not None:
-            self.window.drop(leg.trip.name)
+            self.window.drop(leg.name)
         found = self._began.pop(leg, None)
         if found is None:
             return None

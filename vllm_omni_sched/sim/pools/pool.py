@@ -58,8 +58,11 @@ class Above(Protocol):
     def finished(self, trip: Trip, leg: Leg) -> None:
         """A stage is done with a request; ``leg``: whose output it has, its own or that of identical work."""
 
-    def failed(self, trip: Trip) -> None:
+    def fails(self, trip: Trip) -> None:
         """There is nobody to work on a request, and will not be."""
+
+    def comes(self, stage: int) -> bool:
+        """Whether a replica of a stage is there, or will be."""
 
     def joined(self, stage: int, index: int) -> None:
         """A new replica can take requests."""
@@ -111,7 +114,7 @@ class Pool:
         """A request has come to the stage."""
         live = self.live
         if not live:
-            self.above.failed(trip)
+            self.above.fails(trip)
             return
         cost = 0.0 if self.costs is None else self.estimate(trip)
         self.begin(trip, self._chooser.choose(cost, live, self.sim.now), cost)
@@ -125,9 +128,9 @@ class Pool:
         cost = trip.costs[self.stage] = self.costs.estimate(str(self.stage), features)
         return cost
 
-    def begin(self, trip: Trip, replica: Replica, cost_seconds: float) -> Leg:
-        """Give a request to a replica, now."""
-        leg = Leg(trip, self.stage, cost_seconds)
+    def begin(self, trip: Trip, replica: Replica, cost_seconds: float, attempt: int = 0) -> Leg:
+        """Give a request to a replica, now. ``attempt``: its number, if recovery has dispatched it."""
+        leg = Leg(trip, self.stage, cost_seconds, attempt)
         leg.replica = replica.index
         leg.submitted = self.sim.now
         trip.leg = leg
@@ -180,7 +183,7 @@ class Pool:
     def withdraw(self, trip: Trip) -> None:
         """A request leaves before its end: take it back from wherever it is."""
         leg = trip.leg
-        if leg is None:
+        if leg is None or leg.stage != self.stage:
             return
         replica = self.replicas[leg.replica]
         if replica.load is not None:
@@ -193,10 +196,9 @@ class Pool:
         if replica.draining:
             self._leave_if_empty(replica)
 
-    def placed(self, trip: Trip, index: int) -> None:
+    def placed(self, trip: Trip, index: int, attempt: int) -> None:
         """Recovery has given a request its place."""
-        cost = trip.costs.get(self.stage, 0.0)
-        self.begin(trip, self.replicas[index], cost)
+        self.begin(trip, self.replicas[index], trip.costs.get(self.stage, 0.0), attempt)
 
     # ---- replicas
 
@@ -209,6 +211,11 @@ class Pool:
     def target(self) -> int:
         """Replicas that are there or come, without those that are to leave."""
         return self.held - sum(one.draining for one in self.replicas.values())
+
+    @property
+    def starting(self) -> int:
+        """Replicas that were added, and are not there yet."""
+        return self._starting
 
     @property
     def present(self) -> int:
@@ -241,7 +248,9 @@ class Pool:
 
     def notice(self, index: int) -> list[Trip]:
         """The death of a replica is noticed: who is lost with it, in the order in which they came."""
-        replica = self.replicas[index]
+        replica = self.replicas.get(index)
+        if replica is None:
+            return []  # it drained, and what it had was taken back
         self._stop_sending(replica)
         lost, replica.limbo = replica.limbo, []
         for leg in lost:
@@ -275,9 +284,10 @@ class Pool:
 
         None where there is only one left.
         """
-        if len(self.live) < 2:
+        alive = [one for one in self.live if one.server is not None]
+        if len(alive) < 2:
             return None
-        chosen = min(reversed(self.live), key=lambda one: one.in_flight)
+        chosen = min(reversed(alive), key=lambda one: one.in_flight)
         chosen.draining = True
         self._stop_sending(chosen)
         return chosen.index

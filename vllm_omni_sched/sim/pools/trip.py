@@ -52,11 +52,12 @@ class Trip:
 
 
 class Leg(Job):
-    """A job that knows whose it is. ``spoke``: its first output was told."""
+    """A job that knows whose it is. ``name``: of whom it was begun for; ``spoke``: its first output was told."""
 
-    __slots__ = ("spoke", "trip")
+    __slots__ = ("name", "spoke", "trip")
 
-    def __init__(self, trip: Trip, stage: int, cost_seconds: float, attempt: int = 1) -> None:
+    def __init__(self, trip: Trip, stage: int, cost_seconds: float, attempt: int = 0) -> None:
         super().__init__(trip.request, stage, cost_seconds, attempt)
         self.trip = trip
+        self.name = trip.name
         self.spoke = False
