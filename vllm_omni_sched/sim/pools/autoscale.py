@@ -171,7 +171,7 @@ class Ahead:
         self._ways.fade()
         states = {str(stage): state for stage in self._stages if (state := self._state(stage, rates)) is not None}
         spare = sum(max(state.maximum - state.replicas, 0) for state in states.values())
-        plans, _ = self.planner.plan(states, spare, now)
+        plans = self.planner.plan(states, spare, now)[0]
         for name, plan in plans.items():
             pool = pipeline.pools[int(name)]
             if plan.replicas > pool.target or tested:

@@ -186,9 +186,8 @@ class GatedPool(Pool):
                 load.through(job, self.sim.now, self.sim.now - job.submitted)
             self.release()  # others that wait may have room now
 
-    def finish(self, trip: Trip, leg: Leg, replica: Replica) -> None:
-        load, now = replica.load, self.sim.now
-        assert load is not None
+    def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
+        now = self.sim.now
         if not self._first_output:
             load.through(leg, now, now - leg.submitted)
         elif not leg.spoke:
@@ -221,7 +220,8 @@ class GatedPool(Pool):
     def _inherit(self, leg: Leg, heir: Trip) -> None:
         leg.trip.leg = None
         leg.trip, heir.leg, leg.attempt = heir, leg, 0
-        self.above.began(leg)
+        if self.tells_of_each:
+            self.above.began(leg)
 
     def placed(self, trip: Trip, index: int, attempt: int) -> None:
         if not self.merger.members(trip.name):  # it had finished here

@@ -72,11 +72,12 @@ class Pipeline:
         self._record, self._left, self._links = record, left, links or {}
         self._answers, self._respawn = answers, respawn
         self._restart_seconds: dict[tuple[int, int], float] = {}
-        for pool in pools:
-            pool.above = self
         if policies is not None:
             recovery = policies.recovery([pool.spec for pool in pools], holds_outputs)
             self.repair = None if recovery is None else Repair(sim, recovery, self, holds_outputs)
+        self._credits = None if policies is None else policies.credits
+        for pool in pools:
+            pool.above, pool.tells_of_each = self, self.repair is not None
         self._requests: Iterator[Request] = iter(requests)
         self._ask()
 
@@ -114,7 +115,6 @@ class Pipeline:
         self.pools[trip.path[0]].submit(trip)
 
     def began(self, leg: Leg) -> None:
-        leg.trip.attempts += 1
         if self.repair is not None and not leg.attempt:
             self.repair.began(leg)
 
@@ -126,8 +126,8 @@ class Pipeline:
         if self._left is not None:
             self._left(leg)
         if leg.stage == self._answers or (final and trip.answer[0] == INF):
-            trip.answer = max(leg.first, trip.request.arrival), leg.largest_gap
-        if self.policies is not None and self.policies.credits is not None:
+            trip.answer = leg.first, leg.largest_gap
+        if self._credits is not None:
             self._release_before(trip)
         if final:
             self._leave(trip, Outcome.DONE)
@@ -154,18 +154,19 @@ class Pipeline:
         request, now = trip.request, self.sim.now
         del self.trips[request.number]
         trip.gone = True
-        if self.policies is not None and self.policies.credits is not None:
-            self.policies.credits.give_back(trip.name)
+        if self._credits is not None:
+            self._credits.give_back(trip.name)
         for watcher in self.watchers:
             watcher(trip, False)
         first, gap = trip.answer
         if outcome is Outcome.DONE:
             self.done += 1
-            first = first if first < INF else now
+            # of work that was begun for another one, the output may have been there before the request
+            first = max(first, request.arrival) if first < INF else now
         else:
             self.failed += 1
             first = INF
-        attempts = max(trip.attempts - trip.position, 1)
+        attempts = trip.attempts - trip.position
         self._record(
             Record(
                 request.number,
@@ -177,7 +178,7 @@ class Pipeline:
                 request.output_tokens,
                 gap,
                 outcome,
-                attempts,
+                attempts if attempts > 1 else 1,
             )
         )
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.graph.order import SlaClass, Undated, WaitingRequest
@@ -31,7 +32,7 @@ def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> St
     """
     sources: dict[int, dict[int, None]] = {stage: {} for stage in range(len(specs))}
     for path in paths:
-        for before, after in zip(path, path[1:], strict=False):
+        for before, after in pairwise(path):
             sources[after][before] = None
     finals = {path[-1] for path in paths}
     stages = [

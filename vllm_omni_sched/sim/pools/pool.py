@@ -96,6 +96,7 @@ class Pool:
         self.spec, self.stage = spec, stage
         self.sim, self.costs = sim, costs
         self.above: Above
+        self.tells_of_each = False  # of each dispatch
         self.live: list[Replica] = []  # that may get requests, by index
         self.replicas: dict[int, Replica] = {}
         self.request_seconds: float | None = None  # of a replica's time that a request takes
@@ -138,7 +139,9 @@ class Pool:
         replica.pending_seconds += cost_seconds
         if replica.load is not None:
             self.load_begins(leg, replica.load)
-        self.above.began(leg)
+        trip.attempts += 1
+        if self.tells_of_each:
+            self.above.began(leg)
         if replica.server is None:
             replica.limbo.append(leg)
         else:
@@ -151,9 +154,14 @@ class Pool:
     def _done(self, job: Job) -> None:
         assert isinstance(job, Leg)
         replica, trip = self.replicas[job.replica], job.trip
-        self._ended(job, replica)
+        trip.leg = None
+        replica.in_flight -= 1
+        replica.pending_seconds -= job.cost_seconds
         self.done_requests += 1
-        self.finish(trip, job, replica)
+        if replica.load is None:
+            self.above.finished(trip, job)
+        else:
+            self.finish(trip, job, replica, replica.load)
         if replica.draining:
             self._leave_if_empty(replica)
 
@@ -162,10 +170,9 @@ class Pool:
         replica.in_flight -= 1
         replica.pending_seconds -= leg.cost_seconds
 
-    def finish(self, trip: Trip, leg: Leg, replica: Replica) -> None:
+    def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
         """A server is done with a request."""
-        if replica.load is not None:
-            self.learn(trip, leg, replica.load)
+        self.learn(trip, leg, load)
         self.above.finished(trip, leg)
 
     def learn(self, trip: Trip, leg: Leg, load: Load) -> float | None:
