@@ -85,8 +85,9 @@ def test_operations_follow_the_share_and_reading_only_below_saturation(qwen):
     prompt, decode = (0, 0, 4096, pairs(4096)), (4, 4000, 0, 0.0)
     for share in (0.75, 0.5, 0.25):
         assert qwen.step_seconds(*prompt, share) - fixed == pytest.approx((qwen.step_seconds(*prompt) - fixed) / share)
-    assert qwen.step_seconds(*decode, 0.5) == qwen.step_seconds(*decode)
-    assert qwen.step_seconds(*decode, 0.25) - fixed == pytest.approx(2 * (qwen.step_seconds(*decode) - fixed))
+    enough = Efficiency().saturating_share
+    assert qwen.step_seconds(*decode, enough) == qwen.step_seconds(*decode, 0.5) == qwen.step_seconds(*decode)
+    assert qwen.step_seconds(*decode, enough / 2) - fixed == pytest.approx(2 * (qwen.step_seconds(*decode) - fixed))
 
 
 def test_encoding_follows_the_share_and_the_lane_is_no_different(qwen):
