@@ -57,12 +57,13 @@ EFFICIENCY_SOURCES = {
     ),
     "encoder_compute": Source(
         SourceKind.ASSUMED,
-        "products and attention are 46 % of the kernels' time of a Pixtral tower (vLLM pull request 57168), at 0.8 of the peak",
+        "products and attention are 46 % of the kernel time of a Pixtral tower (vLLM pull request 57168), "
+        "and get 0.8 of the peak at best",
     ),
     "saturating_share": Source(
         SourceKind.PUBLISHED,
-        "Bullet (ASPLOS 2026), section 3.2.2 and figure 8: 30 of the 108 multiprocessors of an A100 saturate its memory; "
-        "taken for other devices too",
+        "Bullet (ASPLOS 2026), section 3.2.2 and figure 8: 30 of the 108 multiprocessors of an A100 saturate its "
+        "memory; taken for other devices too",
     ),
     "step_seconds": Source(
         SourceKind.PUBLISHED,
