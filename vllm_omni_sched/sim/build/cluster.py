@@ -120,7 +120,9 @@ class Cluster:
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
             return make_encoders(sim, stage, costs)
-        engines = Engines(sim, scenario, stage, costs, self.itl, self._watcher(stage) if self._spans is not None else None)
+        engines = Engines(
+            sim, scenario, stage, costs, self.itl, self._watcher(stage) if self._spans is not None else None
+        )
         self.engines.append(engines)
         return engines
 
