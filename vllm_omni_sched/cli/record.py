@@ -42,7 +42,7 @@ def record(
     Exit status: 0 when all is well, also after Ctrl-C; 1 when the server is gone, or nothing was recorded; 2 when the
     call makes no sense.
     """
-    if not _LEAST_SECONDS <= min(seconds, interval) <= max(seconds, interval) < math.inf:
+    if not all(_LEAST_SECONDS <= length < math.inf for length in (seconds, interval)):
         _leave(_USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
     address = _metrics_address(url)
     if out.exists():
@@ -136,8 +136,12 @@ def _metrics_address(url: str) -> str:
 def _look(address: str) -> Scrape:
     from vllm_omni_sched.sim.workloads.recorder import read_metrics
 
-    with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
-        return read_metrics(answer.read().decode("utf-8", "replace"))
+    try:
+        with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
+            return read_metrics(answer.read().decode("utf-8", "replace"))
+    except HTTPError as error:
+        error.close()  # it is an answer, too
+        raise
 
 
 def _said(error: Exception) -> str:
