@@ -99,10 +99,10 @@ def _record(
     with bar:
         task = bar.add_task("Recording", total=looks)
         for number in range(1, looks + 1):
-            now = monotonic_seconds() - begin
-            if number < looks and now >= (number + 1) * interval:  # the look before took so long
+            wait = begin + min(number * interval, seconds) - monotonic_seconds()
+            if wait <= 0:  # the look before took so long
                 continue
-            sleep_seconds(max(0.0, min(number * interval, seconds) - now))
+            sleep_seconds(wait)
             try:
                 scrape = look()
             except (OSError, HTTPException, ConfigError) as error:
