@@ -3,30 +3,32 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
 class Known:
     """What there are costs and workloads for.
 
-    ``check_workload(kind, options, where)`` raises `ConfigError` where a workload cannot have those further keys;
-    ``video_kinds``: workloads whose requests all bring videos that have to be decoded.
+    ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
+    of a ``[workload]`` table, and raises `ConfigError` where it cannot; ``where`` is for messages, files are named from
+    ``folder``. ``video_kinds``: workloads whose requests bring videos that have to be decoded.
     """
 
     devices: Collection[str]
     models: Collection[str]
-    workloads: Collection[str]
-    check_workload: Callable[[str, Mapping[str, Any], str], None]
+    workloads: Mapping[str, type[BaseModel]]
+    make_workload: Callable[[Mapping[str, Any], str, Path], object]
     video_kinds: Collection[str] = ("video-clips",)
 
 
 def installed() -> Known:
     """What this package has."""
-    costs, workloads = (import_module(f"vllm_omni_sched.sim.{name}") for name in ("costs", "workloads"))
-    return Known(
-        devices=tuple(costs.DEVICES),
-        models=tuple(costs.MODELS),
-        workloads=tuple(workloads.KINDS),
-        check_workload=workloads.check,
+    hardware, models, workloads = (
+        import_module(f"vllm_omni_sched.sim.{name}")
+        for name in ("costs.hardware", "costs.models", "workloads.registry")
     )
+    return Known(tuple(hardware.DEVICES), tuple(models.MODELS), workloads.KINDS, workloads.build)

@@ -69,6 +69,13 @@ class EngineStage(_Stage):
         None, ge=1, description="Embeddings encoded in a step; default: `max_num_batched_tokens`, as in vLLM."
     )
 
+    lane_items: int = Field(1, ge=1, description="Items that the lane of encode-ahead works at at a time.")
+    lane_on: Literal["device", "beside", "shared"] = Field(
+        "device",
+        description="The lane works on the engine's `device`; or on processors: `beside` those of the LLM, too, or "
+        "`shared` with it.",
+    )
+
     @property
     def devices_each(self) -> int:
         """Accelerators of a replica."""
