@@ -10,6 +10,7 @@ from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.spread import groups, measure
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
+_LEAST = 1e-6  # seconds; a log axis has no 0
 _MOST_LINES = len(style.COLOURS)
 _SWEPT = {
     "ttft_p99_seconds": "TTFT, P99 in seconds",
@@ -58,7 +59,8 @@ def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: 
     axes.set_xscale("log")
     promised = study.base.slo.ttft_seconds if key == "ttft_seconds" else study.base.slo.itl_seconds
     furthest = max(promised, *(one.curves[key][-1] for one in shown))
-    axes.set_xlim(min(one.curves[key][_LEFT] for one in shown) / 1.5, furthest * 1.3)
+    nearest = min(one.curves[key][_LEFT] for one in shown)
+    axes.set_xlim(max(nearest / 1.5, _LEAST), furthest * 1.3)
     axes.set_ylim(0, 1.0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("part of requests" if key == "ttft_seconds" else "part of gaps")
