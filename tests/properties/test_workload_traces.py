@@ -80,7 +80,7 @@ def test_what_is_written_is_read(entries: list[Interval] | list[Exact]) -> None:
 
 
 @given(intervals(), st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 60), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_replay_has_what_was_recorded(found: list[Interval], scale: float, embeds: int, seed: int) -> None:
     if not sum(one.arrivals for one in found):
         return
