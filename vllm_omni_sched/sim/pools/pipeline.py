@@ -220,8 +220,8 @@ class Pipeline:
             if self._respawn:
                 self.start_again(pool.stage, index)
         if isinstance(pool, GatedPool) and not self.comes(pool.stage):
-            for trip in list(pool.waiting.values()):
-                self.fails(trip)
+            while pool.waiting:  # with each that fails, one that followed it may begin to wait
+                self.fails(next(iter(pool.waiting.values())))
 
     def comes(self, stage: int) -> bool:
         """Whether a replica of a stage is there, or will be."""
