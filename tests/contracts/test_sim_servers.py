@@ -139,4 +139,5 @@ def test_to_abort_what_is_not_here_changes_nothing(make):
     server.submit(job)
     sim.run()
     server.abort(job)
-    assert done == [job] and server.in_flight == 0
+    assert done == [job]
+    assert server.in_flight == 0
