@@ -27,6 +27,7 @@ from vllm_omni_sched.stage_options import StageSchedConfig
 
 PATHS = {"": (0, 1), "text": (1,), "audio": (0, 1, 2)}
 COUNT = 60
+LONG = 5000.0  # seconds; whoever is here still is stuck
 
 
 def requests(rng, rate=3.0):
@@ -122,7 +123,7 @@ def test_stock(seed, respawn, aborts):
     sim, records = Simulator(), []
     pipeline = stock(sim, seed, records, respawn=respawn)
     break_it(pipeline, random.Random(seed), aborts)
-    sim.run()
+    sim.run(until=LONG)
     check(pipeline, records)
 
 
@@ -152,7 +153,7 @@ def test_orchestrated(seed, options, holds_outputs, aborts, linked):
     links = {(0, 1): Links(sim, spec, embeds_bytes(1024))} if linked else {}
     pipeline = orchestrated(sim, seed, records, options, holds_outputs=holds_outputs, links=links)
     break_it(pipeline, random.Random(seed), aborts)
-    sim.run()
+    sim.run(until=LONG)
     check(pipeline, records)
 
 
@@ -168,7 +169,7 @@ def test_with_recovery_nobody_is_lost(seed, holds_outputs):
         pipeline.fail_by(FailureSpec(stage, at_seconds=(2.0 + stage, 12.0 + stage), restart_seconds=3.0), rng)
         for stage in range(3)
     ]
-    sim.run()
+    sim.run(until=LONG)
     check(pipeline, records)
     assert [record.outcome for record in records] == [Outcome.DONE] * COUNT
     assert sum(one.deaths for one in failures) > 0
@@ -179,7 +180,7 @@ def test_without_recovery_they_fail():
     sim, records = Simulator(), []
     pipeline = stock(sim, 3, records)
     pipeline.fail_by(FailureSpec(1, at_seconds=(5.0,), rack=3), random.Random(1))
-    sim.run()
+    sim.run(until=LONG)
     check(pipeline, records)
     assert pipeline.failed > COUNT / 4
     assert not pipeline.pools[1].live
@@ -198,7 +199,7 @@ def test_scaling(seed, gated):
             rng.randint(1, 6),
         )
     sim.at(25.0, lambda _: pipeline.scale(pipeline.pools[1], 2))
-    sim.run()
+    sim.run(until=LONG)
     check(pipeline, records)
     assert pipeline.failed == 0
     assert len(pipeline.pools[1].live) == pipeline.pools[1].held == 2
