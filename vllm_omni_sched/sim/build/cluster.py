@@ -81,6 +81,7 @@ class Cluster:
             policies,
             links=self._links(),
             answers=scenario.output_stage,
+            respawn=scenario.respawn,
             left=self._left if spans is not None else None,
         )
         for number, failures in enumerate(scenario.failures):
@@ -193,7 +194,7 @@ class Cluster:
             bin_seconds=options.every_seconds,
             season_bins=max(1, round(options.season_seconds / options.every_seconds)),
             horizon_seconds=options.start_seconds + options.every_seconds,
-            guard_window=60 if options.mode == "forecast" else 10**9,
+            guarded=options.mode == "forecast",
         )
         plan = PlanOptions(utilisation=options.utilisation, spare_utilisation=0.75 * options.utilisation)
         bounds = Bounds(options.minimum, options.maximum, options.capacity)

@@ -105,6 +105,8 @@ class Pool:
         self._next_index = 0
         self._starting = 0
         self._past: Counter[str] = Counter()  # busy seconds of servers that are gone
+        self.deaths = self.added = self.gone = 0  # replicas
+        self.serving_seconds = self.empty_seconds = 0.0  # of replicas that can work; without any
         self._held_seconds, self._held_since = 0.0, sim.now
         for _ in range(spec.replicas):
             self._serve(self._new())
@@ -220,6 +222,11 @@ class Pool:
         return self.held - sum(one.draining for one in self.replicas.values())
 
     @property
+    def serving(self) -> int:
+        """Replicas that can work, whether anybody knows or not that others are dead."""
+        return sum(one.server is not None for one in self.replicas.values())
+
+    @property
     def starting(self) -> int:
         """Replicas that were added, and are not there yet."""
         return self._starting
@@ -247,6 +254,8 @@ class Pool:
         replica = self.replicas.get(index)
         if replica is None or replica.server is None:
             return False
+        self._count_held()
+        self.deaths += 1
         lost = replica.server.kill()
         self._past.update(replica.server.busy_seconds())
         replica.server = None
@@ -276,6 +285,7 @@ class Pool:
     def add(self) -> None:
         """Start one more replica; it is there after ``startup_seconds``."""
         self._count_held()
+        self.added += 1
         self._starting += 1
         self.sim.after(self.spec.startup_seconds, self._started)
 
@@ -307,6 +317,7 @@ class Pool:
         if replica.in_flight or replica.index not in self.replicas:
             return
         self._count_held()
+        self.gone += 1
         del self.replicas[replica.index]
         if replica.server is not None:
             self._past.update(replica.server.busy_seconds())
@@ -324,6 +335,7 @@ class Pool:
         return replica
 
     def _serve(self, replica: Replica) -> None:
+        self._count_held()
         replica.server = self._make(replica.index, self._done)
         at = bisect_left(self.live, replica.index, key=index_of)
         if at == len(self.live) or self.live[at] is not replica:
@@ -335,5 +347,9 @@ class Pool:
 
     def _count_held(self) -> None:
         now = self.sim.now
-        self._held_seconds += self.held * (now - self._held_since)
+        passed = now - self._held_since
+        serving = self.serving
+        self._held_seconds += self.held * passed
+        self.serving_seconds += serving * passed
+        self.empty_seconds += 0.0 if serving else passed
         self._held_since = now

@@ -42,7 +42,6 @@ class Failures(Options):
     restart_seconds: float = Field(90.0, ge=0, description="Until a replica that is started again can work.")
     rack_replicas: int = Field(8, ge=1, description="Replicas that a rack holds.")
 
-
     @field_validator("at_seconds", mode="before")
     @classmethod
     def _sequence(cls, value: Any) -> Any:
@@ -63,9 +62,10 @@ class Autoscale(Options):
     maximum: int = Field(ge=1, description="Most replicas.")
     start_seconds: float = Field(90.0, ge=0, description="Until a new replica can work.")
     every_seconds: float = Field(30.0, gt=0, description="Time between decisions.")
-    mode: Literal["reactive", "forecast", "forecast-guarded-off"] = Field(
+    mode: Literal["reactive", "forecast", "forecast-unguarded"] = Field(
         "reactive",
-        description="By the load now; by the forecast; or by the forecast even where it has been wrong lately.",
+        description="By the load now; by the forecast, where a guard lets the naive forecast speak while the model errs "
+        "more than that; or by what the model says even then, to see what the guard is worth.",
     )
     utilisation: float = Field(0.7, gt=0, le=1, description="Part of what replicas can do that is to be used.")
     at_once: int | None = Field(
