@@ -94,15 +94,14 @@ class Loads:
             return
         self.observed.fronts.append(FrontPoint(0, "image", number, picture.front_seconds))
         for a in decoding:
-            gaps = [after - before for before, after in itertools.pairwise(a.outputs)]
-            during = [
-                gap
-                for gap, end in zip(gaps, a.outputs[1:], strict=True)
-                if picture.called < end - gap and end <= picture.scheduled
-            ]
-            if during:
-                more = max(sum(during) - len(during) * statistics.median(gaps), 0.0) / number
-                self.observed.front_stalls.setdefault("image", []).append(more)
+            usual = statistics.median(after - before for before, after in itertools.pairwise(a.outputs))
+            until = [had for had, step in zip(a.outputs, a.steps, strict=True) if step <= picture.scheduled]
+            # the gap in which the front end began counts whole
+            began = max((i for i, had in enumerate(until) if had <= picture.called), default=0)
+            during = until[began:]
+            if len(during) > 1:
+                more = max(during[-1] - during[0] - (len(during) - 1) * usual, 0.0)
+                self.observed.front_stalls.setdefault("image", []).append(more / number)
 
     async def lane(self, number: int) -> None:
         """Images while others decode, on an engine with encode-ahead."""
