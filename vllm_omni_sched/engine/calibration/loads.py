@@ -88,11 +88,15 @@ class Loads:
         asked = [await self._client.ask(self._prompts.text(count)) for count in words]
         picture = await self._client.ask(self._prompts.images(number)) if number else None
         decoding = await asyncio.gather(*others)
+        # the core takes a request on between two steps: it has waited for half of one
+        step = statistics.median(after - before for a in decoding for before, after in itertools.pairwise(a.steps))
         for answer in asked:
-            self.observed.fronts.append(FrontPoint(answer.prompt_tokens, "", 0, answer.front_seconds))
+            seconds = max(answer.front_seconds - step / 2, 0.0)
+            self.observed.fronts.append(FrontPoint(answer.prompt_tokens, "", 0, seconds))
         if picture is None:
             return
-        self.observed.fronts.append(FrontPoint(0, "image", number, picture.front_seconds))
+        seconds = max(picture.front_seconds - step / 2, 0.0)
+        self.observed.fronts.append(FrontPoint(0, "image", number, seconds))
         for a in decoding:
             usual = statistics.median(after - before for before, after in itertools.pairwise(a.outputs))
             until = [had for had, step in zip(a.outputs, a.steps, strict=True) if step <= picture.scheduled]
