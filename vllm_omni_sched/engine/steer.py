@@ -10,30 +10,15 @@ from itertools import islice
 from typing import Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import ControlMode, OmniSchedConfig
+from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.graph.pieces import Pieces, Work
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
-from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
+from vllm_omni_sched.resource.control import make_control
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
-from vllm_omni_sched.resource.pid import PidBatch
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 
 _LOOK_AHEAD = 16  # waiting requests that a plan takes into account; a step seldom starts more
-
-
-def make_control(mode: ControlMode, config: OmniSchedConfig, minimum: int, maximum: int) -> BatchControl | None:
-    """The control that an option names; None for ``off``."""
-    target, interval = config.control_target_ms / 1e3, config.control_interval_ms / 1e3
-    minimum = min(minimum, maximum)
-    if mode is ControlMode.PID:
-        return PidBatch(target, interval, minimum, maximum)
-    if mode is ControlMode.AIMD:
-        return AimdBatch(target, interval, minimum, maximum, increase=max(1, maximum // 32))
-    if mode is ControlMode.ADAPTIVE:
-        return AdaptivePrefill(target, minimum, maximum)
-    return None
 
 
 class Steering:

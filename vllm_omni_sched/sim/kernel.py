@@ -1,6 +1,7 @@
 """Events in the order of their time."""
 
 import math
+import sys
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
@@ -52,22 +53,29 @@ class Simulator:
         """
         self.at(self.now + seconds, action, argument)
 
+    def soon(self, seconds: float, action: Action, argument: Any) -> None:
+        """`after`, for what is asked for at every step: ``seconds`` are known to be 0 or more."""
+        self._number = number = self._number + 1
+        heappush(self._heap, (self.now + seconds, number, action, argument))
+
     def run(self, until: float = math.inf, max_events: int | None = None) -> bool:
         """Let everything happen that is due by then, and ``now`` be then; whether there is more to come.
 
-        With ``max_events`` it returns after so many, wherever that is: to show progress, or to be interrupted.
+        With ``max_events`` it may return earlier, after so many: to show progress, or to be interrupted.
         """
-        heap, left = self._heap, math.inf if max_events is None else max_events
+        heap, most = self._heap, sys.maxsize if max_events is None else max_events
         done = 0
         try:
-            while heap and heap[0][0] <= until:
-                if done >= left:
-                    return True
-                self.now, _, action, argument = heappop(heap)
+            while heap and done < most:
+                event = heappop(heap)
+                if event[0] > until:
+                    heappush(heap, event)
+                    break
+                self.now = event[0]
                 done += 1
-                action(argument)
+                event[2](event[3])
         finally:
             self.events += done
-        if until < math.inf:
+        if until < math.inf and (not heap or heap[0][0] > until):
             self.now = max(self.now, until)
         return bool(heap)

@@ -1,12 +1,14 @@
 """What a run is measured by: histograms of constant size, and one record for each request."""
 
 import math
-from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
+from math import log
 
 _PER_E = 200  # bins for a factor of e: each is half a per cent wide
-_LEAST = 1e-6
+_LEAST = 1e-6  # seconds; what is shorter counts as that
+_FIRST = int(log(_LEAST) * _PER_E)
 
 
 class Histogram:
@@ -20,11 +22,14 @@ class Histogram:
         self.total = 0.0
         self.largest = 0.0
 
-    def add(self, seconds: float, weight: float = 1.0, _log=math.log) -> None:  # type: ignore[no-untyped-def]
+    def add(self, seconds: float, weight: float = 1.0) -> None:
         """So long a duration, ``weight`` times."""
-        at = int(_log(seconds) * _PER_E) if seconds > _LEAST else int(math.log(_LEAST) * _PER_E)
+        at = int(log(seconds) * _PER_E) if seconds > _LEAST else _FIRST
         bins = self._bins
-        bins[at] = bins.get(at, 0.0) + weight
+        if at in bins:
+            bins[at] += weight
+        else:
+            bins[at] = weight
         self.count += weight
         self.total += seconds * weight
         if seconds > self.largest:
@@ -96,11 +101,11 @@ class Gaps:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._numbers = array("q")
-        self._seconds = array("d")
+        self._numbers: list[int] = []
+        self._seconds: list[float] = []
 
-    def add(self, seconds: float) -> None:
-        """The next step took so long."""
+    def add(self, seconds: float) -> int:
+        """The next step took so long; how many there are now."""
         kept, numbers = self._seconds, self._numbers
         while kept and kept[-1] <= seconds:
             kept.pop()
@@ -108,10 +113,9 @@ class Gaps:
         kept.append(seconds)
         numbers.append(self.steps)
         self.steps += 1
+        return self.steps
 
     def largest_since(self, step: int) -> float:
         """Of that step and all after it; 0 if there is none."""
-        from bisect import bisect_left
-
         at = bisect_left(self._numbers, step)
         return self._seconds[at] if at < len(self._seconds) else 0.0

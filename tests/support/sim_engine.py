@@ -1,0 +1,85 @@
+"""A simulated engine with costs that one can add up by hand."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.sim.costs.base import Source, SourceKind
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.server import EngineServer
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Histogram
+from vllm_omni_sched.sim.server import Job
+from vllm_omni_sched.sim.work import Request
+
+
+class PlainCosts:
+    """A step takes ``base``, and so much more for each of what it has."""
+
+    source = Source(SourceKind.ASSUMED, "round numbers")
+    kv_tokens = 10**9
+
+    def __init__(
+        self,
+        base: float = 0.0,
+        decode: float = 0.0,
+        prefill: float = 0.0,
+        embed: float = 0.0,
+        front: float = 0.0,
+        answer: float = 0.0,
+        left: float = 1.0,
+    ) -> None:
+        self.base, self.decode, self.prefill, self.embed = base, decode, prefill, embed
+        self.front, self.answer_seconds, self.left = front, answer, left
+
+    def step_seconds(
+        self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
+    ) -> float:
+        return (self.base + self.decode * decodes + self.prefill * prefill_tokens) / share
+
+    def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+        return self.embed * embeds / share
+
+    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+        return self.embed * embeds
+
+    def in_lane(self, share: float) -> float:
+        return self.left
+
+    def frontend_seconds(self, request: Request) -> float:
+        return self.front
+
+
+class Run:
+    """An engine, and what came out of it: ``ended`` has (job, when) in the order in which they ended."""
+
+    def __init__(self, costs: PlainCosts | None = None, limits: dict[str, Any] | None = None, **options: Any) -> None:
+        self.sim = Simulator()
+        self.ended: list[tuple[Job, float]] = []
+        self.itl = Histogram()
+        self.steps: list[tuple[float, float, dict[str, float]]] = []
+        self.limits = EngineLimits(**{"kv_tokens": 10**9, **(limits or {})})
+        self.policies = EnginePolicies(OmniSchedConfig(**options), self.limits)
+        self.engine = EngineServer(
+            self.sim, costs or PlainCosts(), self.limits, self.policies, self._end, self.itl, self._step
+        )
+        self.jobs: dict[int, Job] = {}
+
+    def _end(self, job: Job) -> None:
+        self.ended.append((job, self.sim.now))
+
+    def _step(self, name: str, start: float, seconds: float, **facts: float) -> None:
+        self.steps.append((start, seconds, facts))
+
+    def serve(self, requests: Iterable[Request], until: float = float("inf")) -> "Run":
+        for request in requests:
+            job = self.jobs[request.number] = Job(request, 0)
+            self.sim.at(request.arrival, self.engine.submit, job)
+        self.sim.run(until)
+        return self
+
+    def end(self, number: int) -> float:
+        """When a request ended."""
+        (when,) = [when for job, when in self.ended if job.request.number == number]
+        return when

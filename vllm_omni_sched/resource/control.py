@@ -1,0 +1,19 @@
+"""What steers a limit, by the name that an option gives it."""
+
+from vllm_omni_sched.config import ControlMode, OmniSchedConfig
+from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
+from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
+
+
+def make_control(mode: ControlMode, config: OmniSchedConfig, minimum: int, maximum: int) -> BatchControl | None:
+    """The control that an option names; None for ``off``."""
+    target, interval = config.control_target_ms / 1e3, config.control_interval_ms / 1e3
+    minimum = min(minimum, maximum)
+    if mode is ControlMode.PID:
+        return PidBatch(target, interval, minimum, maximum)
+    if mode is ControlMode.AIMD:
+        return AimdBatch(target, interval, minimum, maximum, increase=max(1, maximum // 32))
+    if mode is ControlMode.ADAPTIVE:
+        return AdaptivePrefill(target, minimum, maximum)
+    return None

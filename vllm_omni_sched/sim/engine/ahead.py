@@ -1,0 +1,141 @@
+"""The scheduler's half of encode-ahead: whose items go to the lane, and who waits for them."""
+
+from collections.abc import Callable
+
+from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
+from vllm_omni_sched.resource.lane_share import DecodeLoad
+from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where, WhereReason
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.engine.encoding import Encoding
+from vllm_omni_sched.sim.engine.lane import SimLane
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.kernel import Simulator
+
+_LEAST_PIECE = 64  # tokens in front of a missing item that are worth a step, as in the real scheduler
+
+Loads = Callable[[], tuple[DecodeLoad, ...]]
+
+
+class Ahead:
+    """Asks `EncodeShare` where the items of a sequence's next chunk are encoded, as the real scheduler does.
+
+    1. While its items are in the lane a sequence is held, unless a piece of its prompt in front of them is worth a
+       step; when one is back, it is looked at again.
+    2. Who once had items in the lane has none encoded in the step.
+    3. Each content is encoded once for all who want it (`AheadLedger`).
+
+    Args:
+        running: those who decode, as the lane's share sees them.
+        back: called with each sequence that is held no more.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        costs: EngineCosts,
+        limits: EngineLimits,
+        policies: EnginePolicies,
+        encoding: Encoding,
+        running: Loads,
+        back: Callable[[list[Sequence]], None],
+    ) -> None:
+        assert policies.share is not None
+        assert policies.ledger is not None
+        self._sim, self._costs, self._limits, self._policies = sim, costs, limits, policies
+        self._encoding, self._running, self._back = encoding, running, back
+        self.policy: EncodeShare = policies.share
+        self.ledger: AheadLedger = policies.ledger
+        self.share = 1.0
+        self.lane = SimLane(sim, self._seconds, self._encoded, limits.lane_items)
+        self.held: dict[str, Sequence] = {}
+        self._wanted: dict[str, tuple[str, int, set[str]]] = {}  # content -> modality, embeddings, who is held for it
+        self._anybody = (DecodeLoad("all", 1, policies.itl_target_seconds),)
+        self.placements: dict[WhereReason, int] = {}
+        self.in_step_seconds = 0.0  # of encodes in the step that is being planned
+
+    def _seconds(self, modality: str, embeds: int) -> float:
+        return self._costs.lane_seconds(modality, embeds, 1, self.share)
+
+    def may_run(self, sequence: Sequence, alone: bool, now: float) -> bool:
+        """Whether its next chunk has what it needs, or a piece of it that is worth a step (``sequence.limit``).
+
+        Args:
+            alone: no other request is here.
+        """
+        sequence.limit = None
+        window = sequence.window(self._limits.max_num_batched_tokens)
+        missing = [
+            i
+            for i in window
+            if sequence.items[i].content not in sequence.held and not self._encoding.has(sequence.items[i])
+        ]
+        if not missing or (not sequence.ahead and self._in_step(sequence, missing, alone, now)):
+            return True
+        sequence.ahead = True
+        for i in missing:
+            item = sequence.items[i]
+            content = str(item.content)
+            if self.ledger.want(sequence.name, content, item.embeds) is not EncodeState.READY:
+                self._wanted.setdefault(content, (item.modality, item.embeds, set()))[2].add(sequence.name)
+        sequence.limit = sequence.starts[missing[0]]
+        return sequence.limit - sequence.computed >= _LEAST_PIECE
+
+    def _in_step(self, sequence: Sequence, missing: list[int], alone: bool, now: float) -> bool:
+        items = [sequence.items[i] for i in missing]
+        if any(self.ledger.state(str(item.content)) is not None for item in items):
+            return False
+        seconds = sum(self._policies.costs.encode_seconds(item.modality, item.embeds) for item in items)
+        group = EncodeGroup(
+            sequence.name,
+            len(items),
+            seconds / len(items) or self._policies.itl_target_seconds,
+            now,
+            sequence.job.request.arrival + sequence.sla.ttft_seconds,
+        )
+        others = () if alone else self._running() or self._anybody
+        (placed,) = self.policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
+        self.placements[placed.reason] = self.placements.get(placed.reason, 0) + 1
+        in_step = placed.where is Where.IN_STEP
+        self.in_step_seconds += group.seconds if in_step else 0.0
+        return in_step
+
+    def hold(self, sequence: Sequence) -> None:
+        """It waits for the lane."""
+        self.held[sequence.name] = sequence
+
+    def send(self) -> None:
+        """Give the lane what was decided for it."""
+        for content, ticket in self.ledger.take_orders().submit:
+            modality, embeds, _ = self._wanted[content]
+            self.lane.submit(content, ticket, modality, embeds)
+
+    def _encoded(self, content: str, ticket: int, seconds: float) -> None:
+        modality, embeds, waiting = self._wanted.pop(content, ("", 0, set()))
+        if modality:
+            self._policies.costs.encoded(modality, embeds, seconds)
+        self.ledger.ready(content, ticket)
+        self.send()
+        self._back([self.held.pop(name) for name in sorted(waiting, key=int) if name in self.held])
+
+    def stepped(self, now: float) -> None:
+        """A step is over: the lane's share follows how long it took."""
+        self.in_step_seconds = 0.0
+        if self.ledger.num_pending:
+            self.share, _ = self.policy.lane.update(self._running(), now)
+
+    def release(self, sequence: Sequence) -> None:
+        """It is over."""
+        self.held.pop(sequence.name, None)
+        self.ledger.release(sequence.name)
+        for item in sequence.items if sequence.ahead else ():
+            if self.ledger.state(str(item.content)) is None:
+                self._wanted.pop(str(item.content), None)
+
+    def kill(self) -> None:
+        """The engine died, and its lane."""
+        for sequence in list(self.held.values()):
+            self.release(sequence)
+        self.lane.kill()
+        self._wanted.clear()

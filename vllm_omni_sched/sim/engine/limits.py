@@ -1,0 +1,41 @@
+"""What an engine was started with."""
+
+from dataclasses import dataclass
+
+from vllm_omni_sched.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Sizes of one engine, with vLLM's names where it has them.
+
+    ``encoder_budget_embeds``, ``encoder_cache_embeds``: of a step, and of the encoder cache; an item that is larger
+    goes alone. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: that the lane works
+    at at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
+    ``lane_beside``: whether it has some of its own, too.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+
+    kv_tokens: int
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    encoder_budget_embeds: int = 8192
+    encoder_cache_embeds: int = 8192
+    encodes: bool = True
+    lane_items: int = 1
+    paced: bool = False
+    lane_beside: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (
+            "kv_tokens",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "encoder_budget_embeds",
+            "encoder_cache_embeds",
+            "lane_items",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")

@@ -1,0 +1,81 @@
+"""The policies of a simulated engine: the objects that steer the real one, made of the same options."""
+
+from dataclasses import replace
+
+from vllm_omni_sched.config import OmniSchedConfig, OrderMode
+from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass, WaitingOrder
+from vllm_omni_sched.graph.pieces import Pieces
+from vllm_omni_sched.items.ahead import AheadLedger
+from vllm_omni_sched.monitor.cost import CostModel
+from vllm_omni_sched.monitor.steps import StepMeter
+from vllm_omni_sched.resource.control import make_control
+from vllm_omni_sched.resource.encoder_budget import EncoderBudget
+from vllm_omni_sched.resource.lane_share import LaneShare
+from vllm_omni_sched.resource.pace import DecodePace
+from vllm_omni_sched.resource.share import EncodeShare
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.waiting import ByArrival, BySla, Waiting
+
+_PACE, _PACE_BESIDE = 0.8, 0.3  # the defaults of `decode_pace`, on the LLM's processors and beside them
+
+
+class EnginePolicies:
+    """What decides in one engine. Without a deciding option each is None, and a step is vLLM's."""
+
+    def __init__(self, config: OmniSchedConfig, limits: EngineLimits) -> None:
+        self.config = config
+        self.costs = CostModel()
+        self.steps = StepMeter()
+        self.itl_target_seconds = config.itl_target_ms / 1e3
+        self.classes: dict[str, SlaClass] = {
+            REALTIME.name: replace(
+                REALTIME, ttft_seconds=config.realtime_ttft_ms / 1e3, itl_seconds=config.realtime_itl_ms / 1e3
+            ),
+            INTERACTIVE.name: replace(
+                INTERACTIVE,
+                ttft_seconds=config.interactive_ttft_ms / 1e3,
+                itl_seconds=config.interactive_itl_ms / 1e3,
+            ),
+            BATCH.name: BATCH,
+        }
+        self.order = WaitingOrder(config.max_wait_seconds) if config.waiting_order is OrderMode.SLA else None
+        self.share: EncodeShare | None = None
+        self.ledger: AheadLedger | None = None
+        self.pace: DecodePace | None = None
+        if config.encode_ahead and limits.encodes:
+            self.share = EncodeShare(
+                LaneShare(config.encode_lane_min_share),
+                float("inf"),
+                max_stall=0,
+                max_alone_seconds=2 * self.itl_target_seconds,
+            )
+            self.ledger = AheadLedger(limits.encoder_cache_embeds, max_encoding=limits.lane_items + 1)
+            if limits.paced:
+                pace = _PACE_BESIDE if limits.lane_beside else _PACE
+                self.pace = DecodePace(pace if config.decode_pace is None else config.decode_pace)
+        self.batch = make_control(
+            config.batch_control, config, config.batch_min, min(config.batch_max, limits.max_num_seqs)
+        )
+        self.prefill = make_control(
+            config.prefill_control, config, config.prefill_min_tokens, limits.max_num_batched_tokens
+        )
+        self.pieces = Pieces() if config.pieces else None
+        split = config.encoder_split and limits.encodes
+        self.split = EncoderBudget(limits.encoder_budget_embeds) if split else None
+
+    @property
+    def measures(self) -> bool:
+        """Whether anything here wants to know what steps take."""
+        return any(part is not None for part in (self.share, self.batch, self.prefill, self.order, self.split))
+
+    def waiting(self) -> Waiting:
+        """A queue for those that wait."""
+        return ByArrival() if self.order is None else BySla(self.order, self.costs)
+
+    def sla(self, name: str) -> SlaClass:
+        """The class of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self.classes[name]

@@ -1,0 +1,166 @@
+"""Whose prompts are computed in a step, and how much of each."""
+
+from vllm_omni_sched.graph.pieces import Work
+from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan, ModalityDemand
+from vllm_omni_sched.sim.engine.ahead import Ahead
+from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.encoding import Encoding
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.engine.waiting import Waiting
+
+_LOOK_AHEAD = 16  # waiting requests that a plan takes into account, as in the real scheduler
+
+
+class Prompts:
+    """Chunked prefill as vLLM does it: those that run first, then those that wait while there is room.
+
+    1. A step has ``max_num_batched_tokens``; those who decode take one each, prompts the rest, bounded by
+       ``prefill_control`` while somebody decodes and by ``pieces`` while several want more than there is.
+    2. A chunk ends before an item that cannot be encoded in this step.
+    3. Who waits is let in while the limits of sequences and of KV memory hold, in the order of its queue; the first
+       that has no room ends it. One whose items are in the lane is held, and others go before it.
+
+    ``running``: sequences whose prompt is being computed, first let in first. ``chunks``: of the step.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        policies: EnginePolicies,
+        waiting: Waiting,
+        decodes: Decodes,
+        encoding: Encoding,
+    ) -> None:
+        self._limits, self._policies = limits, policies
+        self._waiting, self._decodes, self._encoding = waiting, decodes, encoding
+        self.ahead: Ahead | None = None
+        self.running: list[Sequence] = []
+        self.computed = 0  # tokens in the KV cache of those
+        self.chunks: list[tuple[Sequence, int]] = []
+        self.tokens = 0
+        self.pairs = 0.0
+
+    def clear(self) -> None:
+        """No prompt is computed in this step."""
+        self.chunks, self.tokens, self.pairs = [], 0, 0.0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the KV cache, of all."""
+        return self._decodes.context + self.computed
+
+    def room(self) -> bool:
+        """Whether one more may run."""
+        return len(self._decodes) + len(self.running) < self._limit()
+
+    def _limit(self) -> int:
+        most = self._limits.max_num_seqs
+        if self._policies.batch is not None:
+            most = min(most, max(self._policies.batch.limit, len(self._decodes) + len(self.running)))
+        return most
+
+    def plan(self, now: float) -> None:
+        """Fill ``chunks``."""
+        self.clear()
+        decoding = len(self._decodes)
+        budget = self._limits.max_num_batched_tokens - decoding
+        if self._policies.prefill is not None and decoding:
+            budget = min(budget, self._policies.prefill.limit)
+        longest = self._longest(budget, now)
+        self._encoding.begin(self._encoder_plan(decoding > 0, now))
+        for sequence in list(self.running):
+            if budget <= 0:
+                break
+            if self.ahead is not None:
+                self.ahead.may_run(sequence, alone=False, now=now)
+            budget -= self._compute(sequence, min(budget, longest), now)
+        limit = self._limit()
+        while budget > 0 and decoding + len(self.running) < limit:
+            one = self._waiting.peek(now)
+            if one is None or not self._fits(one):
+                break
+            if self.ahead is not None and not self.ahead.may_run(one, self._alone(), now):
+                self.ahead.hold(self._waiting.pop(now))
+                continue
+            tokens = self._compute(one, min(budget, longest), now)
+            if not tokens:
+                break
+            budget -= tokens
+            self._waiting.pop(now)
+            self.running.append(one)
+
+    def _alone(self) -> bool:
+        held = len(self.ahead.held) if self.ahead is not None else 0
+        return len(self._decodes) + len(self.running) + len(self._waiting) + held <= 1
+
+    def _fits(self, sequence: Sequence) -> bool:
+        left = sum(one.prompt - one.computed for one in self.running)
+        return self.kv_tokens + left + sequence.prompt <= self._limits.kv_tokens
+
+    def _longest(self, budget: int, now: float) -> int:
+        if self._policies.pieces is None:
+            return budget
+        wanted = [one.prompt - one.computed for one in self.running]
+        wanted += [one.prompt - one.computed for one in self._waiting.first(_LOOK_AHEAD, now)]
+        if len(wanted) < 2 or sum(wanted) <= budget:
+            return budget
+        pieces = self._policies.pieces.plan([Work(str(i), tokens) for i, tokens in enumerate(wanted)], max(budget, 1))
+        return max(piece.amount for piece in pieces)
+
+    def _encoder_plan(self, decoding: bool, now: float) -> EncoderBudgetPlan | None:
+        split = self._policies.split
+        if split is None:
+            return None
+        sizes: dict[str, tuple[int, list[int]]] = {}
+        for order, one in enumerate((*self.running, *self._waiting.first(_LOOK_AHEAD, now))):
+            for i in one.window(self._limits.max_num_batched_tokens):
+                sizes.setdefault(one.items[i].modality, (order, []))[1].append(max(one.items[i].embeds, 1))
+        demands = [ModalityDemand(m, sum(of), max(of), of[0], order) for m, (order, of) in sizes.items()]
+        if not demands or max(one.largest_embeds for one in demands) > split.profiled_embeds:
+            return None
+        wanted = split.profiled_embeds
+        seconds = sum(self._policies.costs.encode_seconds(one.modality, one.total_embeds) for one in demands)
+        if decoding and seconds:
+            wanted = int(sum(one.total_embeds for one in demands) * self._policies.itl_target_seconds / seconds)
+        return split.plan(wanted, demands)
+
+    def _compute(self, sequence: Sequence, most: int, now: float) -> int:
+        """Tokens of its prompt that this step computes."""
+        tokens = min(sequence.prompt - sequence.computed, most)
+        if sequence.limit is not None:
+            tokens = max(0, min(tokens, sequence.limit - sequence.computed))
+        for i in sequence.window(tokens):
+            if not self._encoding.take(sequence, sequence.items[i], now):
+                tokens = max(sequence.starts[i] - sequence.computed, 0)
+                break
+        if tokens:
+            self.chunks.append((sequence, tokens))
+            self.tokens += tokens
+            self.pairs += tokens * (sequence.computed + tokens / 2)
+        return tokens
+
+    def done(self) -> list[Sequence]:
+        """The step is over: who has its prompt computed leaves, and is returned."""
+        whole = []
+        for sequence, tokens in self.chunks:
+            if sequence not in self.running:  # aborted meanwhile
+                continue
+            sequence.computed += tokens
+            self.computed += tokens
+            items, at = sequence.items, sequence.next_item
+            while at < len(items) and sequence.starts[at] + items[at].embeds <= sequence.computed:
+                at += 1
+            if at > sequence.next_item:
+                sequence.next_item = at
+                self._encoding.release(sequence, at)
+            if sequence.computed >= sequence.prompt:
+                self.remove(sequence)
+                whole.append(sequence)
+        return whole
+
+    def remove(self, sequence: Sequence) -> None:
+        """Its prompt is computed no more."""
+        self.running.remove(sequence)
+        self.computed -= sequence.computed

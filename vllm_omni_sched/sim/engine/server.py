@@ -1,0 +1,334 @@
+"""The engine: what happens when."""
+
+from typing import Protocol
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.lane_share import DecodeLoad
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.engine.ahead import Ahead
+from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.encoding import Encoding
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.prompts import Prompts
+from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Histogram
+from vllm_omni_sched.sim.server import Done, Job
+
+
+class Watcher(Protocol):
+    """Is told of each step, for a trace."""
+
+    def __call__(self, name: str, start: float, seconds: float, **facts: float) -> None: ...
+
+
+class EngineServer:
+    """A vLLM engine on its device or devices.
+
+    1. A request first goes through the front end, which serves one at a time, then it waits.
+    2. A step: those who decode make a token each, prompts are computed (`Prompts`), items are encoded in front of
+       that (`Encoding`). The next one begins when it ends.
+    3. With ``encode_ahead`` items are encoded in a lane meanwhile (`Ahead`); then the LLM has what the lane leaves.
+    4. Where those who decode have no KV memory left, the one that was let in last gives back all that it has and
+       waits again; what it had is computed anew.
+
+    What is left out: prefix caching, speculative decoding, and the time by which a step is scheduled ahead of the one
+    before it (async scheduling), which the costs of a step contain.
+
+    Args:
+        done: called with each job when its client has its last token.
+        itl: takes the time between tokens of every request.
+
+    ``steps``: that began. ``preempted``: how often rule 4 was needed.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        costs: EngineCosts,
+        limits: EngineLimits,
+        policies: EnginePolicies,
+        done: Done,
+        itl: Histogram,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._sim, self._costs, self._limits, self._policies = sim, costs, limits, policies
+        self._done, self._itl, self._watcher = done, itl, watcher
+        self.waiting = policies.waiting()
+        self.decodes = Decodes()
+        self.encoding = Encoding(limits, policies)
+        self.prompts = Prompts(limits, policies, self.waiting, self.decodes, self.encoding)
+        self.ahead: Ahead | None = None
+        if policies.share is not None:
+            self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._loads, self._come_back)
+            self.prompts.ahead = self.ahead
+        self.in_flight = 0
+        self.preempted = 0
+        self._jobs: dict[int, tuple[Job, Sequence | None]] = {}
+        self._front_until = 0.0
+        self._epoch = 0
+        self._stepping = False
+        self._last_end = 0.0
+        self._rest = 0.0
+        self._llm_seconds = self._encode_seconds = 0.0
+        self._measures = policies.measures
+
+    # -- what it is told ---------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """A job comes to the front end.
+
+        Raises:
+            ConfigError: it never fits into the KV cache.
+        """
+        request, now = job.request, self._sim.now
+        needs = request.prompt_tokens + request.output_tokens
+        if needs > self._limits.kv_tokens:
+            raise ConfigError(
+                f"request {request.number} needs {needs} tokens of KV cache, and a replica has "
+                f"{self._limits.kv_tokens}; give it more devices, more of their memory, or shorter requests"
+            )
+        self.in_flight += 1
+        self._jobs[request.number] = (job, None)
+        job.submitted = now
+        seconds = self._costs.frontend_seconds(request)
+        if seconds:
+            self._front_until = max(self._front_until, now) + seconds
+            self._sim.at(self._front_until, self._enter, (self._epoch, job))
+        else:
+            self._enter((self._epoch, job))
+
+    def _enter(self, came: tuple[int, Job]) -> None:
+        epoch, job = came
+        if epoch != self._epoch or self._jobs.get(job.request.number, (None,))[0] is not job:
+            return
+        sequence = Sequence(job, self._policies.sla(job.request.sla), self._sim.now)
+        self._jobs[job.request.number] = (job, sequence)
+        self.waiting.push(sequence, self._sim.now)
+        self._wake()
+
+    def abort(self, job: Job) -> None:
+        """Forget a job; nothing if it is not here."""
+        held = self._jobs.get(job.request.number)
+        if held is None or held[0] is not job:
+            return
+        del self._jobs[job.request.number]
+        self.in_flight -= 1
+        sequence = held[1]
+        if sequence is None:
+            return
+        if sequence.name in self.decodes.sequences:
+            self.decodes.remove(sequence)
+        elif sequence in self.prompts.running:
+            self.prompts.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._forget(sequence)
+
+    def kill(self) -> list[Job]:
+        """Die."""
+        lost = [job for job, _ in self._jobs.values()]
+        self._epoch += 1
+        self._jobs.clear()
+        if self.ahead is not None:
+            self.ahead.kill()
+            for sequence in self.prompts.running:
+                self.ahead.ledger.release(sequence.name)
+        for sequence in self.waiting.first(len(self.waiting), self._sim.now):
+            self.waiting.remove(sequence)
+            if self.ahead is not None:
+                self.ahead.ledger.release(sequence.name)
+        for sequence in list(self.decodes.sequences.values()):
+            self.decodes.remove(sequence)
+        self.prompts.running.clear()
+        self.prompts.computed = 0
+        self.prompts.clear()
+        self.encoding.clear()
+        self.in_flight = 0
+        self._stepping = False
+        self._front_until = 0.0
+        return lost
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Seconds of steps by what they went to, and those of the lane."""
+        lane = self.ahead.lane.busy_seconds if self.ahead is not None else 0.0
+        return {"llm": self._llm_seconds, "encode": self._encode_seconds, "lane": lane}
+
+    # -- steps -------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Begin a step, after all that happens at this time."""
+        if not self._stepping:
+            self._stepping = True
+            self._sim.soon(0.0, self._woken, self._epoch)
+
+    def _woken(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._begin()
+
+    def _begin(self) -> None:
+        decodes, prompts, sim = self.decodes, self.prompts, self._sim
+        decoding = len(decodes.sequences)
+        if decodes.context + prompts.computed + decoding > self._limits.kv_tokens:
+            decoding = self._make_room()
+        encode = 0.0
+        if prompts.running or (len(self.waiting) and prompts.room()):
+            prompts.plan(sim.now)
+            for modality, (items, embeds) in self.encoding.step.items():
+                encode += self._costs.encode_seconds(modality, embeds, items)
+            if self.ahead is not None:
+                self.ahead.send()
+        elif prompts.chunks:
+            prompts.clear()
+            self.encoding.begin()
+        tokens = prompts.tokens
+        if not decoding and not tokens:
+            self._stepping = False
+            return
+        seconds = self._costs.step_seconds(decoding, decodes.context, tokens, prompts.pairs)
+        if self.ahead is not None:
+            self._rest = 0.0
+            if self.ahead.lane.working:
+                seconds = self._beside_lane(seconds, decoding)
+        self._llm_seconds += seconds
+        if encode:
+            self._encode_seconds += encode
+            seconds += encode
+        if self._rest:
+            seconds += self._rest
+        if self._watcher is not None:
+            facts = {"decodes": decoding, "prefill_tokens": tokens, "encode_seconds": encode}
+            self._watcher("step", sim.now, seconds, **facts)
+        sim.soon(seconds, self._end, self._epoch)
+
+    def _beside_lane(self, alone: float, decoding: int) -> float:
+        """The step's seconds beside the lane, which may be done before the step is; and how long it rests first."""
+        ahead, decodes, prompts = self.ahead, self.decodes, self.prompts
+        assert ahead is not None
+        left = self._costs.in_lane(ahead.share)
+        slow = self._costs.step_seconds(decoding, decodes.context, prompts.tokens, prompts.pairs, left)
+        pace = self._policies.pace
+        if pace is not None:
+            steps = self._policies.steps
+            loads = self._loads()
+            self._rest, _ = pace.rest(
+                ahead.share,
+                steps.predict(prompts.tokens),
+                steps.itl.seconds,
+                loads[0].itl_target_seconds if loads else self._policies.itl_target_seconds,
+                encoding=True,
+                decoding=bool(loads),
+            )
+        together = ahead.lane.until - self._sim.now - self._rest
+        if together >= slow or slow <= alone:
+            return slow
+        return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone
+
+    def _make_room(self) -> int:
+        """Rule 4; how many decode then."""
+        decodes, prompts = self.decodes, self.prompts
+        while len(decodes) and prompts.kv_tokens + len(decodes) > self._limits.kv_tokens:
+            if prompts.running:
+                sequence = prompts.running[-1]
+                prompts.remove(sequence)
+            else:
+                sequence = decodes.last()
+                decodes.remove(sequence)
+                sequence.last_token = self._last_end
+            self.preempted += 1
+            self.encoding.release(sequence)
+            sequence.restart()
+            self.waiting.push(sequence, self._sim.now, again=True)
+        return len(decodes)
+
+    def _end(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        now, decodes = self._sim.now, self.decodes
+        decoding = len(decodes.sequences)
+        if decoding:
+            gap = now - self._last_end
+            decodes.context += decoding
+            steps = decodes.gaps.add(gap)
+            self._itl.add(gap, decoding)
+            if decodes.ends[0][0] <= steps:
+                for sequence in decodes.finished():
+                    self._finish(sequence)
+        self._last_end = now
+        if self._measures:
+            self._measure(now, decoding)
+        if self.prompts.chunks:
+            for sequence in self.prompts.done():
+                self._first(sequence, now)
+        self._begin()
+
+    def _first(self, sequence: Sequence, now: float) -> None:
+        """Its prompt is computed, which makes a token."""
+        sequence.made += 1
+        if sequence.last_token is None:
+            sequence.job.first = now + self._costs.answer_seconds
+        else:
+            gap = now - sequence.last_token
+            sequence.largest_gap = max(sequence.largest_gap, gap)
+            self._itl.add(gap)
+        if sequence.made >= sequence.output_tokens:
+            self._finish(sequence)
+        else:
+            self.decodes.add(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        job = sequence.job
+        del self._jobs[job.request.number]
+        self.in_flight -= 1
+        job.largest_gap = sequence.largest_gap
+        self._forget(sequence)
+        answer = self._costs.answer_seconds
+        if answer:
+            self._sim.after(answer, self._done, job)
+        else:
+            self._done(job)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.encoding.release(sequence)
+        if self.ahead is not None:
+            self.ahead.release(sequence)
+
+    def _come_back(self, sequences: list[Sequence]) -> None:
+        for sequence in reversed(sequences):
+            self.waiting.push(sequence, self._sim.now, again=True)
+        self._wake()
+
+    # -- what the policies see ---------------------------------------------
+
+    def _loads(self) -> tuple[DecodeLoad, ...]:
+        """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
+        number = len(self.decodes) + len(self.prompts.running)
+        if not number:
+            return ()
+        policies = self._policies
+        targets = {sequence.sla.itl_seconds for sequence in self.decodes.sequences.values()}
+        targets |= {sequence.sla.itl_seconds for sequence in self.prompts.running}
+        itl = policies.steps.itl.seconds
+        in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
+        target = min(policies.itl_target_seconds, *targets)
+        return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
+
+    def _measure(self, now: float, decoding: int) -> None:
+        policies, tokens = self._policies, self.prompts.tokens
+        running = len(self.decodes) + len(self.prompts.running)
+        encoded = bool(self.encoding.step)
+        seconds = policies.steps.step(now, running, tokens, rest_seconds=self._rest, encoded=encoded)
+        if self.encoding.step:
+            for modality, (items, embeds) in self.encoding.step.items():
+                policies.costs.encoded(modality, embeds, self._costs.encode_seconds(modality, embeds, items))
+        if seconds is not None:
+            if tokens:
+                policies.costs.prefilled(tokens, policies.steps.seconds_per_token * tokens)
+            requests = decoding + len(self.prompts.chunks)
+            if policies.batch is not None:
+                policies.batch.observe(seconds, now, requests)
+            if policies.prefill is not None:
+                policies.prefill.observe(seconds, now, tokens)
+        if self.ahead is not None:
+            self.ahead.stepped(now)

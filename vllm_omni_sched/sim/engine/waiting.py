@@ -1,0 +1,112 @@
+"""Sequences that wait to run: by arrival, as in vLLM, or by the order of `WaitingQueue`."""
+
+from collections import OrderedDict
+from typing import Protocol
+
+from vllm_omni_sched.graph.order import WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.waiting_queue import WaitingQueue
+from vllm_omni_sched.monitor.cost import CostModel
+from vllm_omni_sched.sim.engine.sequence import Sequence
+
+_AFFINITY_ITEMS = 16  # as the real scheduler looks at
+
+
+class Waiting(Protocol):
+    """Who runs next."""
+
+    def __len__(self) -> int: ...
+
+    def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
+        """It waits; ``again``: it ran before, or was looked at and held back."""
+
+    def peek(self, now: float) -> Sequence | None:
+        """The next one."""
+
+    def pop(self, now: float) -> Sequence:
+        """The one that `peek` shows."""
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Whether it waited here; it does no more."""
+
+    def first(self, count: int, now: float) -> list[Sequence]:
+        """The first few, at least in part, whom a plan takes into account."""
+
+
+class ByArrival:
+    """First come, first served; who comes again goes to the front."""
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[str, Sequence] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
+        self._queue[sequence.name] = sequence
+        if again:
+            self._queue.move_to_end(sequence.name, last=False)
+
+    def peek(self, now: float) -> Sequence | None:
+        return next(iter(self._queue.values()), None)
+
+    def pop(self, now: float) -> Sequence:
+        return self._queue.popitem(last=False)[1]
+
+    def remove(self, sequence: Sequence) -> bool:
+        return self._queue.pop(sequence.name, None) is not None
+
+    def first(self, count: int, now: float) -> list[Sequence]:
+        return [sequence for sequence, _ in zip(self._queue.values(), range(count), strict=False)]
+
+
+class BySla:
+    """By class, slack, cost, affinity and age: the queue of ``waiting_order: sla``.
+
+    Who comes again keeps its arrival, and so its place.
+    """
+
+    def __init__(self, order: WaitingOrder, costs: CostModel) -> None:
+        self.queue = WaitingQueue(order)
+        self._costs = costs
+        self._sequences: dict[str, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
+        self._sequences[sequence.name] = sequence
+        self.queue.push(self._request(sequence), now)
+
+    def _request(self, sequence: Sequence) -> WaitingRequest:
+        cost = self._costs.prefill_seconds(sequence.prompt - sequence.computed)
+        if not sequence.computed:
+            cost += sum(self._costs.encode_seconds(item.modality, item.embeds) for item in sequence.items)
+        request = sequence.job.request
+        return WaitingRequest(
+            sequence.name,
+            request.arrival,
+            sequence.sla,
+            cost,
+            request.modality,
+            frozenset(str(item.content) for item in sequence.items[:_AFFINITY_ITEMS]),
+            holds_memory=sequence.computed > 0,
+        )
+
+    def peek(self, now: float) -> Sequence | None:
+        placed = self.queue.peek(now)
+        return None if placed is None else self._sequences[placed.request.request_id]
+
+    def pop(self, now: float) -> Sequence:
+        placed = self.queue.pop(now)
+        assert placed is not None
+        return self._sequences.pop(placed.request.request_id)
+
+    def remove(self, sequence: Sequence) -> bool:
+        if self._sequences.pop(sequence.name, None) is None:
+            return False
+        self.queue.remove(sequence.name)
+        return True
+
+    def first(self, count: int, now: float) -> list[Sequence]:
+        ordered = self.queue.ordered(now)
+        return [self._sequences[one.request_id] for one, _ in zip(ordered, range(count), strict=False)]
