@@ -121,9 +121,9 @@ class Loads:
             return  # it was encoded in the step after all
         usual = statistics.median(alone)
         self.observed.lane_slowdowns.append(statistics.fmean(beside) / usual)
-        # it is found to be ready at the end of a step
+        # It is found to be ready at the end of a step. Its prompt may begin as soon as the first of its images is there.
         encode = max(waited - statistics.fmean(beside) / 2, 0.0)
-        self.observed.lane_encodes.append(EncodePoint("image", number, picture.prompt_tokens, encode))
+        self.observed.lane_encodes.append(EncodePoint("image", 1, picture.prompt_tokens // number, encode))
 
     def _answered(self, answer: Answer) -> None:
         self.observed.answers.append(max(answer.outputs[0] - answer.steps[0], 0.0))
