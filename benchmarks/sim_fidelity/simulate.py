@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+
 from benchmarks.mixed import VARIANTS
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.server import EngineServer

@@ -121,7 +121,7 @@ class Loads:
             return  # it was encoded in the step after all
         usual = statistics.median(alone)
         self.observed.lane_slowdowns.append(statistics.fmean(beside) / usual)
-        # It is found to be ready at the end of a step. Its prompt may begin as soon as the first of its images is there.
+        # It is found to be ready at the end of a step; its prompt may begin as soon as its first image is there.
         encode = max(waited - statistics.fmean(beside) / 2, 0.0)
         self.observed.lane_encodes.append(EncodePoint("image", 1, picture.prompt_tokens // number, encode))
 
