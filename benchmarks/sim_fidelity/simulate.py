@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 
 from benchmarks.mixed import VARIANTS
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.server import EngineServer
@@ -21,9 +23,9 @@ BATCHED_TOKENS, SEQUENCES, LANES = 2048, 64, 2
 """As `benchmarks.mixed.serve` starts its engines; and the encoder processes that ours has on two cores."""
 
 
-def simulate(costs: MeasuredCosts, variant: str, requests: Sequence[dict[str, Any]], itl: Histogram) -> list[float]:
+def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, Any]], itl: Histogram) -> list[float]:
     """TTFT of each request, in seconds; ``itl`` takes the gaps."""
-    sim = Simulator()
+    sim, costs = Simulator(), UnsteadyCosts(steady, Random(len(requests)))
     ours = VARIANTS[variant]
     limits = EngineLimits(
         costs.kv_tokens,
