@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_omni_sched.cli import calibrate, decode, doctor
+from vllm_omni_sched.cli import calibrate, decode, doctor, record, simulate
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -21,3 +21,5 @@ def _root() -> None:
 app.command("doctor")(doctor.doctor)
 app.command("decode")(decode.decode)
 app.command("calibrate")(calibrate.calibrate)
+app.command("record")(record.record)
+app.command("simulate")(simulate.simulate)
