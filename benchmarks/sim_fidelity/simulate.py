@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-
 from benchmarks.mixed import VARIANTS
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
