@@ -22,8 +22,28 @@ BATCHED_TOKENS, SEQUENCES, LANES = 2048, 64, 2
 """As `benchmarks.mixed.serve` starts its engines; and the encoder processes that ours has on two cores."""
 
 
+WARM_UP_SECONDS, EMBEDS = 30.0, 576
+
+
+class AfterWarmUp(Histogram):
+    """Counts nothing before a request of the round can have a token."""
+
+    __slots__ = ("_sim", "_within")
+
+    def __init__(self, sim: Simulator, within: Histogram) -> None:
+        super().__init__()
+        self._sim, self._within = sim, within
+
+    def add(self, seconds: float, weight: float = 1.0, *_: Any) -> None:
+        if self._sim.now >= WARM_UP_SECONDS:
+            self._within.add(seconds, weight)
+
+
 def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, Any]], itl: Histogram) -> list[float]:
-    """TTFT of each request, in seconds; ``itl`` takes the gaps."""
+    """TTFT of each request, in seconds; ``itl`` takes the gaps.
+
+    The engine has served something before, as the real one has: its policies know what an image costs.
+    """
     sim, costs = Simulator(), UnsteadyCosts(steady, Random(len(requests)))
     ours = VARIANTS[variant]
     limits = EngineLimits(
@@ -38,21 +58,32 @@ def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, A
     )
     policies = EnginePolicies(OmniSchedConfig(**(ours or {})), limits)
     done: list[Job] = []
-    server = EngineServer(sim, costs, limits, policies, done.append, itl)
-    jobs = [Job(request, 0) for request in trace(requests)]
-    for job in jobs:
+    server = EngineServer(sim, costs, limits, policies, done.append, AfterWarmUp(sim, itl))
+    before = [Job(request, 0) for request in warm_up()]
+    jobs = [Job(request, 0) for request in trace(requests, len(before))]
+    for job in before + jobs:
         sim.at(job.request.arrival, server.submit, job)
     sim.run()
-    if len(done) != len(jobs):
-        raise RuntimeError(f"{len(jobs) - len(done)} of {len(jobs)} requests never left the simulated engine")
+    if len(done) != len(before) + len(jobs):
+        raise RuntimeError(f"{len(before) + len(jobs) - len(done)} requests never left the simulated engine")
     return [job.first - job.request.arrival for job in jobs]
 
 
-def trace(requests: Sequence[dict[str, Any]]) -> list[Request]:
-    """What arrived. Every image is another one."""
+def warm_up() -> list[Request]:
+    """Two images, the second while another request decodes; all is over when the round begins."""
+    images = [Item("image", EMBEDS, -1 - i) for i in range(2)]
+    return [
+        Request(0, 0.0, 50, 20, (images[0],)),
+        Request(1, 5.0, 50, 300),
+        Request(2, 5.5, 50, 20, (images[1],)),
+    ]
+
+
+def trace(requests: Sequence[dict[str, Any]], first: int = 0) -> list[Request]:
+    """What arrived, behind the warm-up, with numbers from ``first`` on. Every image is another one."""
     found = []
     ordered = sorted(requests, key=lambda request: request["at"])
-    for number, one in enumerate(ordered):
+    for number, one in enumerate(ordered, first):
         items = tuple(Item("image", embeds, 100 * number + i) for i, embeds in enumerate(one["embeds"]))
-        found.append(Request(number, one["at"], one["text_tokens"], one["output_tokens"], items))
+        found.append(Request(number, WARM_UP_SECONDS + one["at"], one["text_tokens"], one["output_tokens"], items))
     return found
