@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -96,7 +97,7 @@ def test_each_job_is_done_once_or_taken_back_or_lost(make, seed, dies):
     assert not set(done) & set(taken_back)
     assert all(job.first <= sim.now for job in done)
     busy.append(sum(server.busy_seconds().values()))
-    assert busy == sorted(busy)
+    assert all(after >= before - 1e-9 for before, after in pairwise(busy))
 
 
 @pytest.mark.parametrize("make", SERVERS.values(), ids=SERVERS)
@@ -139,4 +140,5 @@ def test_to_abort_what_is_not_here_changes_nothing(make):
     server.submit(job)
     sim.run()
     server.abort(job)
-    assert done == [job] and server.in_flight == 0
+    assert done == [job]
+    assert server.in_flight == 0

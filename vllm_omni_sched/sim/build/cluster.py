@@ -87,8 +87,10 @@ class Cluster:
             deaths = FailureSpec(
                 self._index(failures.stage),
                 failures.every_seconds,
-                rack=failures.rack_replicas if failures.kind == "rack" else 1,
-                restart_seconds=failures.restart_seconds,
+                failures.at_seconds,
+                failures.rack_replicas if failures.kind == "rack" else 1,
+                failures.restart_seconds,
+                failures.detection_seconds,
             )
             self.pipeline.fail_by(deaths, self._dice(f"failures {number}"))
         self.scaler = self._scaler()
