@@ -27,12 +27,13 @@ def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dic
         _cdf(row[1], "ITL, ms", gaps(own), [itl.quantile(part) for part in parts], parts)
         _table(row[2], [r for r in records if (r["variant"], r["load"]) == (variant, load)])
     axes[0][0].legend(frameon=False, loc="lower right")
-    style.headline(
-        figure,
-        "The engine, and the simulator on the same arrivals",
-        "Text streams and bursty image requests on one CPU engine; costs calibrated on other loads",
-    )
-    figure.subplots_adjust(left=0.05, right=0.99, top=1 - 0.9 / (1.0 + 2.7 * len(groups)), bottom=0.06, hspace=0.5)
+    # a tall figure: the heads of `style.headline` would lie on the first row
+    inch = 1 / (1.0 + 2.7 * len(groups))
+    title = "The engine, and the simulator on the same arrivals"
+    quiet = "Text streams and bursty image requests on one CPU engine; costs calibrated on other loads"
+    figure.text(0.02, 1 - 0.1 * inch, title, fontsize=13, fontweight="bold", va="top")
+    figure.text(0.02, 1 - 0.38 * inch, quiet, fontsize=9.5, color=style.MUTED, va="top")
+    figure.subplots_adjust(left=0.05, right=0.99, top=1 - 0.95 * inch, bottom=0.4 * inch, hspace=0.5)
     return style.save(figure, path)
 
 
@@ -40,6 +41,7 @@ def _cdf(axis: Any, title: str, measured: list[float], simulated: list[float], p
     axis.set_title(title, loc="left", fontsize=10, color=style.INK)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:,g}")
+    axis.xaxis.set_minor_formatter("")
     real = _points(sorted(measured), parts)
     axis.plot([1e3 * value for value in real], parts, color=style.STOCK, linewidth=2, label="measured")
     axis.plot([1e3 * value for value in simulated], parts, color=style.OURS, linewidth=2, label="simulated")
