@@ -147,6 +147,23 @@ async def test_requests_wait_for_the_only_replica() -> None:
         assert not rig.left_over()
 
 
+async def test_what_was_taken_back_is_no_more_counted_where_it_ran() -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        board = rig.policies.board
+        rig.runtime.go.clear()
+        await rig.kill(1)
+        assert not rig.at(0)
+        facts = board.replicas[0, 0]
+        assert (facts.running, facts.requests, facts.ended["aborted"]) == (0, {}, 1)
+        await rig.abort("a")
+        assert [one.running for one in board.replicas.values()] == [0, 0]
+        rig.runtime.go.set()
+        await rig.settle()
+        assert (facts.running, facts.ended["aborted"]) == (0, 1)
+        assert not rig.left_over()
+
+
 async def test_what_waits_in_other_stages_does_not_start_before() -> None:
     async with Rig(FIRST, StageSpec(final_output=True, edge=True, max_num_seqs=1), async_chunk=True) as rig:
         for name in "ab":
