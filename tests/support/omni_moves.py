@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.omni_stages import Rig, Runtime, StageSpec
 from vllm_omni_sched.monitor.recovery import Replica
+from vllm_omni_sched.omni.stages.moves import Outcome
 
 
 class PlacedRuntime(Runtime):
@@ -80,3 +82,11 @@ def config_of(spec: StageSpec, devices: str, width: int) -> Any:
 
 def at(stage_id: int, index: int) -> Replica:
     return Replica(stage_id, index)
+
+
+def result(task: Any) -> Outcome:
+    """Of a move that is over."""
+    assert isinstance(task, asyncio.Task)
+    assert task.done()
+    outcome: Outcome = task.result()
+    return outcome

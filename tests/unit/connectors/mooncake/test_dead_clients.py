@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.mooncake import Child, Deployment, Master, Namespace, received
+from tests.support.mooncake import Child, Deployment, Master, received
 from tests.support.mooncake_faults import EDGE, MIB, SOON, put
+from tests.support.namespaces import Namespace
 from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 
