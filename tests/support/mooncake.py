@@ -211,14 +211,20 @@ class Child:
                 stream.close()
 
 
-def received(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
-    """The payload, once it is there; None when it does not come in time."""
+def arrived(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
+    """The arrival, once it is there; None when it does not come in time."""
     until = time.monotonic() + seconds
     while (arrival := path.get(edge, key)) is None:
         if time.monotonic() > until:
             return None
         time.sleep(0.001)
-    return arrival.open()
+    return arrival
+
+
+def received(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
+    """The payload, once it is there; None when it does not come in time."""
+    arrival = arrived(path, edge, key, seconds)
+    return None if arrival is None else arrival.open()
 
 
 def _free_ports(host: str, count: int) -> list[int]:

@@ -23,7 +23,7 @@ say("closed")
 RECEIVES = """
 def stuck(key):
     say("read")
-    time.sleep(60)
+    time.sleep(60)  # it is killed before
 path._store.claim = stuck
 received(path, edge, "m")
 """
