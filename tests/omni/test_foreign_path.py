@@ -25,6 +25,7 @@ from tests.contracts.test_paths import (  # noqa: F401 (what a foreign connector
     test_64_megabytes,
     test_a_key_can_be_put_again_when_it_was_got,
     test_a_message_is_found_by_edge_and_key_alone,
+    test_discard_takes_back_what_nobody_has_got_on_all_edges,
     test_empty_payloads,
     test_keys_that_look_alike_are_different,
     test_many_threads_put_and_get_and_nothing_is_lost_or_doubled,
@@ -94,18 +95,6 @@ def test_mooncakes_transfer_engine_over_tcp() -> None:
         assert one.health().status is other.health().status is Status.HEALTHY
         del first
         gc.collect()
-
-
-def test_what_is_discarded_does_not_arrive(sender: Path, receiver: Path) -> None:  # noqa: F811
-    put(sender, "k", 1)
-    put(sender, "k", 2, BC)
-    put(sender, "other", 3)
-    assert sender.discard("k") == 2
-    assert sender.discard("k") == 0
-    assert receiver.get(AB, "k") is None
-    assert receiver.get(BC, "k") is None
-    assert get(receiver, "other") == 3
-    assert receiver.discard("other") == 0  # it did not send it
 
 
 def test_health_and_close(sender: Path, receiver: Path) -> None:  # noqa: F811

@@ -58,6 +58,18 @@ class MovingRig(Rig):
                 return
         raise AssertionError("a move does not come to rest")
 
+    async def hand_over(self, replica: Replica, stage_id: int) -> Outcome:
+        """Until it is over."""
+        return await self._over(self.moves.hand_over(replica, stage_id))
+
+    async def relocate(self, replica: Replica, devices: str) -> Outcome:
+        """Until it is over."""
+        return await self._over(self.moves.relocate(replica, devices))
+
+    async def _over(self, move: Any) -> Outcome:
+        await self.tick()
+        return result(move)
+
     async def tick(self, seconds: float = 0.1) -> None:
         await self.settle()
         self.moves.tick()

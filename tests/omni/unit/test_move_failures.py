@@ -38,23 +38,17 @@ async def test_what_is_not_empty_in_time_stays_and_gets_work_again() -> None:
 async def test_what_does_not_start_goes_back() -> None:
     async with MovingRig(ONE, TWO) as rig:
         rig.runtime.fails = 1
-        move = rig.moves.hand_over(at(1, 1), 0)
-        await rig.tick()
-        assert result(move) is Outcome.BACK
+        assert await rig.hand_over(at(1, 1), 0) is Outcome.BACK
         assert rig.live() == [[0], [0, 1]]
         assert rig.runtime.on == [(1, 1, "2")]
         assert rig.incidents(1, 1) == {"draining": 1, "moved_away": 1, "move_failed": 1, "moved_in": 1}
-        again = rig.moves.hand_over(at(1, 1), 0)
-        await rig.tick()
-        assert result(again) is Outcome.MOVED
+        assert await rig.hand_over(at(1, 1), 0) is Outcome.MOVED
 
 
 async def test_what_does_not_even_go_back_is_for_recovery() -> None:
     async with MovingRig(ONE, TWO) as rig:
         rig.runtime.fails = 2
-        move = rig.moves.hand_over(at(1, 1), 0)
-        await rig.tick()
-        assert result(move) is Outcome.LOST
+        assert await rig.hand_over(at(1, 1), 0) is Outcome.LOST
         await rig.settle()
         assert rig.live() == [[0], [0, 1]]
         assert rig.runtime.on == [(1, 1, "2")]

@@ -27,9 +27,7 @@ async def through(rig: MovingRig, name: str) -> None:
 async def test_a_replica_goes_to_another_stage_with_its_device() -> None:
     async with MovingRig(ONE, TWO) as rig:
         old = rig.replica(1, 1)
-        move = rig.moves.hand_over(at(1, 1), 0)
-        await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert await rig.hand_over(at(1, 1), 0) is Outcome.MOVED
         assert old.down
         assert rig.live() == [[0, 1], [0]]
         assert rig.runtime.on == [(0, 1, "2")]
@@ -47,9 +45,7 @@ async def test_a_replica_goes_to_another_stage_with_its_device() -> None:
 async def test_and_back() -> None:
     async with MovingRig(ONE, TWO) as rig:
         for replica, stage_id in ((at(1, 1), 0), (at(0, 1), 1)):
-            move = rig.moves.hand_over(replica, stage_id)
-            await rig.tick()
-            assert result(move) is Outcome.MOVED
+            assert await rig.hand_over(replica, stage_id) is Outcome.MOVED
         assert rig.live() == [[0], [0, 1]]
         assert rig.runtime.on == [(0, 1, "2"), (1, 1, "2")]
 
@@ -116,9 +112,7 @@ async def test_a_stage_that_needs_more_devices_does_not_get_the_place() -> None:
 
 async def test_other_devices_of_one_among_several() -> None:
     async with MovingRig(ONE, TWO) as rig:
-        move = rig.moves.relocate(at(1, 1), "7")
-        await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert await rig.relocate(at(1, 1), "7") is Outcome.MOVED
         assert rig.runtime.on == [(1, 1, "7")]
         assert rig.live() == [[0], [0, 1]]
 
@@ -179,8 +173,6 @@ async def test_senders_of_items_forget_what_an_old_replica_had(stage_id: int) ->
 
 async def test_without_recovery_moves_are_told_too() -> None:
     async with MovingRig(ONE, TWO, runtime={"recovery": {"enabled": False}}) as rig:
-        move = rig.moves.hand_over(at(1, 1), 0)
-        await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert await rig.hand_over(at(1, 1), 0) is Outcome.MOVED
         assert rig.incidents(1, 1) == {"draining": 1, "moved_away": 1}
         assert rig.incidents(0, 1) == {"moved_in": 1}

@@ -9,8 +9,6 @@ def test_prefill_budget_knows_the_line_after_a_few_steps():
     control = AdaptivePrefill(maximum=2048)
     for i in range(60):
         control.observe(0.02 + 2e-5 * control.limit, float(i))
-    assert control.base_seconds == pytest.approx(0.02, rel=0.1)
-    assert control.seconds_per_token == pytest.approx(2e-5, rel=0.1)
     assert control.limit == pytest.approx(1500, rel=0.05)
 
 
