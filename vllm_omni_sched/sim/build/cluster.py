@@ -68,7 +68,9 @@ class Cluster:
         pools: list[Pool] = []
         for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
             if policies is not None and stage.balance is None:
-                pools.append(GatedPool(sim, at, spec, make, policies))
+                pools.append(pool := GatedPool(sim, at, spec, make, policies))
+                if isinstance(make, Engines):
+                    make.spoke = pool.spoke
             else:
                 needs = stage.balance in ("cost", "sampled") or _scaled(scenario, stage)
                 pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
