@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
@@ -21,6 +20,7 @@ from benchmarks.harness.screen import console
 from benchmarks.mixed.__main__ import checked_variants, slow_model
 from benchmarks.sim_fidelity.compare import Rounds, compare
 from benchmarks.sim_fidelity.plot import draw
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
 # as `benchmarks.mixed.serve` starts its engines

@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.sim_fidelity import SHOULD_BE
 from benchmarks.sim_fidelity.simulate import simulate
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.measure import Histogram
 
 Rounds = Sequence[dict[str, Any]]

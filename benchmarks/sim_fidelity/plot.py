@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-
 from benchmarks.harness import style
 from benchmarks.sim_fidelity.compare import Rounds, gaps, grouped, ttfts
 from benchmarks.sim_fidelity.simulate import simulate
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.measure import Histogram
 
 
