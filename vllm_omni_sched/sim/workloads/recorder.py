@@ -1,0 +1,158 @@
+"""From what a vLLM server counts to the intervals of a trace. Pure: two looks at it make one interval.
+
+Read are, of vLLM 0.30 (``vllm/v1/metrics/loggers.py``): ``vllm:request_success_total``, ``vllm:num_requests_running``,
+``vllm:num_requests_waiting``, ``vllm:mm_cache_queries_total`` (items, of whatever modality), and the histograms
+``vllm:request_prompt_tokens``, ``vllm:request_generation_tokens`` and ``vllm:request_params_max_tokens``.
+Of ours, where `slo_metrics` is on: ``vllm:omni_sched_slo_met_total`` and ``vllm:omni_sched_slo_missed_total`` by class.
+All engines and models of a server are summed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.metrics import PREFIX
+from vllm_omni_sched.sim.workloads.trace import Interval, Tokens
+
+_FINISHED, _ITEMS = "vllm:request_success_total", "vllm:mm_cache_queries_total"
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+_BY_CLASS = (PREFIX + "slo_met_total", PREFIX + "slo_missed_total")
+_HISTOGRAMS = {
+    "vllm:request_prompt_tokens": "prompt_tokens",
+    "vllm:request_generation_tokens": "generation_tokens",
+    "vllm:request_params_max_tokens": "max_tokens",
+}
+_STARTED = "process_start_time_seconds"
+
+
+@dataclass
+class Scrape:
+    """One look: counters and gauges by name, requests by class, and of histograms the cumulative counts by bound."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    classes: dict[str, float] = field(default_factory=dict)
+    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
+
+    def counters(self) -> dict[str, float]:
+        """All that a server which goes on never lowers."""
+        found = {name: value for name, value in self.values.items() if name not in (_RUNNING, _WAITING)}
+        found |= {f"class {name}": value for name, value in self.classes.items()}
+        for name, buckets in self.buckets.items():
+            found |= {f"{name} {bound}": value for bound, value in buckets.items()}
+        return found
+
+
+def read_metrics(text: str) -> Scrape:
+    """What a page of metrics says of the load.
+
+    Raises:
+        ConfigError: it is not in the text format of Prometheus, or not that of a vLLM server.
+    """
+    found = Scrape()
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                _take(found, sample.name, sample.labels, sample.value)
+    except ValueError as error:
+        raise ConfigError(f"not metrics in the text format of Prometheus: {error}") from None
+    missing = [name for name in (_FINISHED, _RUNNING, _WAITING) if name not in found.values]
+    if missing:
+        raise ConfigError(f"no metrics of a vLLM server: there is no {missing[0]}")
+    return found
+
+
+def _take(found: Scrape, name: str, labels: Mapping[str, str], value: float) -> None:
+    family = name.removesuffix("_bucket")
+    if family in _HISTOGRAMS and family != name:
+        buckets = found.buckets.setdefault(_HISTOGRAMS[family], {})
+        bound = float(labels["le"])
+        buckets[bound] = buckets.get(bound, 0.0) + value
+    elif name in _BY_CLASS:
+        found.classes[labels.get("class", "")] = found.classes.get(labels.get("class", ""), 0.0) + value
+    elif name in (_FINISHED, _ITEMS, _RUNNING, _WAITING, _STARTED) or name.removesuffix("_sum") in _HISTOGRAMS:
+        found.values[name] = found.values.get(name, 0.0) + value
+
+
+class Recorder:
+    """Makes intervals of looks at a server.
+
+    1. Who finished is counted by the server. Who arrived is who finished, and how many more are waiting or running than
+       before. These are not counted at the very same instant: where that makes it negative, arrivals are 0 and the rest
+       is taken off the next interval, so that their sum stays right.
+    2. If a counter is lower than before, or the process another, the server has restarted: all it has counted since is
+       of this interval, and the interval says so. What it did between the look before and its end is lost.
+    3. Items have no modality on a page of metrics: "unknown".
+    """
+
+    def __init__(self, first: Scrape, now: float) -> None:
+        self._before = first
+        self._begin = self._last = now
+        self._owed = 0
+
+    def interval(self, scrape: Scrape, now: float) -> Interval:
+        """From the look before to this one, which was at ``now``, later, by the same clock.
+
+        Raises:
+            ValueError: it is not later.
+        """
+        at, end = round(self._last - self._begin, 3), round(now - self._begin, 3)
+        if not end > at:
+            raise ValueError(f"a look at {now} is not later than the one at {self._last}")
+        before, restarted = self._before, self._restarted(scrape)
+        if restarted:
+            before = Scrape()
+        finished = _whole(scrape.values, before.values, _FINISHED)
+        arrivals = finished + _in_flight(scrape) - _in_flight(before) - (0 if restarted else self._owed)
+        self._owed = max(0, -arrivals)
+        self._before, self._last = scrape, now
+        items = _whole(scrape.values, before.values, _ITEMS)
+        classes = {name: _whole(scrape.classes, before.classes, name) for name in sorted(scrape.classes)}
+        return Interval(
+            at=at,
+            seconds=round(end - at, 3),
+            arrivals=max(0, arrivals),
+            finished=finished,
+            prompt_tokens=_tokens(scrape, before, "vllm:request_prompt_tokens"),
+            generation_tokens=_tokens(scrape, before, "vllm:request_generation_tokens"),
+            max_tokens=_tokens(scrape, before, "vllm:request_params_max_tokens"),
+            items={"unknown": items} if items else {},
+            classes={name: number for name, number in classes.items() if number},
+            waiting=round(scrape.values[_WAITING]),
+            running=round(scrape.values[_RUNNING]),
+            restarted=restarted,
+        )
+
+    def _restarted(self, scrape: Scrape) -> bool:
+        before, now = self._before.counters(), scrape.counters()
+        lower = any(now.get(name, 0.0) < value for name, value in before.items())
+        return lower or before.get(_STARTED) != now.get(_STARTED)
+
+
+def _in_flight(scrape: Scrape) -> int:
+    return round(scrape.values.get(_WAITING, 0.0) + scrape.values.get(_RUNNING, 0.0))
+
+
+def _whole(now: Mapping[str, float], before: Mapping[str, float], name: str) -> int:
+    return max(0, round(now.get(name, 0.0) - before.get(name, 0.0)))
+
+
+def _tokens(now: Scrape, before: Scrape, name: str) -> Tokens:
+    """What a histogram has more than before, by bucket; without those that have nothing more."""
+    key = _HISTOGRAMS[name]
+    then = before.buckets.get(key, {})
+    buckets: list[tuple[float | None, int]] = []
+    below, bottom = 0.0, None
+    for bound, cumulative in sorted(now.buckets.get(key, {}).items()):
+        more = cumulative - then.get(bound, 0.0)
+        number = round(more - below)
+        if number > 0:
+            if bottom is not None and (not buckets or buckets[-1][0] != bottom):
+                buckets.append((bottom, 0))  # an empty bucket tells where the next begins
+            buckets.append((None if math.isinf(bound) else bound, number))
+        below, bottom = more, bound
+    return Tokens(tuple(buckets), max(0.0, now.values.get(name + "_sum", 0.0) - before.values.get(name + "_sum", 0.0)))

@@ -1,0 +1,95 @@
+"""All kinds of workloads by name, and how to make one of a table of options."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from vllm_omni_sched.config import read_options
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.workloads.azure import AzureImages, AzureOptions
+from vllm_omni_sched.sim.workloads.base import Workload
+from vllm_omni_sched.sim.workloads.clips import ClipsOptions, VideoClips
+from vllm_omni_sched.sim.workloads.mixed import MixedLoad, MixedOptions
+from vllm_omni_sched.sim.workloads.nested import DayNight, DayNightOptions, Mix, MixOptions
+from vllm_omni_sched.sim.workloads.queueing import Poisson, PoissonOptions
+from vllm_omni_sched.sim.workloads.realtime import Realtime, RealtimeOptions
+from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
+from vllm_omni_sched.sim.workloads.servegen import ServeGenImages, ServeGenOptions, ServeGenText
+from vllm_omni_sched.sim.workloads.trace import read_trace
+
+_MADE: dict[str, tuple[type[BaseModel], Callable[[Any], Workload]]] = {
+    "servegen-mm-image": (ServeGenOptions, ServeGenImages),
+    "azure-lmm": (AzureOptions, AzureImages),
+    "video-clips": (ClipsOptions, VideoClips),
+    "text": (ServeGenOptions, ServeGenText),
+    "mixed": (MixedOptions, MixedLoad),
+    "realtime": (RealtimeOptions, Realtime),
+    "poisson": (PoissonOptions, Poisson),
+}
+
+KINDS: dict[str, type[BaseModel]] = {kind: options for kind, (options, _) in _MADE.items()} | {
+    "mix": MixOptions,
+    "day-night": DayNightOptions,
+    "trace": TraceOptions,
+}
+"""The options of each kind."""
+
+
+def build(table: Mapping[str, Any], where: str = "[workload]", folder: Path | None = None) -> Workload:
+    """The workload that a table describes: ``kind``, and the options of that kind.
+
+    Args:
+        table: as read from TOML.
+        where: it was written, for messages.
+        folder: what the file of a trace is relative to; default: the working directory.
+
+    Raises:
+        ConfigError: an option is unknown, missing, of the wrong type or out of range, or a trace cannot be used. The
+            message names the key, or the file and line.
+    """
+    given = dict(table)
+    kind = given.pop("kind", None)
+    if kind not in KINDS:
+        near = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{where}: option 'kind' must be one of {list(KINDS)}, got {kind!r}{hint}")
+    options: Any = read_options(KINDS[kind], given, where)
+    if kind == "mix":
+        return _mix(options, where, folder)
+    if kind == "day-night":
+        return _day_night(options, where, folder)
+    if kind == "trace":
+        return Replay(read_trace((folder or Path()) / options.file), options)
+    return _MADE[kind][1](options)
+
+
+def _mix(options: MixOptions, where: str, folder: Path | None) -> Mix:
+    tables, weights = [], []
+    for number, part in enumerate(options.parts):
+        table = dict(part)
+        weight = table.pop("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+            raise ConfigError(f"{where} parts[{number}]: option 'weight' must be a positive number, got {weight!r}")
+        tables.append(table)
+        weights.append(weight)
+    rates = [options.rate * weight / sum(weights) for weight in weights]
+    return Mix([_inner(table, rates[n], f"{where} parts[{n}]", folder) for n, table in enumerate(tables)])
+
+
+def _day_night(options: DayNightOptions, where: str, folder: Path | None) -> DayNight:
+    inner = _inner(options.of, DayNight.highest_rate(options), f"{where} of", folder)
+    if not inner.thinnable:
+        raise ConfigError(
+            f"{where} of: the items of 'realtime' come at fixed times, none can be left out: put it in a 'mix'"
+        )
+    return DayNight(options, inner)
+
+
+def _inner(table: Mapping[str, Any], rate: float, where: str, folder: Path | None) -> Workload:
+    if "rate" in table or "scale" in table:
+        key = "rate" if "rate" in table else "scale"
+        raise ConfigError(f"{where}: option {key!r} is for the table around it: leave it out here")
+    return build({**table, "rate": rate}, where, folder)

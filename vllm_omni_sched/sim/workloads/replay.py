@@ -1,0 +1,169 @@
+"""Playing a recorded trace again."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from vllm_omni_sched.sim.work import Item
+from vllm_omni_sched.sim.workloads.base import Arrival
+from vllm_omni_sched.sim.workloads.draws import contents
+from vllm_omni_sched.sim.workloads.trace import Interval, Tokens, Trace
+
+_POINTS = (np.arange(32) + 0.5) / 32
+
+
+class TraceOptions(BaseModel):
+    """Options of ``trace``. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    file: str = Field(min_length=1, description="The trace.")
+    rate: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Mean requests per second; default: as recorded. Not with `scale`."
+    )
+    scale: float = Field(1.0, gt=0, le=1e6, description="The rate is multiplied by it.")
+    repeat: int = Field(1, ge=0, description="So many times, one after the other; 0: without an end.")
+    item_modality: str = Field("image", min_length=1, description="Of items whose modality the trace does not tell.")
+    item_embeds: int = Field(
+        0, ge=0, description="Encoder embeddings of an item, for traces of intervals; 0: prompts are all text."
+    )
+    sla: str = Field("interactive", min_length=1, description="The class of requests that the trace does not tell.")
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> "TraceOptions":
+        if self.rate is not None and self.scale != 1:
+            raise ValueError("options 'rate' and 'scale' say the same: keep one")
+        return self
+
+
+class Replay:
+    """A recorded trace, once or again and again.
+
+    Of a trace of requests: these very requests; ``scale`` divides their times. Of a trace of intervals:
+
+    1. An interval has its arrivals x ``scale``, rounded up or down at random so that the mean is right. Their times
+       have Gamma gaps of its ``cv``; without one they are even at random over the interval.
+    2. Prompt and output tokens are drawn from its histograms, each on its own. Within a bucket log(tokens) is spread so
+       that the mean is the recorded one, evenly where it is not known. A bucket without a bound ends at twice its
+       begin.
+    3. An interval in which nothing finished takes the histograms of the last one before it that has some, or else of
+       the first after it.
+    4. Items are drawn as a Poisson number with the recorded mean per finished request, with ``item_embeds`` each, as
+       far as the prompt has room for them. Classes are drawn in their recorded parts.
+    5. All contents differ: a trace does not know which were the same.
+    """
+
+    thinnable = True
+
+    def __init__(self, trace: Trace, options: TraceOptions) -> None:
+        recorded = trace.arrivals / trace.seconds
+        self._scale = options.scale if options.rate is None else options.rate / recorded
+        self.rate = recorded * self._scale
+        self.source = (
+            f"trace {options.file} ({trace.header.source or 'source unknown'}), "
+            f"{'requests' if trace.requests else 'intervals'}, rate x {self._scale:g}"
+        )
+        self._trace = trace
+        self._options = options
+
+    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+        """Until the trace has been played so often."""
+        trace = self._trace
+        seconds = trace.seconds / self._scale if trace.requests else trace.seconds
+        play = self._exactly if trace.requests else self._drawn
+        rounds: Iterable[int] = range(self._options.repeat) if self._options.repeat else count()
+        names, draws = random.spawn(2)
+        content = contents(names)
+        for number in rounds:
+            yield from play(number * seconds, content, draws)
+
+    def _exactly(self, begin: float, content: Iterator[int], _: np.random.Generator) -> Iterator[Arrival]:
+        for request in self._trace.requests:
+            items = tuple(Item(modality, embeds, next(content)) for modality, embeds in request.items)
+            at = begin + request.at / self._scale
+            yield Arrival(at, request.text_tokens, request.output_tokens, items, request.sla, request.client)
+
+    def _drawn(self, begin: float, content: Iterator[int], random: np.random.Generator) -> Iterator[Arrival]:
+        intervals = self._trace.intervals
+        prompts = next((one for one in intervals if one.prompt_tokens.requests), None)
+        outputs = next((one for one in intervals if one.generation_tokens.requests), None)
+        for interval in intervals:
+            prompts = interval if interval.prompt_tokens.requests else prompts
+            outputs = interval if interval.generation_tokens.requests else outputs
+            number = math.floor(interval.arrivals * self._scale + random.random())
+            if not number:
+                continue
+            prompt = token_draws(prompts.prompt_tokens)(random, number) if prompts else np.ones(number, np.int64)
+            output = token_draws(outputs.generation_tokens)(random, number) if outputs else np.ones(number, np.int64)
+            items = self._items(interval if interval.finished else prompts or interval, random, prompt, content)
+            classes = self._classes(interval, random, number)
+            times = begin + interval.at + interval.seconds * spread_times(random, number, interval.cv)
+            rows = zip(times.tolist(), prompt.tolist(), output.tolist(), items, classes, strict=True)
+            for at, tokens, out, brought, sla in rows:
+                text = tokens - sum(item.embeds for item in brought)
+                yield Arrival(at, text, max(1, out), brought, sla)
+
+    def _items(
+        self, interval: Interval, random: np.random.Generator, prompt: Any, content: Iterator[int]
+    ) -> list[tuple[Item, ...]]:
+        embeds = self._options.item_embeds
+        known = interval.items if embeds and interval.finished else {}
+        room = prompt // embeds if known else prompt
+        found: list[list[Item]] = [[] for _ in range(len(prompt))]
+        for modality, number in known.items():
+            name = self._options.item_modality if modality == "unknown" else modality
+            drawn = np.minimum(random.poisson(number / interval.finished, len(prompt)), room)
+            room = room - drawn
+            for at, much in enumerate(drawn.tolist()):
+                found[at] += [Item(name, embeds, next(content)) for _ in range(much)]
+        return [tuple(items) for items in found]
+
+    def _classes(self, interval: Interval, random: np.random.Generator, number: int) -> list[str]:
+        total = sum(interval.classes.values())
+        if not total:
+            return [self._options.sla] * number
+        parts = [n / total for n in interval.classes.values()]
+        return [str(name) for name in random.choice(list(interval.classes), size=number, p=parts)]
+
+
+def spread_times(random: np.random.Generator, number: int, cv: float | None) -> Any:
+    """So many times from 0 to 1, in order, with Gamma gaps; a coefficient of variation of 1: even at random."""
+    gaps = random.standard_gamma(1 / (cv or 1.0) ** 2, number + 1)
+    total = gaps.sum()
+    return np.cumsum(gaps[:-1]) / total if total > 0 else np.sort(random.random(number))
+
+
+@lru_cache(maxsize=4096)
+def token_draws(tokens: Tokens) -> Callable[[np.random.Generator, int], Any]:
+    """How to draw numbers of tokens from a histogram that is not empty (rule 2 of `Replay`)."""
+    bounds = [bound for bound, _ in tokens.buckets]
+    tops = [(2 * (bounds[at - 1] or 1.0) if at else 1.0) if bound is None else bound for at, bound in enumerate(bounds)]
+    # a bucket has what is above the bound of the one before: whole tokens, so from one more
+    lows = np.array([1.0] + [math.floor(top) + 1.0 for top in tops[:-1]])
+    highs = np.maximum(lows, np.floor(tops))
+    numbers = np.array([number for _, number in tokens.buckets], dtype=float)
+    ends = np.cumsum(numbers) / numbers.sum()
+
+    def values(power: float, buckets: Any, parts: Any) -> Any:
+        return lows[buckets] * (highs[buckets] / lows[buckets]) ** (parts**power)
+
+    power = 1.0
+    if tokens.total:
+        low, high = -6.0, 6.0  # of log(power): a higher one is nearer to the low ends
+        every = np.arange(len(numbers))[:, None]
+        for _ in range(40):
+            middle = (low + high) / 2
+            mean = float((values(math.exp(middle), every, _POINTS).mean(axis=1) * numbers).sum()) / numbers.sum()
+            low, high = (middle, high) if mean > tokens.total / numbers.sum() else (low, middle)
+        power = math.exp((low + high) / 2)
+
+    def draw(random: np.random.Generator, number: int) -> Any:
+        buckets = np.minimum(np.searchsorted(ends, random.random(number), side="right"), len(ends) - 1)
+        return np.rint(values(power, buckets, random.random(number))).astype(np.int64)
+
+    return draw

@@ -1,0 +1,104 @@
+"""How load goes up and down: seasons, weeks, noise, bursts, and a change that nobody announced."""
+
+import math
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_omni_sched.sim.workloads.times import Bursts
+
+_DAYS, _WEEKEND = 7, (5, 6)
+_NOISE_LIMIT = 3.0  # standard deviations
+_NOISE_STEPS = 96  # a season: quarters of an hour of a day
+
+
+class SeasonOptions(BaseModel):
+    """Options of `Season`. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    season_seconds: float = Field(86_400.0, gt=0, allow_inf_nan=False, description="Length of a season, as a day.")
+    peak_ratio: float = Field(2.0, ge=1, le=20, description="The rate at the peak of a season by its mean.")
+    peak_at: float = Field(0.6, ge=0, lt=1, description="When the peak is, as a part of the season.")
+    weekend_ratio: float = Field(
+        1.0, ge=0, le=10, description="The rate of the last 2 of 7 seasons by that of the others; 1: no weekly pattern."
+    )
+    noise: float = Field(
+        0.0, ge=0, le=1, description="Standard deviation of log(rate) from one 96th of a season to another."
+    )
+    burst_every_seconds: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Mean time from one unforeseen burst to the next; 0: none."
+    )
+    burst_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="Mean length of a burst.")
+    burst_ratio: float = Field(3.0, ge=1, le=100, description="What the rate is multiplied by in a burst.")
+    change_at_seconds: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="From then on all is otherwise, for good; 0: never."
+    )
+    change_ratio: float = Field(2.0, ge=0, le=100, description="What the rate is multiplied by after it.")
+    change_shift: float = Field(
+        0.0, ge=0, lt=1, description="How much earlier peaks are after it, as a part of the season."
+    )
+
+
+class Season:
+    """What the mean rate is multiplied by at a time; times are asked for in order.
+
+    1. A season is exp(k cos x) / I0(k), with k such that its peak is ``peak_ratio``; its mean is 1.
+    2. The last 2 of 7 seasons are multiplied by ``weekend_ratio``; the mean of a week stays 1.
+    3. Noise is lognormal of mean 1, another for each 96th of a season, cut off at 3 standard deviations.
+    4. Bursts and the change come on top: they are what a forecast did not know, and raise the mean.
+
+    Source: the form is that of von Mises, as a positive season with one peak; the parameters are whoever sets them.
+    """
+
+    def __init__(self, options: SeasonOptions, random: np.random.Generator) -> None:
+        self._options = options
+        self._k = _sharpness(options.peak_ratio)
+        week = 1 + (options.weekend_ratio - 1) * len(_WEEKEND) / _DAYS
+        self._by_day = [(options.weekend_ratio if day in _WEEKEND else 1.0) / week for day in range(_DAYS)]
+        self._noise_random, burst_random = random.spawn(2)
+        self._noise, self._noise_step = 1.0, -1
+        every = options.burst_every_seconds
+        self._bursts = Bursts(burst_random, every, options.burst_seconds) if every else None
+
+    @staticmethod
+    def largest(options: SeasonOptions) -> float:
+        """What it never exceeds with these options."""
+        burst = options.burst_ratio if options.burst_every_seconds else 1.0
+        change = max(1.0, options.change_ratio) if options.change_at_seconds else 1.0
+        week = max(1.0, options.weekend_ratio) / (1 + (options.weekend_ratio - 1) * len(_WEEKEND) / _DAYS)
+        noise = math.exp(options.noise * _NOISE_LIMIT)
+        # the season is fitted to the peak, so it may be above it by rounding
+        return options.peak_ratio * (1 + 1e-9) * week * noise * burst * change
+
+    def at(self, when: float) -> float:
+        """At that many seconds; not before the last time asked for."""
+        options = self._options
+        season = when / options.season_seconds
+        day = int(season)
+        factor = self._by_day[day % _DAYS]
+        if options.change_at_seconds and when >= options.change_at_seconds:
+            factor *= options.change_ratio
+            season += options.change_shift
+        factor *= math.exp(self._k * math.cos(2 * math.pi * (season - options.peak_at))) / float(np.i0(self._k))
+        if options.noise:
+            factor *= self._noise_at(int(when / options.season_seconds * _NOISE_STEPS))
+        if self._bursts is not None and self._bursts.at(when):
+            factor *= options.burst_ratio
+        return factor
+
+    def _noise_at(self, step: int) -> float:
+        while self._noise_step < step:
+            self._noise_step += 1
+            deviations = min(_NOISE_LIMIT, float(self._noise_random.standard_normal()))
+            self._noise = math.exp(self._options.noise * deviations - self._options.noise**2 / 2)
+        return self._noise
+
+
+def _sharpness(peak_ratio: float) -> float:
+    """k for which exp(k) / I0(k) is the ratio; about sqrt(2 pi k) for large k."""
+    low, high = 0.0, 700.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.exp(middle) / float(np.i0(middle)) < peak_ratio else (low, middle)
+    return low
