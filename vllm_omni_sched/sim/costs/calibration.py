@@ -1,0 +1,104 @@
+"""The form of a calibration file, version 1, as ``vllm-omni-sched calibrate`` writes it."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vllm_omni_sched.errors import ConfigError
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StepCosts(_Part):
+    """Of a step: a constant, and what each decoding request, each token that they read, each token of a prompt and
+    each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p and a factor f, in the order of p:
+    p of all steps take at most f times what is fitted.
+    """
+
+    base_seconds: Seconds
+    per_decode: Seconds
+    per_context_token: Seconds
+    per_prefill_token: Seconds
+    per_prefill_pair: Seconds
+    steadiness: list[tuple[float, float]] | None = None
+
+
+class EncodeCosts(_Part):
+    """Of a batch of items of one modality."""
+
+    base_seconds: Seconds
+    per_item: Seconds
+    per_embed: Seconds
+
+
+class FrontendCosts(_Part):
+    """Of one request."""
+
+    per_request: Seconds
+    per_text_token: Seconds
+    per_item: dict[str, Seconds] = {}
+
+
+class Calibration(_Part):
+    """A whole file. ``encode_in_lane``: None where no lane was measured. ``lane_slowdown``: how many times as long a
+    step takes while the lane works with the whole device. ``front_stall``: by modality, what an item in the front end
+    adds to a token of somebody else. ``residuals``: how well the fit fits; nothing reads it.
+    """
+
+    format: Literal["vllm-omni-sched calibration"] = "vllm-omni-sched calibration"
+    version: Literal[1]
+    source: str | dict[str, Any]
+    step: StepCosts
+    encode: dict[str, EncodeCosts]
+    encode_in_lane: dict[str, EncodeCosts] | None = None
+    lane_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    frontend: FrontendCosts
+    front_stall: dict[str, Seconds] = {}
+    answer_seconds: Seconds
+    kv_tokens: Annotated[int, Field(ge=1)]
+    residuals: dict[str, Any] = {}
+
+
+_PARTS = {"step": StepCosts, "encode": EncodeCosts, "encode_in_lane": EncodeCosts, "frontend": FrontendCosts}
+
+
+def read_calibration(path: Path) -> Calibration:
+    """What the file holds.
+
+    Raises:
+        ConfigError: it cannot be read, is no JSON, or a key is missing, unknown or wrong; the message names file and
+            key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the calibration {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    try:
+        return Calibration.model_validate_json(text)
+    except ValidationError as error:
+        problems = error.errors()
+        if problems[0]["type"] == "json_invalid":
+            raise ConfigError(f"{path}: not valid JSON: {problems[0]['ctx']['error']}") from None
+        raise ConfigError(f"{path}: " + "; ".join(_explain(one) for one in problems)) from None
+
+
+def _explain(problem: Any) -> str:
+    """One problem in one sentence that says what would be right."""
+    at = [str(part) for part in problem["loc"]]
+    key = ".".join(at)
+    if problem["type"] == "extra_forbidden":
+        known = list((_PARTS[at[0]] if len(at) > 1 else Calibration).model_fields)
+        near = difflib.get_close_matches(at[-1], known, n=1)
+        return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
+    if problem["type"] == "missing":
+        return f"key {key!r} is missing; have the file written again by vllm-omni-sched calibrate"
+    return f"key {key!r}: {problem['msg'].lower()}, got {json.dumps(problem['input'], default=str)}"

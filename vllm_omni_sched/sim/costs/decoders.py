@@ -1,0 +1,88 @@
+"""What decoding frames costs, on a core and on an engine of a GPU."""
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import Source, SourceKind
+from vllm_omni_sched.sim.costs.hardware import DeviceKind, NvdecGeneration
+from vllm_omni_sched.sim.costs.registry import pick
+from vllm_omni_sched.sim.work import Clip
+
+_FULL_HD = 1920 * 1080
+
+# Seconds for a pixel, by codec. The clips of `benchmarks/video`, 1280 x 720, on a quiet core of an AMD EPYC: all 1,800
+# frames of h264 in 3.71 s; the 973 of h264 and of hevc that 32 wanted ones need in 1.65 and 2.51 s, the 704 of av1
+# that they need in 1.18 s.
+_H264 = 3.71 / 1800 / (1280 * 720)
+CORE_PIXEL_SECONDS = {"h264": _H264, "hevc": _H264 * 2.51 / 1.65, "av1": _H264 * (1.18 / 704) / (1.65 / 973)}
+
+# Frames of 1920 x 1080 per second of one engine, at the video clock behind them.
+NVDEC_FRAMES = {
+    NvdecGeneration.TURING: ({"h264": 771.0, "hevc": 1316.0, "vp9": 932.0}, 1860e6),
+    NvdecGeneration.AMPERE: ({"h264": 748.0, "hevc": 1415.0, "vp9": 1075.0, "av1": 790.0}, 1665e6),
+    NvdecGeneration.ADA: ({"h264": 903.0, "hevc": 1641.0, "vp9": 1290.0, "av1": 1018.0}, 2160e6),
+}
+NVDEC_SOURCE = "NVDEC application note of NVIDIA Video Codec SDK 13.0, table of section 3, scaled by the video clock"
+
+
+class CoreDecoder:
+    """FFmpeg on one core: in proportion to pixels.
+
+    ``slowdown``: 1 is for about 2 Mbit/s of 1280 x 720; at 8 Mbit/s it was 2.4, and with other work on the machine
+    1.8 to 4. ``open_seconds``: to read where the frames of a file are, once; 0.01 to 0.08 were measured.
+    """
+
+    source = Source(SourceKind.MEASURED, "benchmarks/video, clips of 1280 x 720 on a core of an AMD EPYC, PyAV")
+    open_seconds = 0.03
+
+    def __init__(self, slowdown: float = 1.0) -> None:
+        if not slowdown > 0:
+            raise ConfigError(f"slowdown of a core must be above 0, got {slowdown}")
+        self.slowdown = slowdown
+
+    def frames_seconds(self, clip: Clip, frames: int) -> float:
+        """So many frames in a row.
+
+        Raises:
+            ConfigError: the codec was not measured.
+        """
+        pixel = pick("codec of a core", clip.codec, CORE_PIXEL_SECONDS)
+        return frames * clip.width * clip.height * pixel * self.slowdown
+
+    @property
+    def piece_seconds(self) -> float:
+        """To open the file again and to seek: assumed, a tenth of what the first opening takes."""
+        return self.open_seconds / 10
+
+
+class NvdecDecoder:
+    """One NVDEC engine of a GPU: in proportion to pixels, by codec and generation.
+
+    ``open_seconds``: to read where the frames are, on a core, as `CoreDecoder`.
+    """
+
+    open_seconds = CoreDecoder.open_seconds
+
+    def __init__(self, device: DeviceKind) -> None:
+        frames, hertz = NVDEC_FRAMES[device.nvdec]
+        faster = device.video_hertz / hertz
+        self.device = device
+        self.source = Source(SourceKind.PUBLISHED, NVDEC_SOURCE)
+        self._pixel_seconds = {codec: 1 / (rate * faster * _FULL_HD) for codec, rate in frames.items()}
+
+    def frames_seconds(self, clip: Clip, frames: int) -> float:
+        """So many frames in a row.
+
+        Raises:
+            ConfigError: these engines cannot decode the codec; the message says what can.
+        """
+        pixel = self._pixel_seconds.get(clip.codec)
+        if pixel is None:
+            known = ", ".join(sorted(self._pixel_seconds))
+            raise ConfigError(
+                f"the video engines of {self.device.name!r} decode {known}, not {clip.codec!r}: set decoders = 'cpu'"
+            )
+        return frames * clip.width * clip.height * pixel
+
+    @property
+    def piece_seconds(self) -> float:
+        """To hand a piece to an engine whose decoder is there already: assumed, as in `benchmarks/video_engines`."""
+        return 1e-3

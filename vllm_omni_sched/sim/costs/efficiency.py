@@ -1,0 +1,80 @@
+"""Which part of a device's peaks work gets, and what each step costs besides. Each with its source."""
+
+import math
+from dataclasses import dataclass, fields
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import Source, SourceKind
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Parts of a peak are in (0, 1].
+
+    ``compute``, ``bandwidth``: the parts that the LLM gets. ``encoder_compute``: the part that a tower gets.
+    ``saturating_share``: the part of the streaming multiprocessors that is enough for all of the bandwidth.
+    ``step_seconds``, ``encode_seconds``: of launches and of scheduling, for each step and each batch of encodes.
+    ``all_reduce_seconds``: to begin one, of which each layer has two, under tensor parallelism.
+    ``memory``: the part of the device's memory that the engine takes (``gpu_memory_utilization``).
+    ``activation_bytes``: of that, on each device, for what is neither weights nor KV.
+    ``request_seconds``, ``text_token_seconds``: of the front end. ``answer_seconds``: until the client has a token.
+
+    Raises:
+        ConfigError: a number is out of its range; the message names it.
+    """
+
+    compute: float = 0.6
+    bandwidth: float = 0.8
+    encoder_compute: float = 0.4
+    saturating_share: float = 0.5
+    step_seconds: float = 1.5e-3
+    encode_seconds: float = 3e-3
+    all_reduce_seconds: float = 7e-6
+    memory: float = 0.9
+    activation_bytes: float = 3e9
+    request_seconds: float = 1e-3
+    text_token_seconds: float = 2e-6
+    answer_seconds: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "bandwidth", "encoder_compute", "saturating_share", "memory"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"efficiency {name!r} must be above 0 and at most 1, got {getattr(self, name)}")
+        for one in fields(self):
+            if not 0 <= getattr(self, one.name) < math.inf:
+                raise ConfigError(
+                    f"efficiency {one.name!r} must be finite and 0 or more, got {getattr(self, one.name)}"
+                )
+
+
+_LAUNCHES = "about 400 kernel launches of 7 us and the copy of the pixels"
+EFFICIENCY_SOURCES = {
+    "compute": Source(
+        SourceKind.PUBLISHED,
+        "Bullet (ASPLOS 2026), figure 5a: Llama-3.1-8B on an A100 in chunks of 1,024 tokens gets 71 to 61 % of the peak",
+    ),
+    "bandwidth": Source(
+        SourceKind.PUBLISHED, "gpt-fast, README: an A100 80 GB of 2,039 GB/s peaks at about 1,700 GB/s in practice"
+    ),
+    "encoder_compute": Source(
+        SourceKind.ASSUMED, "less than the LLM gets: heads of 64 or 80, windows, no captured graphs"
+    ),
+    "saturating_share": Source(
+        SourceKind.ASSUMED,
+        "that decoding needs less than its part of the multiprocessors is published (Bullet, figure 3b; MuxServe, "
+        "figure 3), the point from which on more does not help is not",
+    ),
+    "step_seconds": Source(
+        SourceKind.PUBLISHED,
+        "what is left of gpt-fast's 9.5 ms per token of Llama-2-7B on an A100 when the reading of the weights is taken off",
+    ),
+    "encode_seconds": Source(SourceKind.ASSUMED, _LAUNCHES),
+    "all_reduce_seconds": Source(
+        SourceKind.PUBLISHED, "fitted to gpt-fast's tokens per second of Llama-2-7B on 2, 4 and 8 A100 with NVLink"
+    ),
+    "memory": Source(SourceKind.PUBLISHED, "vLLM's default of --gpu-memory-utilization"),
+    "activation_bytes": Source(SourceKind.ASSUMED, "8,192 tokens of activations, the encoder cache, captured graphs"),
+    "request_seconds": Source(SourceKind.ASSUMED, "HTTP, JSON, the chat template"),
+    "text_token_seconds": Source(SourceKind.ASSUMED, "half a million tokens per second by a fast tokenizer"),
+    "answer_seconds": Source(SourceKind.ASSUMED, "sampling back to the host, detokenizing, one event of a stream"),
+}

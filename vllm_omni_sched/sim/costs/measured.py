@@ -1,0 +1,115 @@
+"""An engine's seconds as a calibration has measured them."""
+
+from pathlib import Path
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import Source, SourceKind
+from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, read_calibration
+from vllm_omni_sched.sim.work import Request
+
+
+class MeasuredCosts:
+    """1. Each cost is a sum of what was counted, times what the file says of it.
+    2. With a share of the device, LLM and encoder take 1 / share as long: of sharing the file says nothing else.
+    3. While the lane works with the whole device, steps take ``lane_slowdown`` times as long; with a part of it, what
+       they take longer is in proportion.
+    4. In the lane, items cost what was measured there, at the whole device.
+
+    ``where``: the file, for messages.
+    """
+
+    def __init__(self, calibration: Calibration, where: str = "calibration") -> None:
+        self.calibration, self.where = calibration, where
+        self.source = Source(SourceKind.MEASURED, _described(calibration.source, where))
+        self.kv_tokens = calibration.kv_tokens
+        step = calibration.step
+        self._base, self._decode, self._context = step.base_seconds, step.per_decode, step.per_context_token
+        self._prefill, self._pair = step.per_prefill_token, step.per_prefill_pair
+        self._slower = max(calibration.lane_slowdown, 1.0) - 1.0
+
+    @classmethod
+    def read(cls, path: Path) -> "MeasuredCosts":
+        """Those in a file.
+
+        Raises:
+            ConfigError: it cannot be read, or is no calibration; the message names file and key.
+        """
+        return cls(read_calibration(path), str(path))
+
+    def step_seconds(
+        self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
+    ) -> float:
+        """A step of the LLM; 0 if it has no token to compute."""
+        if not decodes and not prefill_tokens:
+            return 0.0
+        return (
+            self._base
+            + self._decode * decodes
+            + self._context * context_tokens
+            + self._prefill * prefill_tokens
+            + self._pair * prefill_pairs
+        ) / share
+
+    def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+        """So many items are encoded together, in a step.
+
+        Raises:
+            ConfigError: the modality was not measured.
+        """
+        return self._sum("encode", self.calibration.encode, modality, embeds, items) / share
+
+    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+        """The same in the lane of encode-ahead.
+
+        Raises:
+            ConfigError: no lane was measured, or not with that modality.
+        """
+        lane = self.calibration.encode_in_lane
+        if lane is None:
+            raise ConfigError(
+                f"{self.where}: 'encode_in_lane' is null, no lane was measured; calibrate an engine with encode_ahead, "
+                "or have the encoder in the step"
+            )
+        return self._sum("encode_in_lane", lane, modality, embeds, items) / share
+
+    def in_lane(self, share: float) -> float:
+        """The part that the LLM keeps, so that its steps are as much slower as they were measured to be."""
+        return 1.0 / (1.0 + self._slower * share)
+
+    def frontend_seconds(self, request: Request) -> float:
+        """Time in the front end before the engine is given the request.
+
+        Raises:
+            ConfigError: the modality of an item was not measured.
+        """
+        front = self.calibration.frontend
+        seconds = front.per_request + front.per_text_token * request.text_tokens
+        for item in request.items:
+            each = front.per_item.get(item.modality)
+            if each is None:
+                raise self._not_measured("frontend.per_item", item.modality, list(front.per_item))
+            seconds += each
+        return seconds
+
+    @property
+    def answer_seconds(self) -> float:
+        """From the end of a step until the client has its tokens."""
+        return self.calibration.answer_seconds
+
+    def _sum(self, key: str, costs: dict[str, EncodeCosts], modality: str, embeds: int, items: int) -> float:
+        cost = costs.get(modality)
+        if cost is None:
+            raise self._not_measured(key, modality, list(costs))
+        return cost.base_seconds + cost.per_item * items + cost.per_embed * embeds
+
+    def _not_measured(self, key: str, modality: str, known: list[str]) -> ConfigError:
+        has = ", ".join(sorted(known)) or "nothing"
+        return ConfigError(f"{self.where}: {key!r} has {has}, but modality {modality!r} arrives: calibrate with it")
+
+
+def _described(source: object, where: str) -> str:
+    """Of a source's facts, those that tell machines apart."""
+    if not isinstance(source, dict):
+        return f"{source} ({where})"
+    facts = [str(source[key]) for key in ("command", "model", "cpu", "gpu", "date") if source.get(key)]
+    return ", ".join([*facts, where])

@@ -1,0 +1,103 @@
+"""Models by name, with the shapes in their published configurations."""
+
+from collections.abc import Iterator
+
+from vllm_omni_sched.sim.costs.base import Source, SourceKind
+from vllm_omni_sched.sim.costs.registry import pick
+from vllm_omni_sched.sim.costs.shapes import Encoding, LlmShape, ModelShape, TowerShape
+
+# vLLM pull request 50411: Qwen2VLImageProcessor takes 12.2 ms for 1024 x 1024 pixels.
+# Decoding such a JPEG of 249 kB takes Pillow 6.1 ms of one core of an AMD EPYC (measured).
+PIXEL_SECONDS = (12.2e-3 + 6.1e-3) / 1024**2
+_VIDEO_PIXEL_SECONDS = 12.2e-3 / 1024**2  # its decoding is another stage's
+_SOUND_SECONDS = 0.0125e-3  # of 40 ms of sound: assumed, half a per mille of real time is more than a spectrogram takes
+
+
+def _qwen25_llm(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int = 152064) -> LlmShape:
+    return LlmShape(layers, hidden, heads, kv_heads, ffn, vocab, qkv_bias=True, tied=hidden == 2048)
+
+
+def _qwen25_pictures(ffn: int, hidden: int) -> dict[str, Encoding]:
+    """28 x 28 pixels are 4 patches and 1 embedding; a video has two frames in each, and 768 embeddings at most in such
+    a pair (``VIDEO_MAX_PIXELS`` of qwen-vl-utils). 4 of the 32 layers see the whole picture, the others 8 x 8 patches.
+    """
+    tower = TowerShape(
+        32, 1280, ffn, 4, 3 * 2 * 14 * 14, (5120, 5120, hidden), gated=True, full_layers=4, window_patches=64
+    )
+    return {
+        "image": Encoding(tower, 28 * 28 * PIXEL_SECONDS),
+        "video": Encoding(tower, 2 * 28 * 28 * _VIDEO_PIXEL_SECONDS, sequence_embeds=768),
+    }
+
+
+def _tiles(tower: TowerShape) -> dict[str, Encoding]:
+    """InternVL: tiles of 448 x 448 pixels, 256 embeddings each; a frame of a video is a tile."""
+    image, video = (448 * 448 / 256 * seconds for seconds in (PIXEL_SECONDS, _VIDEO_PIXEL_SECONDS))
+    return {"image": Encoding(tower, image, 256), "video": Encoding(tower, video, 256)}
+
+
+def _small_vit(hidden: int) -> TowerShape:
+    return TowerShape(24, 1024, 4096, 4, 3 * 14 * 14, (4096, hidden, hidden), other_parameters=1026 * 1024)
+
+
+def _large_vit(hidden: int) -> TowerShape:
+    return TowerShape(45, 3200, 12800, 4, 3 * 14 * 14, (12800, hidden, hidden), other_parameters=1026 * 3200)
+
+
+def _models() -> Iterator[ModelShape]:
+    def card(repository: str) -> Source:
+        return Source(SourceKind.PUBLISHED, f"config.json and model card of {repository}")
+
+    small, large = _qwen25_llm(28, 3584, 28, 4, 18944), _qwen25_llm(80, 8192, 64, 8, 29568)
+    for size, llm, ffn, parameters in (
+        ("3b", _qwen25_llm(36, 2048, 16, 2, 11008, 151936), 3420, 3_754_622_976),
+        ("7b", small, 3420, 8_292_166_656),
+        ("32b", _qwen25_llm(64, 5120, 40, 8, 27648), 3456, 33_452_718_336),
+        ("72b", large, 3456, 73_410_777_344),
+    ):
+        source = card(f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct")
+        yield ModelShape(f"qwen2.5-vl-{size}", llm, _qwen25_pictures(ffn, llm.hidden), parameters, source)
+
+    sound = TowerShape(  # windows of 2 s are 100 positions of it, 50 embeddings
+        32, 1280, 5120, 2, 128 * 3, (1280, 3584), full_layers=0, window_patches=100, other_parameters=3 * 1280**2
+    )
+    yield ModelShape(
+        "qwen2.5-omni-7b",
+        small,
+        {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, _SOUND_SECONDS)},
+        8_931_813_888,
+        Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B, the thinker alone"),
+    )
+
+    clip = TowerShape(23, 1024, 4096, 1, 3 * 14 * 14, (1024, 4096, 4096), other_parameters=577 * 1024)
+    yield ModelShape(
+        "llava-1.5-7b",
+        LlmShape(32, 4096, 32, 32, 11008, 32064),
+        {"image": Encoding(clip, 336 * 336 / 576 * PIXEL_SECONDS, 576)},
+        7_063_427_072,
+        card("llava-hf/llava-1.5-7b-hf; the last of its 24 vision layers is not run"),
+    )
+
+    internlm = LlmShape(32, 4096, 32, 8, 14336, 92553)
+    yield ModelShape(
+        "internvl2.5-8b", internlm, _tiles(_small_vit(4096)), 8_075_365_376, card("OpenGVLab/InternVL2_5-8B")
+    )
+    for size, llm, tower, parameters in (
+        ("8b", _qwen25_llm(28, 3584, 28, 4, 18944, 151674), _small_vit(3584), 7_944_373_760),
+        ("38b", _qwen25_llm(64, 5120, 40, 8, 27648, 151674), _large_vit(5120), 38_388_452_992),
+        ("78b", _qwen25_llm(80, 8192, 64, 8, 29568, 151674), _large_vit(8192), 78_408_606_336),
+    ):
+        source = card(f"OpenGVLab/InternVL3-{size.upper()}")
+        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, source)
+
+
+MODELS = {shape.name: shape for shape in _models()}
+
+
+def model(name: str) -> ModelShape:
+    """The shape of that name.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest.
+    """
+    return pick("model", name, MODELS)

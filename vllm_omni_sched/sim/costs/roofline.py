@@ -1,0 +1,150 @@
+"""An engine's seconds from the shape of its model and the peaks of its device.
+
+A step takes as long as its operations, or as reading the weights and the KV cache, whichever is longer (Williams,
+Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009).
+"""
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import Source, SourceKind
+from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.costs.hardware import DeviceKind
+from vllm_omni_sched.sim.costs.links import all_reduce_factor
+from vllm_omni_sched.sim.costs.shapes import BF16_BYTES, ModelShape
+from vllm_omni_sched.sim.work import Request
+
+LEAST_BESIDE_LANE = 0.1
+"""What the LLM keeps beside a lane that has the whole device: streams still take turns. Assumed."""
+
+
+class RooflineCosts:
+    """1. Operations: 2 for each parameter of the layers and token, 2 for each of the output matrix and decoding
+       request, and attention by pairs of a query and a key; at ``compute`` of the peak.
+    2. Memory: all weights of the LLM once, and the KV cache of what decodes; at ``bandwidth`` of the peak.
+    3. A step is the longer of the two, plus a constant, plus two all-reduces for each layer under tensor parallelism.
+    4. With a share of the multiprocessors, operations take 1 / share as long. Reading does not take longer until the
+       share is below ``saturating_share``; from there on it takes in proportion as well.
+    5. Encoding is operations alone: it reads each weight once for thousands of patches. So what it takes from the
+       LLM beside it is multiprocessors, and bandwidth only as far as rule 4 says.
+    6. A tower is split between the devices as the LLM is.
+
+    Raises:
+        ConfigError: ``tensor_parallel`` does not divide the heads, or model and KV cache do not fit; the message
+            says what is missing, and the fix.
+    """
+
+    def __init__(
+        self, model: ModelShape, device: DeviceKind, tensor_parallel: int = 1, efficiency: Efficiency | None = None
+    ) -> None:
+        use = efficiency or Efficiency()
+        llm = model.llm
+        if tensor_parallel < 1 or llm.heads % tensor_parallel:
+            raise ConfigError(
+                f"model {model.name!r} cannot be split between {tensor_parallel} devices: their number has to divide "
+                f"its {llm.heads} heads"
+            )
+        self.source = Source(SourceKind.ROOFLINE, f"{model.name} on {tensor_parallel} x {device.name}")
+        self.model, self.device, self.tensor_parallel, self.efficiency = model, device, tensor_parallel, use
+        self.kv_tokens = _kv_tokens(model, device, tensor_parallel, use)
+        operations = device.flops * use.compute * tensor_parallel
+        reading = device.bandwidth_bytes_per_second * use.bandwidth * tensor_parallel
+        self._token = 2 * llm.layer_parameters / operations
+        self._head = 2 * llm.head_parameters / operations
+        self._pair = llm.operations_per_pair / operations
+        self._weights = BF16_BYTES * (llm.layer_parameters + llm.head_parameters) / reading
+        self._context = llm.kv_bytes_per_token(tensor_parallel) / reading
+        self._saturating = use.saturating_share
+        self._step, self._token_link = use.step_seconds, 0.0
+        if tensor_parallel > 1:
+            link = device.nvlink_bytes_per_second or device.pcie_bytes_per_second
+            reduces = 2 * llm.layers
+            self._step += reduces * use.all_reduce_seconds
+            self._token_link = reduces * all_reduce_factor(tensor_parallel) * BF16_BYTES * llm.hidden / link
+        encoding = device.flops * use.encoder_compute * tensor_parallel
+        self._encode = use.encode_seconds
+        self._towers = {
+            modality: (one.tower.operations_per_embed / encoding, one.tower.operations_per_pair / encoding,
+                       one.sequence_embeds)
+            for modality, one in model.encodings.items()
+        }  # fmt: skip
+        self._prepare = {modality: one.frontend_seconds_per_embed for modality, one in model.encodings.items()}
+
+    def step_seconds(
+        self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
+    ) -> float:
+        """A step of the LLM; 0 if it has no token to compute."""
+        tokens = decodes + prefill_tokens
+        if not tokens:
+            return 0.0
+        compute = self._token * tokens + self._head * decodes + self._pair * (prefill_pairs + context_tokens)
+        memory = self._weights + self._context * context_tokens
+        if share != 1.0:
+            compute /= share
+            if share < self._saturating:
+                memory *= self._saturating / share
+        return (compute if compute > memory else memory) + self._step + self._token_link * tokens
+
+    def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+        """So many items of one length are encoded together.
+
+        Raises:
+            ConfigError: the model has no tower for that modality.
+        """
+        linear, pair, sequence = self._of(modality)
+        seen = embeds / items
+        if sequence is not None and sequence < seen:
+            seen = sequence
+        return embeds * (linear + pair * seen) / share + self._encode
+
+    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+        """The same in the lane: a roofline knows no difference but the share."""
+        return self.encode_seconds(modality, embeds, items, share)
+
+    def in_lane(self, share: float) -> float:
+        """What the lane does not have, and `LEAST_BESIDE_LANE` at least."""
+        return max(1.0 - share, LEAST_BESIDE_LANE)
+
+    def frontend_seconds(self, request: Request) -> float:
+        """One core: tokenizing, and decoding, resizing and normalising what is to be encoded.
+
+        Raises:
+            ConfigError: the model has no tower for the modality of an item.
+        """
+        use = self.efficiency
+        seconds = use.request_seconds + use.text_token_seconds * request.text_tokens
+        for item in request.items:
+            self._of(item.modality)
+            seconds += self._prepare[item.modality] * item.embeds
+        return seconds
+
+    @property
+    def answer_seconds(self) -> float:
+        """From the end of a step until the client has its tokens."""
+        return self.efficiency.answer_seconds
+
+    def _of(self, modality: str) -> tuple[float, float, int | None]:
+        tower = self._towers.get(modality)
+        if tower is None:
+            known = ", ".join(sorted(self._towers))
+            raise ConfigError(f"model {self.model.name!r} has no encoder for modality {modality!r}: it has {known}")
+        return tower
+
+
+def _kv_tokens(model: ModelShape, device: DeviceKind, tensor_parallel: int, use: Efficiency) -> int:
+    """Tokens that fit into what the weights leave.
+
+    Raises:
+        ConfigError: the weights do not fit, or leave no room for one token.
+    """
+    each = device.memory_bytes * use.memory - use.activation_bytes
+    kv_bytes = model.llm.kv_bytes_per_token(tensor_parallel)
+    tokens = int((tensor_parallel * each - model.weight_bytes) // kv_bytes)
+    if tokens > 0:
+        return tokens
+    missing = model.weight_bytes + kv_bytes - tensor_parallel * each
+    enough = [n for n in range(1, model.llm.heads + 1) if model.llm.heads % n == 0 and n * each > model.weight_bytes]
+    more = f"use {enough[0]} devices, " if enough else "use "
+    raise ConfigError(
+        f"model {model.name!r} does not fit on {tensor_parallel} x {device.name!r}: {missing:,.0f} bytes are missing for "
+        f"weights of {model.weight_bytes:,} bytes, activations of {use.activation_bytes:,.0f} bytes on each device and "
+        f"one token of KV cache; {more}a larger device or a smaller model"
+    )

@@ -1,0 +1,141 @@
+"""The shape of a model, and what follows from it: parameters, operations, bytes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vllm_omni_sched.sim.costs.base import Source
+
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class LlmShape:
+    """A decoder with grouped-query attention and a gated MLP, as those of Llama and Qwen2 are."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    head_dim: int = 128
+    qkv_bias: bool = False
+    tied: bool = False  # the embedding is the output matrix too
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of all layers: what each token is multiplied with."""
+        query, keys = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
+        attention = self.hidden * (2 * query + keys) + (query + keys if self.qkv_bias else 0)
+        return self.layers * (attention + 3 * self.hidden * self.ffn + 2 * self.hidden) + self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output matrix: what each sampled token is multiplied with."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.layer_parameters + self.head_parameters * (1 if self.tied else 2)
+
+    @property
+    def operations_per_pair(self) -> int:
+        """Of attention, for one query and one key in all layers: a product each for the score and the value."""
+        return 4 * self.layers * self.heads * self.head_dim
+
+    def kv_bytes_per_token(self, tensor_parallel: int = 1) -> int:
+        """On all devices together; a device holds one key head at least."""
+        return 2 * BF16_BYTES * self.layers * max(self.kv_heads, tensor_parallel) * self.head_dim
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """An encoder of pictures or sound, with what projects its output to the LLM.
+
+    ``patches_per_embed``: how many of its positions become one embedding. ``patch_inputs``: numbers in a patch.
+    ``window_patches``: what a position sees in the layers that are not among the ``full_layers`` (None: all are).
+    ``projector``: widths of the MLP at the end. ``other_parameters``: position table, convolutions.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    patches_per_embed: int
+    patch_inputs: int
+    projector: tuple[int, ...]
+    gated: bool = False
+    full_layers: int | None = None
+    window_patches: int = 0
+    other_parameters: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """All of them, the projector's included."""
+        patches = self.patch_inputs * self.hidden
+        return self.layers * self._layer_parameters + patches + self._projector_parameters + self.other_parameters
+
+    @property
+    def _projector_parameters(self) -> int:
+        return sum((width + 1) * after for width, after in pairwise(self.projector))
+
+    @property
+    def _layer_parameters(self) -> int:
+        matrices = 3 if self.gated else 2
+        weights = 4 * self.hidden**2 + matrices * self.hidden * self.ffn
+        return weights + 7 * self.hidden + (matrices - 1) * self.ffn  # biases, and the scales of two norms
+
+    @property
+    def _full_layers(self) -> int:
+        return self.layers if self.full_layers is None else self.full_layers
+
+    @property
+    def operations_per_embed(self) -> float:
+        """Without what grows with the length of what a position sees."""
+        per_patch = 2 * (self.layers * self._layer_parameters + self.patch_inputs * self.hidden)
+        per_patch += 4 * (self.layers - self._full_layers) * self.hidden * self.window_patches
+        return float(self.patches_per_embed * per_patch + 2 * self._projector_parameters)
+
+    @property
+    def operations_per_pair(self) -> float:
+        """Of full attention, for each pair of embeddings that see each other."""
+        return 4.0 * self._full_layers * self.hidden * self.patches_per_embed**2
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How items of one modality go through a tower.
+
+    ``sequence_embeds``: a position sees no further than so many embeddings: a tile, or a frame of a video; None: it
+    sees its whole item. ``frontend_seconds_per_embed``: of a CPU core, to prepare what becomes one embedding.
+    """
+
+    tower: TowerShape
+    frontend_seconds_per_embed: float
+    sequence_embeds: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """An LLM with the encodings of its modalities.
+
+    ``published_parameters``: what its card says, of all that is counted here.
+    """
+
+    name: str
+    llm: LlmShape
+    encodings: Mapping[str, Encoding]
+    published_parameters: int
+    source: Source
+
+    @property
+    def parameters(self) -> int:
+        """Of the LLM, and of each tower once, however many modalities share it."""
+        towers = {encoding.tower for encoding in self.encodings.values()}
+        return self.llm.parameters + sum(tower.parameters for tower in towers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """In bf16."""
+        return BF16_BYTES * self.parameters
