@@ -1,0 +1,69 @@
+"""Scenarios for tests: one that is right, and the names that it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.scenario import Known
+
+
+def check_workload(kind: str, options: Mapping[str, Any], where: str) -> None:
+    for key in options:
+        if key not in ("pictures", "file"):
+            raise ConfigError(f"'{where}.{key}' is unknown to workload '{kind}'")
+
+
+KNOWN = Known(
+    devices=("a100-80gb", "h100-80gb"),
+    models=("qwen2.5-vl-7b", "qwen2.5-vl-32b"),
+    workloads=("servegen-mm-image", "text", "video-clips", "trace"),
+    check_workload=check_workload,
+)
+
+GOOD = """
+name = "pictures on one node"
+seed = 3
+duration_seconds = 100
+warm_up_seconds = 10.0
+
+[slo]
+ttft_seconds = 2.0
+itl_seconds = 0.1
+attainment = 0.9
+
+[workload]
+kind = "servegen-mm-image"
+rate = 4
+pictures = 2
+
+[cluster]
+device = "a100-80gb"
+
+[policy]
+encode_ahead = true
+
+[orchestration.balancing]
+policy = "least-queue"
+
+[[stages]]
+name = "video"
+kind = "video"
+per_replica = 16
+
+[[stages]]
+name = "llm"
+kind = "engine"
+model = "qwen2.5-vl-7b"
+replicas = 8
+
+[[stages]]
+name = "speech"
+kind = "servers"
+seconds = { distribution = "hyperexponential", mean = 0.5, cv = 2.0 }
+
+[[failures]]
+stage = "llm"
+every_seconds = 60.0
+"""

@@ -1,0 +1,83 @@
+"""Results of runs that nobody made: for what comes after a run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
+from vllm_omni_sched.sim.result import Progress, Result, Sample
+from vllm_omni_sched.sim.scenario import Scenario
+
+
+def record(number: int = 0, **changes: Any) -> Record:
+    """A request that came at its number's second, and was served well."""
+    values = {
+        "arrival": float(number),
+        "modality": "image",
+        "sla": "interactive",
+        "first": number + 1.0,
+        "end": number + 2.0,
+        "output_tokens": 11,
+        "largest_gap": 0.1,
+        "outcome": Outcome.DONE,
+    }
+    return Record(number=number, **{**values, **changes})
+
+
+def synthetic(scenario: Scenario, capacity: float = 10.0) -> Result:
+    """Latencies of an M/M/1 queue of that capacity (requests per second), drawn at random; worse with more load."""
+    rate = scenario.workload.rate or 1.0
+    rng = random.Random(scenario.seed)
+    slack = max(capacity - rate, 0.02 * capacity)
+    records, gaps = [], Histogram()
+    for number in range(int(rate * scenario.duration_seconds)):
+        arrival = number / rate
+        first = arrival + rng.expovariate(slack)
+        gap = 0.02 + rng.expovariate(slack * 5)
+        modality = rng.choice(("image", "text"))
+        records.append(
+            Record(number, arrival, modality, "interactive", first, first + 20 * gap, 21, 2 * gap, Outcome.DONE)
+        )
+        gaps.add(gap, 20)
+    seconds = scenario.duration_seconds
+    timeline = [
+        Sample(
+            at * seconds / 60,
+            {stage.name: int(rng.expovariate(1 / 8)) for stage in scenario.stages},
+            {stage.name: stage.replicas for stage in scenario.stages},
+            {stage.name: min(1.0, rate / capacity * rng.uniform(0.9, 1.1)) for stage in scenario.stages},
+        )
+        for at in range(60)
+    ]
+    held = {stage.name: stage.replicas * seconds for stage in scenario.stages}
+    return Result(
+        name=scenario.name,
+        seed=scenario.seed,
+        slo=scenario.slo,
+        classes=scenario.classes,
+        records=records,
+        gaps=gaps,
+        seconds=seconds + 5,
+        measured_seconds=seconds,
+        events=100 * len(records),
+        steps=20 * len(records),
+        busy_seconds={name: {"llm": 0.6 * one, "encode": 0.2 * one} for name, one in held.items()},
+        held_seconds=held,
+        device_seconds={stage.name: stage.devices_each * held[stage.name] for stage in scenario.stages},
+        counters={"full": 3},
+        sources={"llm": "assumed: for a test"},
+        timeline=timeline,
+    )
+
+
+def run(scenario: Scenario, progress: Progress | None = None, spans: Any = None) -> Result:
+    """As `vllm_omni_sched.sim.run.simulate`, without a simulation."""
+    result = synthetic(scenario)
+    if progress is not None:
+        progress(scenario.duration_seconds / 2, result.events // 2)
+        progress(scenario.duration_seconds, result.events)
+    if spans is not None:
+        spans.span("llm", 0, "step", 1.0, 0.5, {"decodes": 3})
+        spans.counter("llm", "queued", 1.0, 4)
+    return result

@@ -1,0 +1,117 @@
+# ruff: noqa: E501 - a row of the table each
+"""Files that cannot be simulated, and what is said about each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scenarios import GOOD, KNOWN
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.scenario import load
+
+BAD = [
+    # what is replaced, by what, and what has to be said
+    ("seed = 3", "sed = 3", "unknown option 'sed'; did you mean 'seed'?"),
+    ("seed = 3", "seed = 'three'", "'seed': input should be a valid integer, got 'three'"),
+    ("seed = 3", "seed = -1", "'seed': input should be greater than or equal to 0, got -1"),
+    ("seed = 3", "seed = ", "not valid TOML: Invalid value (at line 3"),
+    ('name = "pictures on one node"', "", "'name' is missing: What is simulated, in a line"),
+    ("duration_seconds = 100", "duration_seconds = nan", "'duration_seconds': input should be a finite number"),
+    ("duration_seconds = 100", "duration_seconds = 5", "'warm_up_seconds' must be below 'duration_seconds': 10 >= 5"),
+    ("ttft_seconds = 2.0", "ttft = 2.0", "unknown option 'slo.ttft'; did you mean 'slo.ttft_seconds'?"),
+    ("attainment = 0.9", "attainment = 1.5", "'slo.attainment': input should be less than or equal to 1, got 1.5"),
+    ("[slo]", "[[slo]]", "'slo' must be a table, got [{"),
+    ("rate = 4", "rate = -4", "'workload.rate': input should be greater than 0, got -4"),
+    ("rate = 4", "", "'workload.rate' is missing: mean requests per second of 'servegen-mm-image'"),
+    ("rate = 4", "ratte = 4", "'workload.ratte' is unknown to workload 'servegen-mm-image'"),
+    ('kind = "servegen-mm-image"', "", "'workload.kind' is missing"),
+    ('"servegen-mm-image"', '"servegen-image"', "no workload 'servegen-image'; did you mean 'servegen-mm-image'?"),
+    ('device = "a100-80gb"', 'device = "a100"', "'cluster.device': there is no device 'a100'; did you mean 'a100-80gb'?"),
+    ('device = "a100-80gb"', "devices = 3", "unknown option 'cluster.devices'; did you mean 'cluster.device'?"),
+    ("encode_ahead = true", "encode_ahed = true", "unknown option 'policy.encode_ahed'; did you mean 'policy.encode_ahead'"),
+    ("encode_ahead = true", "encode_ahead = 1", "'policy.encode_ahead': input should be a valid boolean, got 1"),
+    ("encode_ahead = true", "waiting_order = 'slo'", "'policy.waiting_order' must be one of ['arrival', 'sla'], got 'slo'"),
+    ("encode_ahead = true", "encoder_cache_host_bytes = 9", "[policy]: option 'encoder_cache_host_bytes' is 9, but"),
+    ("encode_ahead = true", "batch_min = 90", "[policy]: option 'batch_min' must not be above 'batch_max'"),
+    ('policy = "least-queue"', 'polcy = "cost"', "did you mean 'balancing.policy'?"),
+    ('policy = "least-queue"', 'policy = "best"', "[orchestration]: option 'balancing.policy' must be one of"),
+    ("[orchestration.balancing]", "[orchestration.balance]", "[orchestration]: unknown option 'balance'; did you mean"),
+    ('kind = "video"', 'kind = "vidio"', "'stages.video.kind' must be one of ['engine', 'encoder', 'video', 'servers'], got 'vidio'; did you mean 'video'?"),
+    ('kind = "video"', "", "'stages.video.kind' is missing: one of ['engine', 'encoder', 'video', 'servers']"),
+    ('name = "video"', 'name = "vi deo"', "'stages.vi deo.name' must be of letters, digits, '_' and '-', got 'vi deo'"),
+    ('name = "video"', "", "'stages.0.name' is missing: Unique"),
+    ('name = "video"', 'name = "llm"', "'stages.llm' is there twice: names of stages must differ"),
+    ("per_replica = 16", "per_replica = 97", "'stages.video.per_replica' is 97, and a node has 96 cores"),
+    ("per_replica = 16", "decoders = 'gpu'", "'stages.video.decoders' must be one of ['cpu', 'nvdec'], got 'gpu'"),
+    ("per_replica = 16", "per_node = 16", "unknown option 'stages.video.per_node'; did you mean 'stages.video.per_replica'?"),
+    ("per_replica = 16", "link = { latency = 1 }", "unknown option 'stages.video.link.latency'; did you mean 'stages.video.link.latency_seconds'?"),
+    ("per_replica = 16", "balance = 'leastqueue'", "did you mean 'least_queue'?"),
+    ('model = "qwen2.5-vl-7b"', "", "in 'stages.llm': give one of 'model' and 'calibration': neither is there"),
+    ('model = "qwen2.5-vl-7b"', 'model = "qwen-vl-7b"', "'stages.llm.model': there is no model 'qwen-vl-7b'; did you mean 'qwen2.5-vl-7b'?"),
+    ('model = "qwen2.5-vl-7b"', 'calibration = "mine.json"', "'stages.llm.calibration': there is no file 'mine.json'"),
+    ("replicas = 8", "replicas = 9", "the stages need 9 devices (llm 9 × 1), and the cluster has 8: set 'cluster.nodes' to 2"),
+    ("replicas = 8", "replicas = 2.5", "'stages.llm.replicas': input should be a valid integer, got 2.5"),
+    ("replicas = 8", "replicas = 8\nencoder = 'elsewhere'", "no stage of kind 'encoder' stands before it"),
+    ("replicas = 8", "replicas = 8\nencoder = 'in_step'", "'stages.llm.encoder' is 'in_step', but 'policy.encode_ahead' is true"),
+    ("replicas = 8", "replicas = 8\nencoder = 'apart'", "'stages.llm.encoder' must be one of ['in_step', 'lane', 'elsewhere'], got 'apart'"),
+    ("mean = 0.5", "mean = 0", "'stages.speech.seconds.mean': input should be greater than 0, got 0"),
+    ('"hyperexponential"', '"exponential"', "unknown option 'stages.speech.seconds.cv'"),
+    ('"hyperexponential"', '"hyper"', "'stages.speech.seconds.distribution' must be one of"),
+    ('seconds = {', "work = {", "'stages.speech.seconds' is missing: How long one works on a request"),
+    ('stage = "llm"', 'stage = "lm"', "'failures.0.stage': there is no stage 'lm'; did you mean 'llm'?"),
+    ("every_seconds = 60.0", "every = 60.0", "unknown option 'failures.0.every'; did you mean 'failures.0.every_seconds'?"),
+    ("[[failures]]", "[failures]", "'failures' must be a list of tables, [[failures]], got {"),
+    ("[[failures]]", "[autoscale]\nmaximum = 4", "'stages.llm.replicas' is 8, outside 'autoscale.minimum' 1 and 'autoscale.maximum' 4"),
+    ("[[failures]]", "[autoscale]\nmaximum = 9", "the stages need 9 devices (llm 9 × 1)"),
+    ("[[failures]]", "[autoscale]\nmode = 'guess'\nmaximum = 8", "'autoscale.mode' must be one of ['reactive', 'forecast', 'forecast-guarded-off']"),
+    ('name = "speech"\nkind = "servers"\nseconds = { distribution = "hyperexponential", mean = 0.5, cv = 2.0 }', 'name = "later"\nkind = "video"', "'stages.later' of kind 'video' stands after 'stages.llm' of kind 'engine': move it before"),
+    ("[[failures]]", "[autoscale]\nmaximum = 0", "'autoscale.maximum': input should be greater than or equal to 1, got 0"),
+    ("[[failures]]", "[autoscale]\nminimum = 5\nmaximum = 2", "in 'autoscale': 'minimum' must not be above 'maximum': 5 > 2"),
+    ("[[failures]]", "[classes]\nrealtime = 3\n[[failures]]", "'classes.realtime' must be a table, got 3"),
+    ("[[failures]]", "[classes.realtime]\nttft_seconds = 1\n[[failures]]", "'classes.realtime.itl_seconds' is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("was", "now", "said"), BAD)
+def test_a_bad_file_is_told(tmp_path: Path, was: str, now: str, said: str) -> None:
+    assert was in GOOD
+    path = tmp_path / "one.toml"
+    path.write_text(GOOD.replace(was, now, 1))
+    with pytest.raises(ConfigError) as caught:
+        load(path, known=KNOWN)
+    message = str(caught.value)
+    assert said in message
+    assert message.startswith("one.toml: ")
+    assert "\n" not in message
+
+
+def test_a_workload_of_videos_needs_a_stage_that_decodes_them(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    stage = '[[stages]]\nname = "video"\nkind = "video"\nper_replica = 16\n'
+    assert stage in GOOD
+    text = GOOD.replace(stage, "").replace("servegen-mm-image", "video-clips")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no stage of kind 'video' decodes its videos: add one"):
+        load(path, known=KNOWN)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(
+        GOOD.replace("encode_ahead", "ahead").replace("seed", "sed").replace("replicas = 8", "replicas = 0")
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path, known=KNOWN)
+    for key in ("'sed'", "'policy.ahead'", "'stages.llm.replicas'"):
+        assert key in str(caught.value)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        load(tmp_path / "none.toml", known=KNOWN)
+    path = tmp_path / "bytes.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not a text file in UTF-8"):
+        load(path, known=KNOWN)

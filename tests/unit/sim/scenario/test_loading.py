@@ -1,0 +1,149 @@
+"""Files that can be simulated, overrides, and what a scenario answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.scenarios import GOOD, KNOWN
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.options import OmniSchedConfig, OrderMode
+from vllm_omni_sched.sim.scenario import Deterministic, Scenario, Steps, flatten, load
+from vllm_omni_sched.sim.scenario.overrides import apply
+from vllm_omni_sched.stage_options import BalancePolicy
+
+
+def read(tmp_path: Path, text: str = GOOD, **overrides: Any) -> Scenario:
+    path = tmp_path / "one.toml"
+    path.write_text(text)
+    return load(path, overrides, KNOWN)
+
+
+def test_a_file_becomes_a_scenario_with_the_real_options(tmp_path: Path) -> None:
+    one = read(tmp_path)
+    assert one.policy == OmniSchedConfig(encode_ahead=True)
+    assert one.orchestration is not None
+    assert one.orchestration.balancing.policy is BalancePolicy.LEAST_QUEUE
+    assert one.workload.options == {"pictures": 2}
+    assert [stage.name for stage in one.stages] == ["video", "llm", "speech"]
+    assert one.output_stage == 2
+    assert (one.duration_seconds, one.drain_seconds) == (100.0, None)
+
+
+def test_what_a_study_says_is_left_aside(tmp_path: Path) -> None:
+    more = GOOD + '[sweep]\n"workload.rate" = [1.0]\n[search]\nkind = "nonsense"\n'
+    assert read(tmp_path, more) == read(tmp_path)
+
+
+def test_without_policy_it_is_stock(tmp_path: Path) -> None:
+    text = GOOD.replace("[policy]\nencode_ahead = true", "").replace(
+        '[orchestration.balancing]\npolicy = "least-queue"', ""
+    )
+    one = read(tmp_path, text)
+    assert one.policy == OmniSchedConfig()
+    assert one.orchestration is None
+
+
+def test_overrides_name_stages_and_entries(tmp_path: Path) -> None:
+    one = read(
+        tmp_path,
+        **{
+            "stages.llm.replicas": 4,
+            "stages.1.max_num_seqs": 32,
+            "failures.0.kind": "rack",
+            "policy": {"waiting_order": "sla"},
+            "slo": {"ttft_seconds": 1.0},
+            "workload.rate": 9,
+            "orchestration.runtime.credits.capacity": 7,
+            "stages.speech.seconds": 0.25,
+        },
+    )
+    assert one.stage("llm").replicas == 4
+    assert one.stages[1].max_num_seqs == 32  # type: ignore[union-attr]
+    assert one.failures[0].kind == "rack"
+    assert one.policy.waiting_order is OrderMode.SLA
+    assert one.policy.encode_ahead is True  # the rest of the table stays
+    assert (one.slo.ttft_seconds, one.slo.itl_seconds) == (1.0, 0.1)
+    assert one.workload.rate == 9
+    assert one.orchestration is not None
+    assert one.orchestration.runtime.credits.capacity == 7
+    assert one.stage("speech").seconds == Deterministic(distribution="deterministic", mean=0.25)  # type: ignore[union-attr]
+
+
+def test_an_empty_table_empties(tmp_path: Path) -> None:
+    assert read(tmp_path, policy={}).policy == OmniSchedConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("stages.lm.replicas", "there is no 'stages.lm'; did you mean 'stages.llm'?"),
+        ("stages.7.replicas", "there is no 'stages.7'; there are video, llm, speech"),
+        ("stages.llm", "'stages.llm' is an entry; name a key of it"),
+        ("seed.more", "'seed.more' cannot be set: 'seed' is 3, no table"),
+        ("stages..replicas", "'stages..replicas' is no dotted key"),
+        ("workload.tempo", "'workload.tempo' is unknown to workload"),
+        ("stages.llm.replica", "unknown option 'stages.llm.replica'; did you mean 'stages.llm.replicas'?"),
+    ],
+)
+def test_overrides_that_lead_nowhere(tmp_path: Path, key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, **{key: 1})
+    assert said in str(caught.value)
+
+
+def test_overrides_leave_the_original(tmp_path: Path) -> None:
+    raw = {"stages": [{"name": "llm", "replicas": 1}], "slo": {"ttft_seconds": 1.0}}
+    changed = apply(raw, {"stages.llm.replicas": 2, "slo.ttft_seconds": 3.0}, "here")
+    assert changed == {"stages": [{"name": "llm", "replicas": 2}], "slo": {"ttft_seconds": 3.0}}
+    assert raw == {"stages": [{"name": "llm", "replicas": 1}], "slo": {"ttft_seconds": 1.0}}
+
+
+def test_dotted_and_nested_keys_are_the_same() -> None:
+    nested = {"policy": {"encode_ahead": True, "video": {}}, "slo.ttft_seconds": 1}
+    assert flatten(nested) == {"policy.encode_ahead": True, "policy.video": {}, "slo.ttft_seconds": 1}
+
+
+def test_files_are_named_from_where_the_scenario_lies(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    one = read(tmp_path, GOOD.replace('model = "qwen2.5-vl-7b"', 'calibration = "mine.json"').replace(
+        'kind = "servegen-mm-image"\nrate = 4\npictures = 2', 'kind = "trace"\nfile = "week.csv"'
+    ))  # fmt: skip
+    assert one.stages[1].calibration == str(tmp_path / "mine.json")  # type: ignore[union-attr]
+    assert one.workload.options == {"file": str(tmp_path / "week.csv")}
+    assert one.workload.rate is None
+
+
+@pytest.mark.parametrize(
+    ("ahead", "before", "where"),
+    [(False, False, "in_step"), (True, False, "lane"), (False, True, "elsewhere")],
+)
+def test_where_items_are_encoded_follows_the_policy_and_the_stages(
+    tmp_path: Path, ahead: bool, before: bool, where: str
+) -> None:
+    encoder = '[[stages]]\nname = "eyes"\nkind = "encoder"\nmodel = "qwen2.5-vl-7b"\n[[stages]]\nname = "llm"'
+    text = GOOD.replace('[[stages]]\nname = "llm"', encoder) if before else GOOD
+    one = read(tmp_path, text.replace("replicas = 8", "replicas = 7"), policy={"encode_ahead": ahead})
+    engine = one.stage("llm")
+    assert one.encoder_of(engine) == where  # type: ignore[arg-type]
+
+
+def test_targets_are_of_the_class_or_of_all(tmp_path: Path) -> None:
+    one = read(tmp_path, classes={"realtime": {"ttft_seconds": 0.3, "itl_seconds": 0.05}})
+    assert one.targets("realtime") == (0.3, 0.05)
+    assert one.targets("interactive") == (2.0, 0.1)
+
+
+def test_one_stage_may_be_said_to_answer(tmp_path: Path) -> None:
+    assert read(tmp_path, **{"stages.llm.output": True}).output_stage == 1
+    with pytest.raises(ConfigError, match=r"'stages\.llm\.output': 'stages\.video' has it already"):
+        read(tmp_path, **{"stages.llm.output": True, "stages.video.output": True})
+
+
+def test_steps_over_pixels() -> None:
+    dit = Steps(
+        distribution="steps", steps=28, pixels=2_000_000, seconds_per_step_megapixel=0.05, fixed_seconds=0.2
+    )  # fmt: skip
+    assert dit.mean == pytest.approx(0.2 + 28 * 2 * 0.05)

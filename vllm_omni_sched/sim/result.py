@@ -1,0 +1,157 @@
+"""What a run has shown."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
+from vllm_omni_sched.sim.scenario.cluster import ClassTargets, Slo
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.output.spans import Spans
+    from vllm_omni_sched.sim.scenario import Scenario
+
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+Progress = Callable[[float, int], None]
+"""Called now and then with the simulated seconds and the events so far."""
+
+
+class Run(Protocol):
+    """As `vllm_omni_sched.sim.run.simulate`."""
+
+    def __call__(
+        self, scenario: "Scenario", progress: Progress | None = None, spans: "Spans | None" = None
+    ) -> "Result":
+        """Simulate one scenario."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster at one time, by stage. ``utilisation``: part of the time since the last sample, 0 to 1."""
+
+    seconds: float
+    queued: Mapping[str, int]
+    replicas: Mapping[str, int]
+    utilisation: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run has shown, of the requests that arrived after the warm-up.
+
+    ``gaps``: between tokens of these requests; ``class_gaps``: by SLA class, where they were kept apart.
+    ``busy_seconds``: by stage and kind of work, of its servers; ``held_seconds``: of its servers in all, idle or not,
+    in the same unit. ``device_seconds``: accelerators held, by stage. All three from the end of the warm-up to the end
+    of the run. ``lost``: requests that never left, which is a defect, or cut off by ``drain_seconds``. ``counters``:
+    how often a policy gave which reason. ``sources``: who says what work costs, by stage. ``seconds``: simulated in
+    all. ``measured_seconds``: over which the measured requests arrived.
+    """
+
+    name: str
+    seed: int
+    slo: Slo
+    records: list[Record]
+    gaps: Histogram
+    seconds: float
+    measured_seconds: float
+    events: int
+    steps: int = 0
+    lost: int = 0
+    busy_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    held_seconds: Mapping[str, float] = field(default_factory=dict)
+    device_seconds: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, ClassTargets] = field(default_factory=dict)
+    class_gaps: Mapping[str, Histogram] = field(default_factory=dict)
+    timeline: Sequence[Sample] = ()
+
+    def within(self, records: Iterable[Record] | None = None) -> int:
+        """Requests that met what was promised to their class."""
+        return sum(self._meets(record) for record in (self.records if records is None else records))
+
+    def _meets(self, record: Record) -> bool:
+        promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
+        return record.meets(promised.ttft_seconds, promised.itl_seconds)
+
+    @property
+    def attainment(self) -> float:
+        """Part of the requests within the SLO; lost and failed ones are not. 0 without requests."""
+        asked = len(self.records) + self.lost
+        return self.within() / asked if asked else 0.0
+
+    def factors(self) -> list[float]:
+        """For each request, by what its promised times would have to be multiplied; ``inf`` if it failed or was lost."""
+        factors = [float("inf")] * self.lost
+        for record in self.records:
+            promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
+            late = max(record.ttft / promised.ttft_seconds, record.largest_gap / promised.itl_seconds)
+            factors.append(late if record.outcome is Outcome.DONE else float("inf"))
+        return factors
+
+    def summary(self) -> dict[str, Any]:
+        """All of it in numbers, as JSON can hold them; None where there is nothing to say."""
+        done = [record for record in self.records if record.outcome is Outcome.DONE]
+        within, hours = self.within(), sum(self.device_seconds.values()) / 3600
+        return {
+            **self._of(self.records, self.gaps),
+            "lost": self.lost,
+            "within_slo": self.attainment if self.records or self.lost else None,
+            "goodput_per_second": within / self.measured_seconds,
+            "requests_per_second": len(done) / self.measured_seconds,
+            "tokens_per_second": sum(record.output_tokens for record in done) / self.measured_seconds,
+            "utilisation": {stage: self._utilisation(stage) for stage in self.held_seconds},
+            "gpu_hours": hours,
+            "gpu_hours_per_1000_requests": hours / len(done) * 1000 if done and hours else None,
+            "simulated_seconds": self.seconds,
+            "events": self.events,
+            "steps": self.steps,
+            "counters": dict(self.counters),
+            "by_class": self._by("sla"),
+            "by_modality": self._by("modality"),
+        }
+
+    def _of(self, records: Sequence[Record], gaps: Histogram | None) -> dict[str, Any]:
+        done = [record for record in records if record.outcome is Outcome.DONE]
+        return {
+            "requests": len(records),
+            "failed": len(records) - len(done),
+            "attempts": sum(record.attempts for record in records),
+            "within_slo": self.within(records) / len(records) if records else None,
+            "ttft_seconds": percentiles([record.ttft for record in done]),
+            "itl_seconds": _of_histogram(gaps) if gaps is not None else None,
+            "tpot_seconds": percentiles([record.tpot for record in done if record.output_tokens > 1]),
+            "latency_seconds": percentiles([record.end - record.arrival for record in done]),
+        }
+
+    def _by(self, key: str) -> dict[str, Any]:
+        parts: dict[str, list[Record]] = {}
+        for record in self.records:
+            parts.setdefault(getattr(record, key), []).append(record)
+        gaps = self.class_gaps if key == "sla" else {}
+        return {name: self._of(parts[name], gaps.get(name)) for name in sorted(parts)}
+
+    def _utilisation(self, stage: str) -> dict[str, float]:
+        """Part of the time that its servers were busy, in all and by kind of work."""
+        held, busy = self.held_seconds[stage], self.busy_seconds.get(stage, {})
+        parts = {work: seconds / held if held else 0.0 for work, seconds in busy.items()}
+        return {"all": sum(parts.values()), **parts}
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
+    """P50, P90, P99 by linear interpolation, mean and largest; None without values."""
+    if not seconds:
+        return dict.fromkeys((*PERCENTILES, "mean", "largest"))
+    found = np.quantile(seconds, list(PERCENTILES.values()))
+    named: dict[str, float | None] = {name: float(one) for name, one in zip(PERCENTILES, found, strict=True)}
+    return {**named, "mean": float(np.mean(seconds)), "largest": float(max(seconds))}
+
+
+def _of_histogram(gaps: Histogram) -> dict[str, float | None]:
+    if not gaps.count:
+        return percentiles(())
+    named: dict[str, float | None] = {name: gaps.quantile(part) for name, part in PERCENTILES.items()}
+    return {**named, "mean": gaps.mean, "largest": gaps.largest}

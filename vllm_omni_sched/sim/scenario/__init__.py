@@ -1,0 +1,37 @@
+"""What is simulated: a TOML file, typed, and checked before anything runs."""
+
+from vllm_omni_sched.sim.scenario.cluster import Autoscale, ClassTargets, Cluster, Failures, Slo
+from vllm_omni_sched.sim.scenario.known import Known, installed
+from vllm_omni_sched.sim.scenario.loader import build, load, read_toml
+from vllm_omni_sched.sim.scenario.overrides import apply, flatten
+from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
+from vllm_omni_sched.sim.scenario.seconds import Deterministic, Exponential, Hyperexponential, Seconds, Steps
+from vllm_omni_sched.sim.scenario.stages import EncoderStage, EngineStage, Link, ServersStage, Stage, VideoStage
+
+__all__ = [
+    "Autoscale",
+    "ClassTargets",
+    "Cluster",
+    "Deterministic",
+    "EncoderStage",
+    "EngineStage",
+    "Exponential",
+    "Failures",
+    "Hyperexponential",
+    "Known",
+    "Link",
+    "Scenario",
+    "Seconds",
+    "ServersStage",
+    "Slo",
+    "Stage",
+    "Steps",
+    "VideoStage",
+    "Workload",
+    "apply",
+    "build",
+    "flatten",
+    "installed",
+    "load",
+    "read_toml",
+]

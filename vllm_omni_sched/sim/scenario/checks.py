@@ -1,0 +1,110 @@
+"""What a scenario says that cannot be, though each key by itself could."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from vllm_omni_sched.sim.scenario.stages import EngineStage
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.scenario.scenario import Scenario
+
+
+def problems_of(scenario: "Scenario") -> Iterator[str]:
+    """Each in one sentence, with dotted keys and the fix."""
+    yield from _of_times(scenario)
+    yield from _of_stages(scenario)
+    yield from _of_names(scenario)
+    yield from _of_room(scenario)
+
+
+def _of_times(scenario: "Scenario") -> Iterator[str]:
+    if scenario.warm_up_seconds >= scenario.duration_seconds:
+        yield (
+            f"'warm_up_seconds' must be below 'duration_seconds': {scenario.warm_up_seconds:g} >= "
+            f"{scenario.duration_seconds:g}; nothing would be measured"
+        )
+
+
+def _of_stages(scenario: "Scenario") -> Iterator[str]:
+    """What cannot follow what."""
+    stages = scenario.stages
+    if not stages:
+        yield "there are no stages: add [[stages]] with name and kind"
+    names = [stage.name for stage in stages]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"'stages.{name}' is there twice: names of stages must differ"
+    seen: dict[str, str] = {}
+    for stage in stages:
+        for later in {"video": ("encoder", "engine"), "encoder": ("engine",)}.get(stage.kind, ()):
+            if later in seen:
+                yield (
+                    f"'stages.{stage.name}' of kind '{stage.kind}' stands after 'stages.{seen[later]}' of kind "
+                    f"'{later}': move it before"
+                )
+        if isinstance(stage, EngineStage):
+            yield from _of_encoder(scenario, stage, seen.get("encoder"), "engine" in seen)
+        seen.setdefault(stage.kind, stage.name)
+    if len(out := [stage.name for stage in stages if stage.output]) > 1:
+        yield f"'stages.{out[1]}.output': 'stages.{out[0]}' has it already; one stage answers the client"
+
+
+def _of_encoder(scenario: "Scenario", stage: EngineStage, encoder: str | None, later: bool) -> Iterator[str]:
+    key = f"'stages.{stage.name}.encoder'"
+    ahead = scenario.policy.encode_ahead
+    if stage.encoder == "elsewhere" and encoder is None:
+        yield f"{key} is 'elsewhere', but no stage of kind 'encoder' stands before it: add one, or leave it out"
+    elif stage.encoder in ("in_step", "lane") and encoder is not None and not later:
+        yield f"{key} is '{stage.encoder}', but 'stages.{encoder}' encodes before it: set it to 'elsewhere'"
+    elif (stage.encoder == "lane" and not ahead) or (stage.encoder == "in_step" and ahead):
+        on = "true" if ahead else "false"
+        yield f"{key} is '{stage.encoder}', but 'policy.encode_ahead' is {on}: leave {key} out, and the policy decides"
+
+
+def _of_names(scenario: "Scenario") -> Iterator[str]:
+    """Stages that others speak of."""
+    names = [stage.name for stage in scenario.stages]
+    spoken = [(f"failures.{at}.stage", one.stage) for at, one in enumerate(scenario.failures)]
+    if scenario.autoscale is not None:
+        spoken.append(("autoscale.stage", scenario.autoscale.stage))
+    for key, name in spoken:
+        if name not in names:
+            near = get_close_matches(name, names, n=1, cutoff=0.4)
+            hint = f"did you mean '{near[0]}'?" if near else f"stages are {', '.join(names) or 'missing'}"
+            yield f"'{key}': there is no stage '{name}'; {hint}"
+    scale = scenario.autoscale
+    if scale is not None and scale.stage in names:
+        replicas = scenario.stage(scale.stage).replicas
+        if not scale.minimum <= replicas <= scale.maximum:
+            yield (
+                f"'stages.{scale.stage}.replicas' is {replicas}, outside 'autoscale.minimum' {scale.minimum} and "
+                f"'autoscale.maximum' {scale.maximum}"
+            )
+
+
+def _of_room(scenario: "Scenario") -> Iterator[str]:
+    """More than the cluster has."""
+    cluster, scale = scenario.cluster, scenario.autoscale
+    most = [
+        scale.maximum if scale is not None and scale.stage == stage.name else stage.replicas
+        for stage in scenario.stages
+    ]
+    for stage in scenario.stages:
+        if stage.cores_each > cluster.cores_per_node:
+            yield (
+                f"'stages.{stage.name}.per_replica' is {stage.cores_each}, and a node has {cluster.cores_per_node} "
+                "cores: lower it, or raise 'cluster.cores_per_node'"
+            )
+            return
+    for what, there, each in (
+        ("devices", cluster.devices_per_node, [stage.devices_each for stage in scenario.stages]),
+        ("cores", cluster.cores_per_node, [stage.cores_each for stage in scenario.stages]),
+    ):
+        needs = list(zip(scenario.stages, most, each, strict=True))
+        wanted = sum(replicas * one for _, replicas, one in needs)
+        if wanted > cluster.nodes * there:
+            parts = ", ".join(f"{stage.name} {replicas} × {one}" for stage, replicas, one in needs if one)
+            yield (
+                f"the stages need {wanted} {what} ({parts}), and the cluster has {cluster.nodes * there}: set "
+                f"'cluster.nodes' to {-(-wanted // there)}, or ask for less"
+            )

@@ -1,0 +1,65 @@
+"""What there is, what is promised, what breaks, and what grows."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from vllm_omni_sched.stage_options.base import Options
+
+
+class Cluster(Options):
+    """Nodes of one kind."""
+
+    device: str = Field("a100-80gb", description="Accelerators: the name of one whose costs are known.")
+    nodes: int = Field(1, ge=1, le=100_000, description="Nodes.")
+    devices_per_node: int = Field(8, ge=1, le=1024, description="Accelerators of a node.")
+    cores_per_node: int = Field(96, ge=1, le=4096, description="Processor cores of a node.")
+
+
+class ClassTargets(Options):
+    """What is promised to one SLA class."""
+
+    ttft_seconds: float = Field(gt=0, description="Time to first token.")
+    itl_seconds: float = Field(gt=0, description="Each gap between tokens.")
+
+
+class Slo(Options):
+    """What is promised to requests."""
+
+    ttft_seconds: float = Field(2.0, gt=0, description="Time to first token.")
+    itl_seconds: float = Field(0.1, gt=0, description="Each gap between tokens.")
+    attainment: float = Field(0.9, gt=0, le=1, description="Part of the requests that has to meet both.")
+
+
+class Failures(Options):
+    """What dies, how often, and for how long."""
+
+    stage: str = Field(description="Whose replicas die.")
+    kind: Literal["replica", "rack"] = Field("replica", description="One replica, or `rack_replicas` at once.")
+    every_seconds: float = Field(gt=0, description="Mean time between failures of the stage.")
+    restart_seconds: float = Field(90.0, ge=0, description="Until a replica that is started again can work.")
+    rack_replicas: int = Field(8, ge=1, description="Replicas that a rack holds.")
+
+
+class Autoscale(Options):
+    """Replicas of a stage follow the load."""
+
+    stage: str = Field(description="Whose replicas.")
+    minimum: int = Field(1, ge=1, description="Least replicas.")
+    maximum: int = Field(ge=1, description="Most replicas.")
+    start_seconds: float = Field(90.0, ge=0, description="Until a new replica can work.")
+    every_seconds: float = Field(30.0, gt=0, description="Time between decisions.")
+    mode: Literal["reactive", "forecast", "forecast-guarded-off"] = Field(
+        "reactive",
+        description="By the load now; by the forecast; or by the forecast even where it has been wrong lately.",
+    )
+    utilisation: float = Field(0.7, gt=0, le=1, description="Part of the time that replicas are to be busy.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Autoscale":
+        if self.minimum > self.maximum:
+            raise ValueError(
+                f"'minimum' must not be above 'maximum': {self.minimum} > {self.maximum}; lower the one or raise the "
+                "other"
+            )
+        return self

@@ -1,0 +1,32 @@
+"""Names that a scenario may use, as those who own them list them."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Known:
+    """What there are costs and workloads for.
+
+    ``check_workload(kind, options, where)`` raises `ConfigError` where a workload cannot have those further keys;
+    ``video_kinds``: workloads whose requests all bring videos that have to be decoded.
+    """
+
+    devices: Collection[str]
+    models: Collection[str]
+    workloads: Collection[str]
+    check_workload: Callable[[str, Mapping[str, Any], str], None]
+    video_kinds: Collection[str] = ("video-clips",)
+
+
+def installed() -> Known:
+    """What this package has."""
+    costs, workloads = (import_module(f"vllm_omni_sched.sim.{name}") for name in ("costs", "workloads"))
+    return Known(
+        devices=tuple(costs.DEVICES),
+        models=tuple(costs.MODELS),
+        workloads=tuple(workloads.KINDS),
+        check_workload=workloads.check,
+    )

@@ -1,0 +1,157 @@
+"""A TOML file becomes a scenario, or one error that says all that is wrong with it."""
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vllm_omni_sched.config import KEY, load_config, read_options
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.options import OmniSchedConfig
+from vllm_omni_sched.sim.scenario.known import Known, installed
+from vllm_omni_sched.sim.scenario.overrides import apply
+from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.telling import tell
+from vllm_omni_sched.stage_config import read_stage_options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+STUDY_KEYS = ("variants", "sweep", "search", "ablation", "repeats")
+"""Keys of a file that are of a study, not of one run."""
+
+
+def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Scenario:
+    """The scenario in a TOML file; what it says about a study is left aside.
+
+    Args:
+        overrides: values by dotted keys, such as ``{"stages.llm.replicas": 4}``.
+        known: names that may be used; default: what this package has.
+
+    Raises:
+        ConfigError: the file cannot be read, or something in it or in the overrides is unknown, of the wrong type, out
+            of range, or cannot be. One message for all, with file and dotted keys.
+    """
+    raw = {key: value for key, value in read_toml(path).items() if key not in STUDY_KEYS}
+    return build(apply(raw, overrides or {}, path.name), path.name, path.parent, known or installed())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML; with the line.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path.name}: not valid TOML: {' '.join(str(error).split())}") from None
+
+
+def build(raw: Mapping[str, Any], where: str, folder: Path, known: Known) -> Scenario:
+    """The scenario that a mapping holds.
+
+    Args:
+        where: it was written, for messages.
+        folder: from which files are named.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    values, problems = deepcopy(dict(raw)), []
+    for key, read in (("policy", _policy), ("orchestration", _orchestration)):
+        if key in values:
+            try:
+                values[key] = read(values[key])
+            except ConfigError as error:
+                problems.append(str(error))
+                del values[key]
+    _resolve(values, folder)
+    try:
+        scenario = Scenario.model_validate(values)
+    except ValidationError as error:
+        problems = [tell(one, Scenario, values) for one in error.errors()] + problems
+    else:
+        problems += _unknown(scenario, known)
+    if problems:
+        raise ConfigError(f"{where}: " + "; ".join(problems))
+    return scenario
+
+
+def _policy(options: Any) -> OmniSchedConfig:
+    """As vLLM's ``--additional-config`` is read, except for where it is said to be."""
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"'policy' must be a table, got {options!r}")
+    try:
+        read_options(OmniSchedConfig, options, "policy", group="policy")
+        return load_config({KEY: dict(options)})
+    except ConfigError as error:
+        said = str(error)
+        for prefix in ("policy: ", f"additional_config[{KEY!r}]: "):
+            said = said.removeprefix(prefix)
+        raise ConfigError(said if "'policy." in said else f"[policy]: {said}") from None
+
+
+def _orchestration(options: Any) -> Any:
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"'orchestration' must be a table, got {options!r}")
+    return read_stage_options(options, "[orchestration]")
+
+
+def _resolve(values: dict[str, Any], folder: Path) -> None:
+    """Files are named from where the scenario lies."""
+    holders = [("calibration", one) for one in values.get("stages", ()) if isinstance(one, dict)]
+    if isinstance(workload := values.get("workload"), dict):
+        values["workload"] = workload = dict(workload)
+        holders.append(("file", workload))
+    for key, holder in holders:
+        if isinstance(named := holder.get(key), str):
+            holder[key] = str(folder / named)
+
+
+def _unknown(scenario: Scenario, known: Known) -> Iterator[str]:
+    """Names and files that are not there."""
+    yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
+    for stage in scenario.stages:
+        model = getattr(stage, "model", None)
+        if model is not None:
+            yield from _not_in(known.models, model, f"stages.{stage.name}.model", "model")
+        file = getattr(stage, "calibration", None)
+        if file is not None and not Path(file).is_file():
+            yield (
+                f"'stages.{stage.name}.calibration': there is no file {Path(file).name!r} where the scenario lies; "
+                "`vllm-omni-sched calibrate` writes one"
+            )
+    yield from _of_workload(scenario, known)
+
+
+def _of_workload(scenario: Scenario, known: Known) -> Iterator[str]:
+    workload = scenario.workload
+    if missing := list(_not_in(known.workloads, workload.kind, "workload.kind", "workload")):
+        yield from missing
+        return
+    if workload.rate is None and workload.kind != "trace":
+        yield f"'workload.rate' is missing: mean requests per second of '{workload.kind}'"
+    try:
+        known.check_workload(workload.kind, workload.options, "workload")
+    except ConfigError as error:
+        yield str(error)
+    if workload.kind in known.video_kinds and not any(stage.kind == "video" for stage in scenario.stages):
+        yield f"'workload.kind' is '{workload.kind}', but no stage of kind 'video' decodes its videos: add one"
+
+
+def _not_in(names: Collection[str], name: str, key: str, what: str) -> Iterator[str]:
+    if name not in names:
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(names))}"
+        yield f"'{key}': there is no {what} '{name}'; {hint}"

@@ -1,0 +1,64 @@
+"""Values that take the place of those in the file, by dotted keys."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from difflib import get_close_matches
+from typing import Any
+
+from vllm_omni_sched.errors import ConfigError
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of tables within tables; an empty table is a value.
+
+    So ``{"policy.encode_ahead": true}`` and ``{"policy": {"encode_ahead": true}}`` are the same.
+    """
+    return dict(_flatten(tables, prefix))
+
+
+def _flatten(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def apply(raw: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy in which each dotted key has its new value. Entries of lists are named by their ``name`` or number.
+
+    Raises:
+        ConfigError: a key leads through what is no table, or names an entry that is not there.
+    """
+    changed = deepcopy(dict(raw))
+    for key, value in flatten(overrides).items():
+        _set(changed, key, deepcopy(value), where)
+    return changed
+
+
+def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    parts = key.split(".")
+    if not all(parts):
+        raise ConfigError(f"{where}: '{key}' is no dotted key, such as 'stages.llm.replicas'")
+    at: Any = tables
+    for depth, part in enumerate(parts[:-1]):
+        at = _entry(at, part, ".".join(parts[:depth]), where) if isinstance(at, list) else at.setdefault(part, {})
+        if not isinstance(at, (dict, list)):
+            raise ConfigError(f"{where}: '{key}' cannot be set: '{'.'.join(parts[: depth + 1])}' is {at!r}, no table")
+    if isinstance(at, list):
+        inside = ".".join(parts[:-1])
+        _entry(at, parts[-1], inside, where)
+        raise ConfigError(f"{where}: '{key}' is an entry; name a key of it, such as '{key}.name'")
+    at[parts[-1]] = value
+
+
+def _entry(entries: list[Any], part: str, inside: str, where: str) -> Any:
+    """The entry of that name, or number."""
+    names = {str(one.get("name", at)): one for at, one in enumerate(entries) if isinstance(one, dict)}
+    if part in names:
+        return names[part]
+    if part.isdigit() and int(part) < len(entries):
+        return entries[int(part)]
+    near = get_close_matches(part, names, n=1, cutoff=0.4)
+    hint = f"did you mean '{inside}.{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}"
+    raise ConfigError(f"{where}: there is no '{inside}.{part}'; {hint}")

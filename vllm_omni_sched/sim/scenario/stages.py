@@ -1,0 +1,146 @@
+"""The kinds of stages a request goes through, in order."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from vllm_omni_sched.sim.scenario.seconds import Seconds
+from vllm_omni_sched.stage_options.base import Options
+
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
+
+
+class Link(Options):
+    """What carries a stage's output to the next one."""
+
+    latency_seconds: float = Field(0.0, ge=0, description="Seconds that any message takes.")
+    bytes_per_second: float | None = Field(None, gt=0, description="Bandwidth; default: as if without bound.")
+    bytes_per_embed: float = Field(
+        0.0, ge=0, description="Bytes that go over it for each encoder embedding of a request."
+    )
+
+
+class _Stage(Options):
+    """What all kinds have in common."""
+
+    name: str = Field(pattern=NAME, description="Unique; overrides use it: `stages.NAME.replicas`.")
+    replicas: int = Field(1, ge=1, le=100_000, description="At the start.")
+    balance: Literal["round_robin", "least_queue", "cost", "sampled"] | None = Field(
+        None, description="Which replica gets a request; default: what `[orchestration]` says, else `round_robin`."
+    )
+    link: Link = Field(Link(), description="To the next stage.")
+    output: bool = Field(False, description="Its output is what the client waits for; default: the last stage's.")
+
+    @property
+    def devices_each(self) -> int:
+        """Accelerators of a replica."""
+        return 0
+
+    @property
+    def cores_each(self) -> int:
+        """Processor cores that a replica has for itself."""
+        return 0
+
+
+class EngineStage(_Stage):
+    """A vLLM engine: continuous batching, chunked prefill, the policies of `[policy]`."""
+
+    kind: Literal["engine"] = Field(description="A vLLM engine.")
+    model: str | None = Field(None, description="Name of a model whose costs are known.")
+    calibration: str | None = Field(
+        None, description="File of measured costs, from where the scenario lies; in place of `model`."
+    )
+    devices: int = Field(1, ge=1, le=1024, description="Of a replica: tensor parallel.")
+    encoder: Literal["in_step", "lane", "elsewhere"] | None = Field(
+        None,
+        description="Where items are encoded; default: `elsewhere` behind an encoder stage, else `lane` with "
+        "`policy.encode_ahead`, else `in_step`.",
+    )
+    max_num_seqs: int = Field(256, ge=1, description="Requests that run at once, as in vLLM.")
+    max_num_batched_tokens: int = Field(8192, ge=1, description="Tokens of a step, as in vLLM.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Part of the memory, as in vLLM.")
+    kv_tokens: int | None = Field(
+        None, ge=1, description="Room for KV cache of a replica, in tokens; default: what memory leaves."
+    )
+    encoder_cache_embeds: int | None = Field(
+        None, ge=1, description="Room for encodings, in embeddings; default: `max_num_batched_tokens`, as in vLLM."
+    )
+    encoder_budget_embeds: int | None = Field(
+        None, ge=1, description="Embeddings encoded in a step; default: `max_num_batched_tokens`, as in vLLM."
+    )
+
+    @property
+    def devices_each(self) -> int:
+        """Accelerators of a replica."""
+        return self.devices
+
+    @model_validator(mode="after")
+    def _costs(self) -> "EngineStage":
+        return _one_of(self)
+
+
+class EncoderStage(_Stage):
+    """Encoders on devices of their own (encoder disaggregation)."""
+
+    kind: Literal["encoder"] = Field(description="Encoders apart from the LLM.")
+    model: str | None = Field(None, description="Name of a model whose costs are known.")
+    calibration: str | None = Field(None, description="File of measured costs, in place of `model`.")
+    devices: int = Field(1, ge=1, le=1024, description="Of a replica.")
+    batch_items: int = Field(8, ge=1, description="Items that are encoded together at most.")
+
+    @property
+    def devices_each(self) -> int:
+        """Accelerators of a replica."""
+        return self.devices
+
+    @model_validator(mode="after")
+    def _costs(self) -> "EncoderStage":
+        return _one_of(self)
+
+
+class VideoStage(_Stage):
+    """Nodes that decode video; a replica is a node."""
+
+    kind: Literal["video"] = Field(description="Nodes that decode video.")
+    decoders: Literal["cpu", "nvdec"] = Field("cpu", description="Processor cores, or engines of a GPU.")
+    per_replica: int = Field(8, ge=1, le=4096, description="Decoders of a node.")
+    collaborative: bool = Field(True, description="All decoders of a node work on one video; else one for each video.")
+    calibration: str | None = Field(None, description="File of measured costs; default: the published ones.")
+    megapixels_per_second: float | None = Field(
+        None, gt=0, description="What one decoder decodes; default: as the costs say."
+    )
+    piece_seconds: float | None = Field(
+        None, ge=0, description="To begin one more piece of a video; default: as the costs say."
+    )
+
+    @property
+    def cores_each(self) -> int:
+        """Processor cores that a replica has for itself."""
+        return self.per_replica if self.decoders == "cpu" else 0
+
+
+class ServersStage(_Stage):
+    """Servers that each work on one request at a time, first come first served."""
+
+    kind: Literal["servers"] = Field(description="Servers for one request each: DiT, TTS, closed forms.")
+    per_replica: int = Field(1, ge=1, le=100_000, description="Servers of a replica.")
+    devices: int = Field(0, ge=0, le=1024, description="Accelerators of a replica.")
+    seconds: Seconds = Field(description="How long one works on a request: a number, or a distribution.")
+
+    @property
+    def devices_each(self) -> int:
+        """Accelerators of a replica."""
+        return self.devices
+
+
+Stage = Annotated[EngineStage | EncoderStage | VideoStage | ServersStage, Field(discriminator="kind")]
+"""One of the kinds, by its ``kind``."""
+
+_Costed = EngineStage | EncoderStage
+
+
+def _one_of(stage: "_Costed") -> "_Costed":
+    if (stage.model is None) == (stage.calibration is None):
+        given = "neither is there" if stage.model is None else "both are there"
+        raise ValueError(f"give one of 'model' and 'calibration': {given}")
+    return stage
