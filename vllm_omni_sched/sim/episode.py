@@ -50,6 +50,7 @@ def run_episode(
     seconds: float,
     promise: tuple[float, float],
     prefill: BatchControl | None = None,
+    batch: BatchControl | None = None,
     drain_seconds: float = 60.0,
 ) -> Seen:
     """Serve what arrives within ``seconds``, and ``drain_seconds`` more.
@@ -57,7 +58,7 @@ def run_episode(
     Args:
         requests: in order of arrival.
         promise: TTFT and inter-token latency of the SLO, in seconds.
-        prefill: takes the place of the control that ``options`` name.
+        prefill: takes the place of the control that ``options`` name; ``batch``: likewise.
 
     Raises:
         ConfigError: a request never fits into the KV cache, or has an item that the model cannot encode.
@@ -67,6 +68,8 @@ def run_episode(
     policies = EnginePolicies(options, limits)
     if prefill is not None:
         policies.prefill = prefill
+    if batch is not None:
+        policies.batch = batch
     engine = EngineServer(sim, costs, limits, policies, lambda job: ended.append((job, sim.now)), itl)
     arrived = 0
     for request in takewhile(lambda one: one.arrival < seconds, requests):
