@@ -84,7 +84,7 @@ class Result:
         return self.within() / asked if asked else 0.0
 
     def factors(self) -> list[float]:
-        """For each request, by what its promised times would have to be multiplied; ``inf`` if it failed or was lost."""
+        """By what each request's promised times would have to be multiplied; ``inf`` if it failed or was lost."""
         factors = [float("inf")] * self.lost
         for record in self.records:
             promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)

@@ -66,7 +66,12 @@ class Calibration(_Part):
     residuals: dict[str, Any] = {}
 
 
-_PARTS = {"step": StepCosts, "encode": EncodeCosts, "encode_in_lane": EncodeCosts, "frontend": FrontendCosts}
+_PARTS: dict[str, type[BaseModel]] = {
+    "step": StepCosts,
+    "encode": EncodeCosts,
+    "encode_in_lane": EncodeCosts,
+    "frontend": FrontendCosts,
+}
 
 
 def read_calibration(path: Path) -> Calibration:

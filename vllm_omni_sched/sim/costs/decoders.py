@@ -3,7 +3,6 @@
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.hardware import DeviceKind, NvdecGeneration
-from vllm_omni_sched.sim.costs.registry import pick
 from vllm_omni_sched.sim.work import Clip
 
 _FULL_HD = 1920 * 1080
@@ -44,7 +43,10 @@ class CoreDecoder:
         Raises:
             ConfigError: the codec was not measured.
         """
-        pixel = pick("codec of a core", clip.codec, CORE_PIXEL_SECONDS)
+        pixel = CORE_PIXEL_SECONDS.get(clip.codec)
+        if pixel is None:
+            known = ", ".join(sorted(CORE_PIXEL_SECONDS))
+            raise ConfigError(f"of a core, {known} were measured, not {clip.codec!r}: use one of them in the workload")
         return frames * clip.width * clip.height * pixel * self.slowdown
 
     @property

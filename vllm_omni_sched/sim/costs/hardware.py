@@ -22,7 +22,7 @@ class DeviceKind:
     ``memory_bytes``: the decimal gigabytes of the data sheet, of which the driver shows a few per cent more.
     ``flops``: bf16 on tensor cores, dense, per second. ``nvlink_bytes_per_second``, ``pcie_bytes_per_second``: in one
     direction, half of what data sheets say; 0 without NVLink. ``video_hertz``: the highest clock of its video engines;
-    data sheets do not give it, ``nvidia-smi -q -d CLOCK`` does.
+    from ``nvidia-smi -q -d CLOCK`` of such devices; of L40S and A6000 that of their generation in NVIDIA's NVDEC note.
     """
 
     name: str
@@ -63,12 +63,11 @@ DEVICES = {
         ),
         DeviceKind(
             "l40s", 48 * 10**9, 864e9, 362.05e12, 142, 3, NvdecGeneration.ADA, 2160e6, 0.0, 32e9,
-            _published("NVIDIA L40S data sheet; video clock of Ada in the NVDEC application note"),
+            _published("NVIDIA L40S data sheet"),
         ),
         DeviceKind(
             "a6000", 48 * 10**9, 768e9, 154.8e12, 84, 2, NvdecGeneration.AMPERE, 1665e6, 56.25e9, 32e9,
-            _published("NVIDIA RTX A6000 data sheet; half of the tensor peak it gives, which is with sparsity; video clock of "
-                       "Ampere in the NVDEC application note"),
+            _published("NVIDIA RTX A6000 data sheet; its tensor peak is with sparsity, this is half of it"),
         ),
     )
 }  # fmt: skip

@@ -46,7 +46,7 @@ def _large_vit(hidden: int) -> TowerShape:
 
 def _models() -> Iterator[ModelShape]:
     def card(repository: str) -> Source:
-        return Source(SourceKind.PUBLISHED, f"config.json and model card of {repository}")
+        return Source(SourceKind.PUBLISHED, f"config.json of {repository}; parameters as Transformers counts them")
 
     small, large = _qwen25_llm(28, 3584, 28, 4, 18944), _qwen25_llm(80, 8192, 64, 8, 29568)
     for size, llm, ffn, parameters in (
@@ -66,7 +66,7 @@ def _models() -> Iterator[ModelShape]:
         small,
         {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, _SOUND_SECONDS)},
         8_931_813_888,
-        Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B, the thinker alone"),
+        Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B; the thinker, as Transformers counts it"),
     )
 
     clip = TowerShape(23, 1024, 4096, 1, 3 * 14 * 14, (1024, 4096, 4096), other_parameters=577 * 1024)
@@ -75,13 +75,12 @@ def _models() -> Iterator[ModelShape]:
         LlmShape(32, 4096, 32, 32, 11008, 32064),
         {"image": Encoding(clip, 336 * 336 / 576 * PIXEL_SECONDS, 576)},
         7_063_427_072,
-        card("llava-hf/llava-1.5-7b-hf; the last of its 24 vision layers is not run"),
+        card("llava-hf/llava-1.5-7b-hf, whose last vision layer is not run"),
     )
 
+    on_card = Source(SourceKind.PUBLISHED, "config.json and card of OpenGVLab/InternVL2_5-8B")
     internlm = LlmShape(32, 4096, 32, 8, 14336, 92553)
-    yield ModelShape(
-        "internvl2.5-8b", internlm, _tiles(_small_vit(4096)), 8_075_365_376, card("OpenGVLab/InternVL2_5-8B")
-    )
+    yield ModelShape("internvl2.5-8b", internlm, _tiles(_small_vit(4096)), 8_080_000_000, on_card)
     for size, llm, tower, parameters in (
         ("8b", _qwen25_llm(28, 3584, 28, 4, 18944, 151674), _small_vit(3584), 7_944_373_760),
         ("38b", _qwen25_llm(64, 5120, 40, 8, 27648, 151674), _large_vit(5120), 38_388_452_992),

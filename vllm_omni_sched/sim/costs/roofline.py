@@ -144,7 +144,7 @@ def _kv_tokens(model: ModelShape, device: DeviceKind, tensor_parallel: int, use:
     enough = [n for n in range(1, model.llm.heads + 1) if model.llm.heads % n == 0 and n * each > model.weight_bytes]
     more = f"use {enough[0]} devices, " if enough else "use "
     raise ConfigError(
-        f"model {model.name!r} does not fit on {tensor_parallel} x {device.name!r}: {missing:,.0f} bytes are missing for "
-        f"weights of {model.weight_bytes:,} bytes, activations of {use.activation_bytes:,.0f} bytes on each device and "
-        f"one token of KV cache; {more}a larger device or a smaller model"
+        f"model {model.name!r} does not fit on {tensor_parallel} x {device.name!r}: {missing:,.0f} bytes are missing "
+        f"for weights of {model.weight_bytes:,} bytes, activations of {use.activation_bytes:,.0f} bytes on each device "
+        f"and one token of KV cache; {more}a larger device or a smaller model"
     )

@@ -37,11 +37,11 @@ DIFFUSION = {
     for shape in (
         DiffusionShape(
             "flux.1-dev", 12e9, 57, 3072, 512, 28,
-            Source(SourceKind.PUBLISHED, "config.json of black-forest-labs/FLUX.1-dev: 19 + 38 blocks, 24 heads of 128"),
+            Source(SourceKind.PUBLISHED, "config.json of black-forest-labs/FLUX.1-dev; steps as in flux-fast"),
         ),
         DiffusionShape(
             "sd3-medium", 2e9, 24, 1536, 333, 28,
-            Source(SourceKind.PUBLISHED, "config.json of stabilityai/stable-diffusion-3-medium: 24 blocks of 1536"),
+            Source(SourceKind.PUBLISHED, "config.json of stabilityai/stable-diffusion-3-medium; steps as on its card"),
         ),
     )
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from vllm_omni_sched.sim.scenario.cluster import Autoscale, ClassTargets, Cluster, Failures, Slo
 from vllm_omni_sched.sim.scenario.known import Known, installed
-from vllm_omni_sched.sim.scenario.loader import build, load, read_toml
+from vllm_omni_sched.sim.scenario.loader import Source, build, load, read_source, read_toml
 from vllm_omni_sched.sim.scenario.overrides import apply, flatten
 from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
 from vllm_omni_sched.sim.scenario.seconds import Deterministic, Exponential, Hyperexponential, Seconds, Steps
@@ -24,6 +24,7 @@ __all__ = [
     "Seconds",
     "ServersStage",
     "Slo",
+    "Source",
     "Stage",
     "Steps",
     "VideoStage",
@@ -33,5 +34,6 @@ __all__ = [
     "flatten",
     "installed",
     "load",
+    "read_source",
     "read_toml",
 ]

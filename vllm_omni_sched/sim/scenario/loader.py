@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,28 @@ STUDY_KEYS = ("variants", "sweep", "search", "ablation", "repeats")
 """Keys of a file that are of a study, not of one run."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a file says, and where: scenarios are made of it and of overrides.
+
+    ``raw``: without the keys of a study. ``folder``: from which it names files.
+    """
+
+    raw: Mapping[str, Any]
+    where: str
+    folder: Path
+    known: Known
+
+    def scenario(self, overrides: Mapping[str, Any] | None = None, which: str = "") -> Scenario:
+        """With the values of the overrides in place of its own; ``which`` they are, for messages.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        where = f"{self.where}, {which}" if which else self.where
+        return build(apply(self.raw, overrides or {}, where), where, self.folder, self.known)
+
+
 def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Scenario:
     """The scenario in a TOML file; what it says about a study is left aside.
 
@@ -38,8 +61,18 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | 
         ConfigError: the file cannot be read, or something in it or in the overrides is unknown, of the wrong type, out
             of range, or cannot be. One message for all, with file and dotted keys.
     """
-    raw = {key: value for key, value in read_toml(path).items() if key not in STUDY_KEYS}
-    return build(apply(raw, overrides or {}, path.name), path.name, path.parent, known or installed())
+    return read_source(path, known)[0].scenario(overrides)
+
+
+def read_source(path: Path, known: Known | None = None) -> tuple[Source, dict[str, Any]]:
+    """What a file says of its run, and what it says of a study.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML; with the line.
+    """
+    raw = read_toml(path)
+    study = {key: raw.pop(key) for key in STUDY_KEYS if key in raw}
+    return Source(raw, path.name, path.parent, known or installed()), study
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,11 +1,25 @@
 """Values that take the place of those in the file, by dotted keys."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
 from vllm_omni_sched.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def value_of(text: str) -> Any:
+    """A value as TOML writes it; what is no TOML is text, so that quotes may be left out."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

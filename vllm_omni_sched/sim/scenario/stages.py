@@ -76,7 +76,8 @@ class EngineStage(_Stage):
 
     @model_validator(mode="after")
     def _costs(self) -> "EngineStage":
-        return _one_of(self)
+        _one_of(self.model, self.calibration)
+        return self
 
 
 class EncoderStage(_Stage):
@@ -95,7 +96,8 @@ class EncoderStage(_Stage):
 
     @model_validator(mode="after")
     def _costs(self) -> "EncoderStage":
-        return _one_of(self)
+        _one_of(self.model, self.calibration)
+        return self
 
 
 class VideoStage(_Stage):
@@ -136,11 +138,8 @@ class ServersStage(_Stage):
 Stage = Annotated[EngineStage | EncoderStage | VideoStage | ServersStage, Field(discriminator="kind")]
 """One of the kinds, by its ``kind``."""
 
-_Costed = EngineStage | EncoderStage
 
-
-def _one_of(stage: "_Costed") -> "_Costed":
-    if (stage.model is None) == (stage.calibration is None):
-        given = "neither is there" if stage.model is None else "both are there"
+def _one_of(model: str | None, calibration: str | None) -> None:
+    if (model is None) == (calibration is None):
+        given = "neither is there" if model is None else "both are there"
         raise ValueError(f"give one of 'model' and 'calibration': {given}")
-    return stage

@@ -50,8 +50,9 @@ def tell(error: Any, model: type[BaseModel], raw: Any) -> str:
 def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[str], type[BaseModel], str]:
     """The path of the tables, the model of the innermost one, and the key in it ("" for itself)."""
     path: list[str] = []
-    name, value, annotation = "", raw, None
-    for part in loc:
+    name, value = "", raw
+    annotation: Any = None
+    for depth, part in enumerate(loc):
         inner = _models(annotation) if annotation is not None else []
         if isinstance(part, int):
             value = value[part]
@@ -67,7 +68,7 @@ def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[
             keyed = get_origin(annotation) is dict
             path.append(name)
             if keyed:
-                path, name, value, annotation = path, str(part), _inside(value, part), inner[0]
+                name, value, annotation = str(part), _inside(value, part), inner[0]
                 continue
             model = inner[0]
         elif name:
@@ -77,6 +78,8 @@ def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[
         field = model.model_fields.get(name)
         annotation = field.annotation if field is not None else None
         if field is not None and not _models(annotation):
+            if get_origin(annotation) is dict and depth + 1 < len(loc):  # by names, of plain values
+                return [*path, name], model, str(loc[depth + 1])
             break  # what follows are branches of a union of plain types
     return path, model, name
 

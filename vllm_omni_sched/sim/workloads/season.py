@@ -54,6 +54,7 @@ class Season:
     def __init__(self, options: SeasonOptions, random: np.random.Generator) -> None:
         self._options = options
         self._k = _sharpness(options.peak_ratio)
+        self._mean = float(np.i0(self._k))
         week = 1 + (options.weekend_ratio - 1) * len(_WEEKEND) / _DAYS
         self._by_day = [(options.weekend_ratio if day in _WEEKEND else 1.0) / week for day in range(_DAYS)]
         self._noise_random, burst_random = random.spawn(2)
@@ -80,7 +81,7 @@ class Season:
         if options.change_at_seconds and when >= options.change_at_seconds:
             factor *= options.change_ratio
             season += options.change_shift
-        factor *= math.exp(self._k * math.cos(2 * math.pi * (season - options.peak_at))) / float(np.i0(self._k))
+        factor *= math.exp(self._k * math.cos(2 * math.pi * (season - options.peak_at))) / self._mean
         if options.noise:
             factor *= self._noise_at(int(when / options.season_seconds * _NOISE_STEPS))
         if self._bursts is not None and self._bursts.at(when):

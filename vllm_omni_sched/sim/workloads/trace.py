@@ -192,13 +192,12 @@ def _check_interval(entry: Interval, before: Interval | None, where: str) -> Non
         if entry.at > _TOUCH_SECONDS:
             raise ConfigError(f"{where}: the first interval must begin at 0, got {entry.at:g}")
         return
-    late = entry.at - (before.at + before.seconds)
+    end = before.at + before.seconds
+    late = entry.at - end
     if late > _TOUCH_SECONDS:
         raise ConfigError(f"{where}: there is a gap of {late:g} s before it: fill it with an interval without arrivals")
     if late < -_TOUCH_SECONDS:
-        raise ConfigError(
-            f"{where}: at is {entry.at:g}, before {before.at + before.seconds:g}, where the interval above ends: sort it"
-        )
+        raise ConfigError(f"{where}: at is {entry.at:g}, before {end:g}, where the interval above ends: sort it")
 
 
 class TraceWriter:

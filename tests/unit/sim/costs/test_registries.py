@@ -1,0 +1,75 @@
+"""Devices, links and models by name."""
+
+import pytest
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import SourceKind
+from vllm_omni_sched.sim.costs.hardware import DEVICES, device
+from vllm_omni_sched.sim.costs.links import LINKS, all_reduce_factor, link
+from vllm_omni_sched.sim.costs.models import MODELS, model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_follow_from_the_shape(name):
+    shape = MODELS[name]
+    assert shape.parameters == pytest.approx(shape.published_parameters, rel=0.003)
+    assert shape.source.kind is SourceKind.PUBLISHED
+
+
+def test_a_tower_counts_once():
+    shape = model("qwen2.5-vl-7b")
+    towers = shape.parameters - shape.llm.parameters
+    assert shape.encodings["image"].tower == shape.encodings["video"].tower
+    assert towers == shape.encodings["image"].tower.parameters == pytest.approx(676_550_144, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"), [("qwen2.5-vl-7b", 57_344), ("qwen2.5-vl-72b", 327_680), ("llava-1.5-7b", 524_288)]
+)
+def test_kv_bytes_of_a_token(name, kv_bytes):
+    llm = model(name).llm
+    assert llm.kv_bytes_per_token() == llm.kv_bytes_per_token(llm.kv_heads) == kv_bytes
+
+
+def test_a_key_head_is_never_split():
+    llm = model("qwen2.5-vl-7b").llm  # 4 key heads
+    assert llm.kv_bytes_per_token(14) == 14 / 4 * llm.kv_bytes_per_token(4)
+
+
+def test_a_window_keeps_attention_short():
+    """4 of 32 layers of Qwen2.5-VL see the whole picture; all of InternVL's see a tile."""
+    qwen, internvl = (model(name).encodings["image"].tower for name in ("qwen2.5-vl-7b", "internvl3-8b"))
+    assert qwen.operations_per_pair == 4 * 4 * 1280 * 16
+    assert internvl.operations_per_pair == 4 * 24 * 1024 * 16
+    assert qwen.operations_per_embed > 8 * 32 * (4 * 1280**2 + 3 * 1280 * 3420) + 4 * 4 * 28 * 1280 * 64
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices_are_whole_and_published(name):
+    kind = device(name)
+    assert kind.source.kind is SourceKind.PUBLISHED
+    assert kind.name == name
+    assert 100 < kind.flops / kind.bandwidth_bytes_per_second < 500  # operations for a byte
+    assert kind.pcie_bytes_per_second < kind.bandwidth_bytes_per_second
+
+
+def test_the_seconds_of_a_link():
+    one = link("pcie-4")
+    assert one.seconds(32 * 10**9) == pytest.approx(1.0 + one.latency_seconds)
+    assert one.seconds(0) == one.latency_seconds > 0
+    assert [all_reduce_factor(n) for n in (1, 2, 4)] == [0, 1, 1.5]
+    assert all(one.source.kind is SourceKind.PUBLISHED for one in LINKS.values())
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "near"),
+    [(device, "a100-80g", "a100-80gb"), (link, "nvlink4", "nvlink-4"), (model, "qwen2.5-vl-7", "qwen2.5-vl-7b")],
+)
+def test_an_unknown_name_gets_the_nearest(find, name, near):
+    with pytest.raises(ConfigError, match=f"unknown {find.__name__} '{name}': did you mean '{near}'"):
+        find(name)
+
+
+def test_a_far_off_name_gets_them_all():
+    with pytest.raises(ConfigError, match=r"^unknown device 'tpu': known are a100-40gb, a100-80gb, a6000"):
+        device("tpu")

@@ -1,0 +1,115 @@
+"""Which points a file asks for, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.scenarios import GOOD, KNOWN
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.study import Study, load_study
+
+
+def study(tmp_path: Path, more: str = "", before: str = "", **overrides: Any) -> Study:
+    path = tmp_path / "one.toml"
+    path.write_text(before + GOOD + more)
+    return load_study(path, overrides, KNOWN)
+
+
+VARIANTS = """
+[[variants]]
+name = "stock"
+set = { "policy.encode_ahead" = false }
+[[variants]]
+name = "ours"
+"""
+
+
+def test_a_file_without_a_study_is_one_run(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    assert found.single
+    assert found.points[0].label == "seed 3"
+    assert found.points[0].scenario() == found.base
+
+
+def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
+    sweep = '[sweep]\n"workload.rate" = [1, 2.5]\n"stages.llm.replicas" = [2, 4]\n'
+    found = study(tmp_path, VARIANTS + sweep, before="repeats = 2\n")
+    assert not found.single
+    assert len(found.points) == 2 * 2 * 2 * 2
+    first, last = found.points[0], found.points[-1]
+    assert first.label == "stock, workload.rate 1, stages.llm.replicas 2"
+    assert [point.seed for point in found.points[:2]] == [3, 4]
+    made = last.scenario()
+    assert made.policy.encode_ahead is True
+    assert (made.workload.rate, made.stage("llm").replicas, made.seed) == (2.5, 4, 4)
+    assert first.scenario().policy.encode_ahead is False
+
+
+def test_keys_without_quotes_are_the_same(tmp_path: Path) -> None:
+    quoted = study(tmp_path, '[sweep]\n"workload.rate" = [1, 2]\n')
+    bare = study(tmp_path, "[sweep]\nworkload.rate = [1, 2]\n")
+    assert [point.overrides for point in bare.points] == [point.overrides for point in quoted.points]
+
+
+def test_an_ablation_is_none_all_each_alone_and_all_but_each(tmp_path: Path) -> None:
+    text = """
+[ablation.mechanisms]
+lane = { "policy.encode_ahead" = true }
+order = { "policy.waiting_order" = "sla" }
+"""
+    found = study(tmp_path, text, **{"policy.encode_ahead": False})
+    by_name = {point.variant: point.scenario().policy for point in found.points}
+    assert {name: (one.encode_ahead, one.waiting_order.value) for name, one in by_name.items()} == {
+        "none": (False, "arrival"),
+        "all": (True, "sla"),
+        "only lane": (True, "arrival"),
+        "only order": (False, "sla"),
+        "all but lane": (False, "sla"),
+        "all but order": (True, "arrival"),
+    }
+
+
+def test_overrides_reach_all_points_and_the_study(tmp_path: Path) -> None:
+    more = VARIANTS + '[search]\nkind = "max_rate"\n'
+    found = study(tmp_path, more, **{"slo.ttft_seconds": 9.0, "search.precision": 0.2})
+    assert {point.scenario().slo.ttft_seconds for point in found.points} == {9.0}
+    assert found.search is not None
+    assert found.search.precision == 0.2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("[search]\nkind = 'max-rate'", "'search.kind' must be one of ['max_rate', 'tightest_slo', 'throughput']"),
+        ("[search]\nkind = 'max_rate'\nprecison = 0.1", "'search.precison'; did you mean 'search.precision'?"),
+        ("[search]\nkind = 'max_rate'\nkey = 'workload.tempo'", "'search.key' is 'workload.tempo', which has no value"),
+        ("[search]\nkind = 'tightest_slo'\nfollow = ['policy.pace']", "'policy.pace' stands for no target of the SLO"),
+        ("[sweep]\n'workload.rate' = []", "'sweep.workload.rate' has no values"),
+        ("[sweep]\n'workload.rate' = 3", "'sweep.workload.rate': input should be a valid list, got 3"),
+        ("[sweep]\n'workload.rate' = [1, -1]", "one.toml, workload.rate -1: option 'workload.rate': input should be"),
+        ("[sweep]\n'stages.lm.replicas' = [1]", "there is no 'stages.lm'; did you mean 'stages.llm'?"),
+        ("[[variants]]\nset = {}", "'variants.0.name' is missing"),
+        ("[[variants]]\nname = 'a'\n[[variants]]\nname = 'a'", "'variants.a' is there twice"),
+        ("[[variants]]\nname = 'a'\nset = { 'policy.ahead' = true }", "one.toml, a: unknown option 'policy.ahead'"),
+        ("[variants]\nname = 'a'", "'variants' must be a list of tables, [[variants]]"),
+        ("[ablation]\nmechanisms = {}", "'ablation.mechanisms'"),
+        (VARIANTS + "[ablation.mechanisms.a]\nseed = 2", "'ablation' and 'variants' are both there: keep one"),
+    ],
+)
+def test_a_bad_study_is_told(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        study(tmp_path, more)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("one.toml")
+
+
+def test_a_search_needs_a_value_to_start_from(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    text = GOOD.replace("servegen-mm-image", "trace").replace("rate = 4\n", "")
+    path.write_text(text + "[search]\nkind = 'max_rate'\n")
+    with pytest.raises(ConfigError, match=r"'workload\.rate', which has no value above 0: set it, or 'search\.start'"):
+        load_study(path, known=KNOWN)
+    assert load_study(path, {"search.start": 2.0}, KNOWN).search is not None

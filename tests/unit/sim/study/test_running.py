@@ -1,0 +1,158 @@
+"""What is found at points, by runs that nobody simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.scenarios import GOOD, KNOWN
+from tests.support.sim_results import record, run, synthetic
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.measure import Histogram
+from vllm_omni_sched.sim.result import Result
+from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.study import Finding, load_study, run_study, spread
+
+
+def findings(tmp_path: Path, more: str = "", simulate: Any = run, before: str = "", jobs: int = 1) -> list[Finding]:
+    path = tmp_path / "one.toml"
+    path.write_text(before + GOOD + more)
+    return list(run_study(load_study(path, known=KNOWN), simulate, jobs))
+
+
+def result(scenario: Scenario, *records: Any, **changes: Any) -> Result:
+    values = {"gaps": Histogram(), "seconds": 1.0, "measured_seconds": 1.0, "events": 1, **changes}
+    return Result(scenario.name, scenario.seed, scenario.slo, list(records), **values)
+
+
+def at_rate(scenario: Scenario, **_: Any) -> float:
+    assert scenario.workload.rate is not None
+    return scenario.workload.rate
+
+
+def test_a_point_has_its_summary_and_curves(tmp_path: Path) -> None:
+    (one,) = findings(tmp_path)
+    assert one.summary["requests"] == 400
+    assert len(one.curves["ttft_seconds"]) == 201
+    assert one.curves["ttft_seconds"][100] == pytest.approx(one.summary["ttft_seconds"]["p50"])
+    assert len(one.timeline) == 60
+    assert (one.runs, one.error) == (1, "")
+
+
+def test_max_rate_ends_where_the_slo_is_met_no_more(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        rates.append(at_rate(scenario))
+        good = 10 if at_rate(scenario) <= 11 else 8
+        return result(scenario, *[record(n, first=n + (0.5 if n < good else 9.0)) for n in range(10)])
+
+    (one,) = findings(tmp_path, '[search]\nkind = "max_rate"\n', simulate)
+    assert one.found is not None
+    assert 11 / 1.05 <= one.found["value"] <= 11 < one.found["fails_at"]
+    assert one.found["monotone"] is True
+    assert one.runs == len(rates) == len(one.found["tried"])
+    assert one.summary["within_slo"] == 1.0  # of the run at the rate that was found
+
+
+def test_max_rate_where_none_is_met_keeps_the_gentlest_run(tmp_path: Path) -> None:
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        return result(scenario, record(first=99.0), events=int(1000 * at_rate(scenario)))
+
+    (one,) = findings(tmp_path, '[search]\nkind = "max_rate"\ndoublings = 2\n', simulate)
+    assert one.found is not None
+    assert one.found["value"] == 0
+    assert one.summary["events"] == 1000
+
+
+def test_the_tightest_slo_is_a_quantile_of_one_run(tmp_path: Path) -> None:
+    def simulate(scenario: Scenario, *_: Any) -> Result:  # promised are 2 s and 0.1 s, to 90%
+        return result(scenario, *[record(n, first=n + 0.2 * (n + 1), largest_gap=0.01) for n in range(10)])
+
+    (one,) = findings(tmp_path, '[search]\nkind = "tightest_slo"\n', simulate)
+    assert one.found is not None
+    assert one.found["value"] == pytest.approx(0.9)
+    assert one.found["ttft_seconds"] == pytest.approx(1.8)
+    assert one.runs == 1
+
+
+def test_options_that_stand_for_the_slo_follow_it(tmp_path: Path) -> None:
+    targets: list[float] = []
+
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        targets.append(scenario.policy.itl_target_ms)
+        reached = 0.02 + scenario.policy.itl_target_ms / 1000 / 2  # ends at 0.04
+        return result(scenario, *[record(n, first=n + 0.01, largest_gap=reached) for n in range(10)])
+
+    search = '[search]\nkind = "tightest_slo"\nfollow = ["policy.itl_target_ms"]\nrounds = 20\nprecision = 0.01\n'
+    (one,) = findings(tmp_path, search, simulate)
+    assert targets[:2] == [100.0, pytest.approx(70.0)]
+    assert one.found is not None
+    assert one.found["itl_seconds"] == pytest.approx(0.04, rel=0.02)
+
+
+def test_an_slo_that_cannot_be_met_has_no_factor(tmp_path: Path) -> None:
+    (one,) = findings(tmp_path, '[search]\nkind = "tightest_slo"\n', lambda s, *_: result(s, record(), lost=1))
+    assert one.found is not None
+    assert one.found["value"] is None
+
+
+def test_throughput_counts_what_ends_in_the_middle(tmp_path: Path) -> None:
+    seen: list[Scenario] = []
+
+    def simulate(scenario: Scenario, *_: Any) -> Result:  # of 100 s; a request a second is served
+        seen.append(scenario)
+        return result(scenario, *[record(n, arrival=0.0, end=float(n), output_tokens=7) for n in range(100)], lost=900)
+
+    (one,) = findings(tmp_path, '[search]\nkind = "throughput"\n', simulate)
+    assert one.found is not None
+    assert (one.found["requests_per_second"], one.found["value"]) == (1.0, 7.0)
+    assert one.found["saturated"] is True
+    assert (seen[0].workload.rate, seen[0].warm_up_seconds, seen[0].drain_seconds) == (40.0, 0.0, 0.0)
+
+
+def test_what_is_not_saturated_is_said(tmp_path: Path) -> None:
+    (one,) = findings(tmp_path, '[search]\nkind = "throughput"\n', lambda s, *_: result(s, record(30)))
+    assert one.found is not None
+    assert one.found["saturated"] is False
+
+
+def test_a_point_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        if scenario.workload.rate == 2:
+            raise ConfigError("too  little\nmemory")
+        if scenario.workload.rate == 3:
+            raise ZeroDivisionError("by zero")
+        return synthetic(scenario)
+
+    found = findings(tmp_path, '[sweep]\n"workload.rate" = [1, 2, 3, 4]\n', simulate)
+    assert [one.error for one in found] == ["", "too little memory", "ZeroDivisionError: by zero", ""]
+    assert [bool(one.summary) for one in found] == [True, False, False, True]
+    assert found[1].label == "workload.rate 2"
+
+
+def test_defects_of_the_simulator_are_not_findings(tmp_path: Path) -> None:
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        raise TypeError("a defect")
+
+    with pytest.raises(TypeError, match="a defect"):
+        findings(tmp_path, simulate=simulate)
+
+
+def test_several_processes_find_the_same(tmp_path: Path) -> None:
+    sweep = '[sweep]\n"workload.rate" = [1, 2, 3]\n'
+    alone = findings(tmp_path, sweep)
+    together = findings(tmp_path, sweep, jobs=2)
+    assert sorted(together, key=lambda one: one.label) == alone
+
+
+def test_seeds_are_spread(tmp_path: Path) -> None:
+    found = findings(tmp_path, '[sweep]\n"workload.rate" = [1, 2]\n', before="repeats = 3\n")
+    rows = spread(found)
+    assert [row["values"] for row in rows] == [{"workload.rate": 1}, {"workload.rate": 2}]
+    assert rows[0]["seeds"] == [3, 4, 5]
+    times = sorted(one.summary["ttft_seconds"]["p99"] for one in found[:3])
+    assert rows[0]["ttft_p99_seconds"] == {"median": times[1], "least": times[0], "most": times[2]}
+    assert "value" not in rows[0]

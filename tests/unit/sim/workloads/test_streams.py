@@ -1,0 +1,172 @@
+"""What every stream of requests promises, and what each kind brings."""
+
+from itertools import islice, pairwise
+
+import pytest
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.workloads.base import requests
+from vllm_omni_sched.sim.workloads.registry import KINDS, build
+
+TABLES = {
+    "servegen-mm-image": {"rate": 4.0},
+    "azure-lmm": {"rate": 4.0, "max_images": 30},
+    "video-clips": {"rate": 4.0},
+    "text": {"rate": 4.0},
+    "mixed": {"rate": 4.0, "frames": 5, "frames_at_seconds": 3.0},
+    "realtime": {"rate": 125.0, "session_items": 20},
+    "poisson": {"rate": 4.0},
+    "mix": {"rate": 4.0, "parts": [{"kind": "text"}, {"kind": "video-clips", "weight": 0.5}]},
+    "day-night": {"rate": 4.0, "season_seconds": 60.0, "noise": 0.3, "of": {"kind": "servegen-mm-image"}},
+}
+
+kinds = pytest.mark.parametrize("kind", TABLES)
+
+
+def stream(kind, seed=1, number=500, **changes):
+    return list(islice(requests(build({"kind": kind, **TABLES[kind], **changes}), seed), number))
+
+
+def test_every_kind_is_here():
+    assert set(TABLES) | {"trace"} == set(KINDS)
+
+
+@kinds
+def test_requests_are_in_order_and_numbered(kind):
+    found = stream(kind)
+    assert len(found) == 500
+    assert [one.number for one in found] == list(range(500))
+    assert all(a.arrival <= b.arrival for a, b in pairwise(found))
+
+
+@kinds
+def test_a_seed_is_a_stream(kind):
+    assert stream(kind, 3) == stream(kind, 3)
+    assert stream(kind, 3) != stream(kind, 4)
+
+
+@kinds
+def test_a_workload_keeps_no_state(kind):
+    workload = build({"kind": kind, **TABLES[kind]})
+    first = list(islice(requests(workload, 1), 300))
+    assert list(islice(requests(workload, 1), 300)) == first
+
+
+@kinds
+def test_all_say_where_they_are_from(kind):
+    assert len(build({"kind": kind, **TABLES[kind]}).source) > 40
+
+
+@pytest.mark.parametrize("kind", ["servegen-mm-image", "text", "video-clips", "poisson"])
+def test_another_rate_brings_the_same_requests_closer_together(kind):
+    slow, fast = stream(kind, rate=2.0), stream(kind, rate=8.0)
+    for one, other in zip(slow, fast, strict=True):
+        assert one.arrival == pytest.approx(other.arrival * 4)
+        assert (one.items, one.text_tokens, one.output_tokens) == (other.items, other.text_tokens, other.output_tokens)
+
+
+@pytest.mark.parametrize("kind", ["servegen-mm-image", "azure-lmm", "video-clips", "mixed", "realtime"])
+def test_contents_differ(kind):
+    found = [item.content for one in stream(kind) for item in one.items]
+    assert len(set(found)) == len(found) > 30
+
+
+def test_the_class_is_the_one_that_is_set():
+    assert {one.sla for one in stream("text", sla="batch")} == {"batch"}
+    assert {one.sla for one in stream("text")} == {"interactive"}
+    assert {one.sla for one in stream("realtime")} == {"realtime"}
+
+
+def test_images_have_embeds_and_text_has_none():
+    images = stream("servegen-mm-image")
+    assert {item.modality for one in images for item in one.items} == {"image"}
+    assert all(1 <= item.embeds <= 1280 for one in images for item in one.items)
+    assert {one.client for one in images} > set(range(10))
+    assert not any(one.items for one in stream("text"))
+
+
+def test_images_are_limited_to_what_the_server_accepts():
+    assert max(len(one.items) for one in stream("azure-lmm", max_images=7)) == 7
+
+
+def test_a_clip_is_what_has_to_be_decoded():
+    found = stream("video-clips", number=300)
+    clips = [one.items[0].clip for one in found]
+    assert {clip.wanted for clip in clips} == {30, 60}
+    assert {(clip.seconds, clip.width, clip.height) for clip in clips} == {(15.0, 640, 360)}
+    assert {one.items[0].embeds for one in found} == {30 * 433, 60 * 433}
+    assert max(one.prompt_tokens for one in found) == pytest.approx(26_000, rel=0.01)
+    assert all(30 <= one.text_tokens <= 90 for one in found)
+
+
+def test_clips_that_come_again_have_their_content():
+    found = {one.items[0].content for one in stream("video-clips", distinct=5, frames=[8])}
+    assert found == set(range(5))
+
+
+def test_a_burst_of_frames_comes_when_it_is_to():
+    (burst,) = [one for one in stream("mixed", number=100) if len(one.items) == 5 and one.output_tokens == 40]
+    assert (burst.arrival, burst.text_tokens) == (3.0, 11)
+
+
+def test_a_session_sends_an_item_each_80_ms_until_it_ends():
+    found = stream("realtime", number=5000)
+    by_client = {}
+    for one in found:
+        by_client.setdefault(one.client, []).append(one)
+        assert (one.text_tokens, one.output_tokens, one.prompt_tokens) == (0, 1, 1)
+    assert len(by_client) > 100
+    for theirs in by_client.values():
+        assert all(b.arrival - a.arrival == pytest.approx(0.08) for a, b in pairwise(theirs))
+    ended = [len(theirs) for theirs in by_client.values()]
+    assert sum(ended) / len(ended) == pytest.approx(20, rel=0.2)
+
+
+def test_sessions_do_not_drift():
+    last = next(islice(requests(build({"kind": "realtime", "rate": 12.5}), 1), 20_000, None))
+    first = next(requests(build({"kind": "realtime", "rate": 12.5}), 1))
+    assert last.arrival - first.arrival == pytest.approx(1600.0, abs=1e-9)
+
+
+def test_parts_of_a_mix_have_their_weights_and_clients_of_their_own():
+    found = stream("mix", number=3000)
+    videos = [one for one in found if one.modality == "video"]
+    assert len(videos) / len(found) == pytest.approx(1 / 3, abs=0.04)
+    assert not {one.client for one in videos} & {one.client for one in found if one.modality == "text"}
+
+
+def test_a_mix_may_hold_day_and_night_and_a_day_a_mix():
+    inner = {"kind": "mix", "parts": [{"kind": "text"}, {"kind": "video-clips"}]}
+    outer = {"kind": "mix", "rate": 5.0, "parts": [{"kind": "realtime"}, {"kind": "day-night", "of": inner}]}
+    assert {one.modality for one in islice(requests(build(outer), 1), 2000)} == {"audio", "text", "video"}
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({}, r"\[workload\]: option 'kind' must be one of .*, got None"),
+        ({"kind": "servegen-image", "rate": 1.0}, "did you mean 'servegen-mm-image'"),
+        ({"kind": "text"}, "option 'rate': field required"),
+        ({"kind": "text", "rate": 0.0}, "option 'rate': input should be greater than 0"),
+        ({"kind": "text", "rate": float("inf")}, "option 'rate'"),
+        ({"kind": "text", "rate": "4"}, "option 'rate'"),
+        ({"kind": "text", "rate": 1.0, "client": True}, "unknown option 'client'; did you mean 'clients'"),
+        ({"kind": "video-clips", "rate": 1.0, "frames": [30, 0]}, "frames must be 1 or more"),
+        ({"kind": "poisson", "rate": 1.0, "service": "normal"}, "option 'service'"),
+        (
+            {"kind": "poisson", "rate": 1.0, "service": "hyperexponential", "output_tokens": 1},
+            "'output_tokens' must be 2 or more",
+        ),
+        ({"kind": "mix", "rate": 1.0, "parts": []}, "option 'parts'"),
+        ({"kind": "mix", "rate": 1.0, "parts": [{"kind": "text", "weight": 0}]}, r"parts\[0\]: option 'weight'"),
+        ({"kind": "mix", "rate": 1.0, "parts": [{"kind": "text", "rate": 1.0}]}, r"parts\[0\]: option 'rate' is for"),
+        ({"kind": "mix", "rate": 1.0, "parts": [{"kind": "txt"}]}, r"parts\[0\]: .* did you mean 'text'"),
+        ({"kind": "day-night", "rate": 1.0, "of": {"kind": "realtime"}}, "none can be left out"),
+        ({"kind": "day-night", "rate": 1.0, "of": {"kind": "text"}, "peak_ration": 2.0}, "did you mean 'peak_ratio'"),
+        ({"kind": "trace", "file": "nowhere.jsonl"}, "trace 'nowhere.jsonl' cannot be read"),
+        ({"kind": "trace", "file": "x", "rate": 2.0, "scale": 3.0}, "say the same"),
+    ],
+)
+def test_a_wrong_table_gets_one_error_that_names_the_key(table, said):
+    with pytest.raises(ConfigError, match=said):
+        build(table)

@@ -1,0 +1,153 @@
+"""``vllm-omni-sched record``: the load of a running vLLM server as a trace, to be simulated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime, timezone
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.workloads.recorder import Scrape
+    from vllm_omni_sched.sim.workloads.trace import TraceWriter
+
+_PROBLEM, _USAGE = 1, 2
+_PATIENCE = 3  # looks in a row that may fail
+_TIMEOUT_SECONDS = 10.0
+_LEAST_SECONDS = 0.1
+
+
+def record(
+    url: Annotated[str, typer.Argument(help="A vLLM server, as http://localhost:8000.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the trace here.", show_default=False)],
+    seconds: Annotated[float, typer.Option(help="Record for so long.", show_default=False)],
+    interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 10.0,
+) -> None:
+    """Record how many requests a server gets and how many tokens they have, from its metrics; nothing of what they say.
+
+    Ends early with Ctrl-C, or when the server does not answer three times in a row; the trace until then is kept.
+
+    Exit status: 0 when all is well, also after Ctrl-C; 1 when the server is gone, or nothing was recorded; 2 when the
+    call makes no sense.
+    """
+    if not _LEAST_SECONDS <= min(seconds, interval) <= max(seconds, interval) < math.inf:
+        _leave(_USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
+    address = _metrics_address(url)
+    if out.exists():
+        _leave(_USAGE, f"{out} exists already: choose another name, or delete it")
+    from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Header, TraceWriter
+
+    try:
+        first = _look(address)
+    except (OSError, HTTPException, ConfigError) as error:
+        _leave(_PROBLEM, f"{address}: {_said(error)}")
+    header = Header(
+        format=FORMAT,
+        version=VERSION,
+        interval_seconds=min(interval, seconds),
+        source=f"vllm-omni-sched record, {urlsplit(address).hostname}",
+        begins=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    try:
+        writer = TraceWriter(out, header)
+    except OSError as error:
+        _leave(_USAGE, f"--out {out}: {error.strerror or error}")
+    gone, ended = None, False
+    try:
+        gone = _record(first, lambda: _look(address), writer, seconds, interval)
+    except KeyboardInterrupt:
+        ended = True
+    finally:
+        kept = writer.close()
+    how_much = f"{writer.lines} intervals in {out}" if kept else "nothing was recorded"
+    if gone is not None:
+        _leave(_PROBLEM, f"{address}: {gone}; {how_much}")
+    if not kept:
+        _leave(_PROBLEM, f"ended before the first interval of {interval:g} s was over; {how_much}")
+    typer.echo(f"{'ended early: ' if ended else ''}{how_much}")
+
+
+def _record(
+    first: Scrape, look: Callable[[], Scrape], writer: TraceWriter, seconds: float, interval: float
+) -> str | None:
+    """Intervals until the time is over; or why the server is gone."""
+    from vllm_omni_sched.sim.workloads.recorder import Recorder
+
+    begin = monotonic_seconds()
+    recorder = Recorder(first, begin)
+    arrivals, failed, looks = 0, 0, math.ceil(seconds / interval - 1e-9)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("Recording", total=looks)
+        for number in range(1, looks + 1):
+            now = monotonic_seconds() - begin
+            if number < looks and now >= (number + 1) * interval:  # the look before took so long
+                continue
+            sleep_seconds(max(0.0, min(number * interval, seconds) - now))
+            try:
+                scrape = look()
+            except (OSError, HTTPException, ConfigError) as error:
+                failed += 1
+                bar.update(task, description=f"No answer, {failed} of {_PATIENCE}")
+                if failed == _PATIENCE or number == looks:
+                    return f"no answer to {failed} looks in a row: {_said(error)}"
+                continue
+            failed = 0
+            entry = recorder.interval(scrape, monotonic_seconds())
+            writer.add(entry)
+            arrivals += entry.arrivals
+            bar.update(task, completed=number, description=f"{arrivals} requests")
+    return None
+
+
+def _metrics_address(url: str) -> str:
+    """Where the metrics of a server are; of a bare address, at /metrics."""
+    try:
+        parts = urlsplit(url)
+        found = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:  # no port, or no address in brackets
+        found = False
+    if not found:
+        _leave(_USAGE, f"URL must be as http://localhost:8000, got {url!r}")
+    path = parts.path.rstrip("/")
+    path = path if path.endswith("/metrics") else path + "/metrics"
+    return parts._replace(path=path, fragment="").geturl()
+
+
+def _look(address: str) -> Scrape:
+    from vllm_omni_sched.sim.workloads.recorder import read_metrics
+
+    with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
+        return read_metrics(answer.read().decode("utf-8", "replace"))
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, HTTPError):
+        return f"it answers {error.code} {error.reason}; are its metrics on?"
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return str(reason or "") or str(error) or type(error).__name__
+
+
+def _leave(status: int, said: str) -> NoReturn:
+    """End with one line."""
+    typer.echo(f"vllm-omni-sched record: {' '.join(said.split())}", err=True)
+    raise typer.Exit(status)

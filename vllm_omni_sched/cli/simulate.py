@@ -1,0 +1,148 @@
+"""``vllm-omni-sched simulate``: a scenario, or a study of many, on a cluster nobody has to own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from vllm_omni_sched.cli import simulate_view
+from vllm_omni_sched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.output.spans import Spans
+    from vllm_omni_sched.sim.result import Run
+    from vllm_omni_sched.sim.study import Finding, Study
+
+_PROBLEM, _USAGE, _INTERRUPTED = 1, 2, 130
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="A scenario, as TOML.", show_default=False)],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="In place of the file's, as stages.llm.replicas=4."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write what was found here, as JSON.", show_default=False)
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots", help="And pictures; needs --out.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.", show_default=False)
+    ] = None,
+    trace_seconds: Annotated[float, typer.Option(help="So much simulated time is in the trace.")] = 60.0,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Points of a study at once.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Simulate a scenario with the real policies: latencies, goodput, utilisation, device hours.
+
+    Exit status: 0 when all is well, 1 when a point failed, 2 when the file or the call makes no sense.
+    """
+    if plots and out is None:
+        _leave(_USAGE, "--plots needs --out FOLDER")
+    if plots and find_spec("matplotlib") is None:
+        _leave(_USAGE, "matplotlib is not installed: pip install 'vllm-omni-sched[sim]'")
+    if not trace_seconds > 0:
+        _leave(_USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
+    # not above: they need numpy
+    from vllm_omni_sched.sim.output.spans import Spans
+    from vllm_omni_sched.sim.study import load_study
+
+    try:
+        study = load_study(scenario, _overrides(set_ or [], seed))
+    except ConfigError as error:
+        _leave(_USAGE, str(error))
+    if trace is not None and not study.single:
+        _leave(_USAGE, f"--trace is of one run, and {scenario.name} asks for {_many(study)}")
+    spans = Spans(trace_seconds) if trace is not None else None
+    try:
+        findings = _findings(study, jobs, spans, quiet=quiet or as_json)
+        body = _written(study, findings, out, plots, trace, spans)
+    except KeyboardInterrupt:
+        _leave(_INTERRUPTED, "interrupted; no file is half-written")
+    except OSError as error:
+        _leave(_USAGE, f"{error.filename or out or trace}: {error.strerror or error}")
+    if as_json:
+        typer.echo(json.dumps(body, indent=2))
+    else:
+        Console(highlight=False).print(simulate_view.screen(study, findings))
+    for finding in (wrong := [finding for finding in findings if finding.error]):
+        typer.echo(f"vllm-omni-sched simulate: {finding.label}: {finding.error}", err=True)
+    if wrong:
+        raise typer.Exit(_PROBLEM)
+
+
+def runner() -> Run:
+    """What simulates one scenario."""
+    run: Run = import_module("vllm_omni_sched.sim.run").simulate
+    return run
+
+
+def _findings(study: Study, jobs: int, spans: Spans | None, quiet: bool) -> list[Finding]:
+    """In the order of the points, however they came."""
+    from vllm_omni_sched.sim.study import run_study
+
+    with simulate_view.Bar(study, quiet) as bar:
+        found = []
+        for finding in run_study(study, runner(), jobs, bar.progress, spans):
+            bar.done(finding)
+            found.append(finding)
+    order = {(point.label, point.seed): at for at, point in enumerate(study.points)}
+    return sorted(found, key=lambda finding: order[finding.label, finding.seed])
+
+
+def _written(
+    study: Study, findings: Sequence[Finding], out: Path | None, plots: bool, trace: Path | None, spans: Spans | None
+) -> dict[str, Any]:
+    from vllm_omni_sched.sim.output import report
+
+    body = report.report(study, findings, ["vllm-omni-sched", *sys.argv[1:]])
+    if out is not None:
+        stem = re.sub(r"[^a-z0-9]+", "-", study.base.name.lower()).strip("-") or "scenario"
+        report.write(out / f"{stem}.json", body)
+        if plots:
+            from vllm_omni_sched.sim.output.plots import draw
+
+            draw(study, findings, out, stem)
+    if trace is not None and spans is not None:
+        spans.write(trace)
+        if spans.dropped:
+            typer.echo(
+                f"vllm-omni-sched simulate: the trace is full: {spans.dropped} events are not in it; "
+                "lower --trace-seconds",
+                err=True,
+            )
+    return body
+
+
+def _overrides(given: Sequence[str], seed: int | None) -> dict[str, Any]:
+    """Dotted keys with values as TOML has them; what is no TOML is text."""
+    from vllm_omni_sched.sim.scenario.overrides import value_of
+
+    overrides: dict[str, Any] = {}
+    for word in given:
+        key, equals, text = word.partition("=")
+        if not equals or not key.strip():
+            _leave(_USAGE, f"--set {word}: write it as KEY=VALUE, such as stages.llm.replicas=4")
+        overrides[key.strip()] = value_of(text.strip())
+    return overrides | ({"seed": seed} if seed is not None else {})
+
+
+def _many(study: Study) -> str:
+    return f"{len(study.points)} points" if study.search is None else f"a search ({study.search.kind})"
+
+
+def _leave(status: int, said: str) -> NoReturn:
+    """End with one line."""
+    typer.echo(f"vllm-omni-sched simulate: {' '.join(said.split())}", err=True)
+    raise typer.Exit(status)

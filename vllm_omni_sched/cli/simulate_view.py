@@ -1,0 +1,171 @@
+"""What `vllm-omni-sched simulate` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from vllm_omni_sched.clock import monotonic_seconds
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.study import Finding, Point, Study
+
+_FOUND = {
+    "max_rate": "largest rate in SLO, req/s",
+    "tightest_slo": "tightest SLO, × its times",
+    "throughput": "saturated, tokens/s",
+}
+
+
+class Bar:
+    """Progress on the error output: simulated time of a run, points of a study, events per second."""
+
+    def __init__(self, study: Study, quiet: bool) -> None:
+        self._single = study.single
+        self._seconds = study.base.duration_seconds
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=quiet,
+        )
+        total = self._seconds if self._single else len(study.points)
+        self._task = self._bar.add_task("Simulating", total=total, said="")
+        self._began, self._events = monotonic_seconds(), 0
+
+    def __enter__(self) -> Bar:
+        """Begin to show it."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Take it away."""
+        self._bar.stop()
+
+    def progress(self, point: Point, seconds: float, events: int) -> None:
+        """Of the run that goes on."""
+        if events < self._events:  # another run
+            self._began, self._events = monotonic_seconds(), 0
+        elapsed = monotonic_seconds() - self._began
+        rate = f", {events / elapsed:,.0f} events/s" if elapsed > 0.1 else ""
+        self._events = events
+        said = f"{seconds:,.0f} s simulated{rate}"
+        if self._single:
+            self._bar.update(self._task, completed=min(seconds, self._seconds), said=said)
+        else:
+            self._bar.update(self._task, description=point.label, said=said)
+
+    def done(self, finding: Finding) -> None:
+        """One more point."""
+        if not self._single:
+            self._bar.update(self._task, advance=1, description=finding.label)
+
+
+def screen(study: Study, findings: Sequence[Finding]) -> RenderableType:
+    """One run in full, or a row for each point."""
+    head = Text.assemble((study.base.name, "bold"), "  ", ("simulated", "dim"))
+    if study.single:
+        return Group(head, "", *(_one(finding) for finding in findings if not finding.error))
+    return Group(head, "", _rows(study, findings))
+
+
+def _one(finding: Finding) -> RenderableType:
+    summary = finding.summary
+    times = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "requests", "within SLO", "", "P50", "P90", "P99", "largest"):
+        times.add_column(name, justify="left" if not name else "right")
+    parts = {"all": summary, **(summary["by_modality"] if len(summary["by_modality"]) > 1 else {})}
+    parts |= summary["by_class"] if len(summary["by_class"]) > 1 else {}
+    for name, part in parts.items():
+        first = (name, f"{part['requests']:,}", _part(part["within_slo"]))
+        for said in ("ttft", "itl", "tpot", "latency"):
+            measured = part[f"{said}_seconds"]
+            if measured is not None:
+                values = [_seconds(measured[key]) for key in ("p50", "p90", "p99", "largest")]
+                times.add_row(*first, said.upper() if said != "latency" else said, *values)
+                first = ("", "", "")
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in _facts(summary):
+        facts.add_row(Text(name, "dim"), value)
+    return Group(times, "", facts)
+
+
+def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    facts = [
+        ("goodput", f"{summary['goodput_per_second']:.3g} requests/s"),
+        (
+            "throughput",
+            f"{summary['requests_per_second']:.3g} requests/s, {summary['tokens_per_second']:,.0f} tokens/s",
+        ),
+    ]
+    for stage, parts in summary["utilisation"].items():
+        works = ", ".join(f"{work} {part:.0%}" for work, part in parts.items() if work != "all")
+        facts.append((f"{stage} busy", f"{parts['all']:.0%}" + (f"  ({works})" if works else "")))
+    hours = summary["gpu_hours_per_1000_requests"]
+    if hours is not None:
+        facts.append(("device hours", f"{hours:.3g} per 1,000 requests"))
+    if summary["failed"] or summary["lost"]:
+        facts.append(("failed", f"{summary['failed']:,}, not finished {summary['lost']:,}"))
+    facts += [(reason, f"{times:,}") for reason, times in summary["counters"].items() if times]
+    facts.append(("simulated", f"{summary['simulated_seconds']:,.0f} s, {summary['events']:,} events"))
+    return facts
+
+
+def _rows(study: Study, findings: Sequence[Finding]) -> Table:
+    keys = list(study.points[0].values)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    named = any(point.variant for point in study.points)
+    heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys] + ["seed"] * (study.repeats > 1)
+    heads += [_FOUND[study.search.kind]] if study.search is not None else []
+    for at, name in enumerate([*heads, "within SLO", "TTFT P99", "ITL P99", "goodput/s", "device h/1,000"]):
+        table.add_column(name, justify="left" if at == 0 and named else "right")
+    for finding in findings:
+        cells = [finding.variant] * named + [str(finding.values[key]) for key in keys]
+        cells += [str(finding.seed)] * (study.repeats > 1)
+        if finding.error:
+            table.add_row(*cells, Text("failed", "red"))
+            continue
+        if finding.found is not None:
+            value = finding.found["value"]
+            cells.append("never met" if not value else f"{value:.3g}" + _doubt(finding.found))
+        summary = finding.summary
+        hours = summary["gpu_hours_per_1000_requests"]
+        itl = summary["itl_seconds"] or {"p99": None}
+        table.add_row(
+            *cells,
+            _part(summary["within_slo"]),
+            _seconds(summary["ttft_seconds"]["p99"]),
+            _seconds(itl["p99"]),
+            f"{summary['goodput_per_second']:.3g}",
+            "–" if hours is None else f"{hours:.3g}",
+        )
+    return table
+
+
+def _doubt(found: dict[str, Any]) -> str:
+    """What stands beside a number that is not what it seems."""
+    if found.get("saturated") is False:
+        return " (not saturated)"
+    if found.get("monotone") is False:
+        return " (not monotone)"
+    return " or more" if found["kind"] == "max_rate" and found["fails_at"] is None else ""
+
+
+def _part(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"

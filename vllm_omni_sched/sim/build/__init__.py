@@ -1,0 +1,1 @@
+"""From a scenario to a cluster that can run."""

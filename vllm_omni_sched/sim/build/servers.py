@@ -1,0 +1,111 @@
+"""What makes the replicas of a stage."""
+
+import math
+from collections.abc import Callable
+from random import Random  # noqa: TID251 (the type of an argument)
+
+from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Histogram
+from vllm_omni_sched.sim.pools.pool import Make
+from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario.seconds import Exponential, Hyperexponential, Seconds
+from vllm_omni_sched.sim.scenario.stages import EncoderStage, EngineStage, ServersStage, VideoStage
+from vllm_omni_sched.sim.server import Done, Job, Server
+from vllm_omni_sched.sim.servers.encoder import EncoderServer
+from vllm_omni_sched.sim.servers.queue import QueueServer, Service
+from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
+
+
+def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLimits:
+    """Those of vLLM where the scenario says nothing."""
+    tokens = stage.max_num_batched_tokens
+    return EngineLimits(
+        stage.kv_tokens or kv_tokens,
+        stage.max_num_seqs,
+        tokens,
+        stage.encoder_budget_embeds or tokens,
+        stage.encoder_cache_embeds or tokens,
+        encodes,
+        lane_items=stage.lane_items,
+        paced=stage.lane_on != "device",
+        lane_beside=stage.lane_on == "beside",
+    )
+
+
+class Engines:
+    """Replicas of an engine; each has policies of its own.
+
+    ``made``: all that were made, with those that died.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        scenario: Scenario,
+        stage: EngineStage,
+        costs: EngineCosts,
+        itl: Histogram,
+        watch: Callable[[int], Watcher] | None,
+    ) -> None:
+        self._sim, self._scenario, self._costs, self._itl, self._watch = sim, scenario, costs, itl, watch
+        self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
+        self._config = scenario.policy.model_copy(update={"encode_ahead": scenario.encoder_of(stage) == "lane"})
+        self.made: list[EngineServer] = []
+
+    def __call__(self, index: int, done: Done) -> Server:
+        policies = EnginePolicies(self._config, self._limits)
+        watcher = self._watch(index) if self._watch is not None else None
+        engine = EngineServer(self._sim, self._costs, self._limits, policies, done, self._itl, watcher)
+        self.made.append(engine)
+        return engine
+
+
+def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:
+    """Encoders apart from the LLM."""
+    return lambda index, done: EncoderServer(sim, done, costs, stage.batch_items)
+
+
+def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: Random) -> Make:
+    """Nodes that decode video."""
+    threads = 16 if stage.decoders == "cpu" else 1
+
+    def make(index: int, done: Done) -> Server:
+        if stage.collaborative:
+            return VideoServer(sim, done, costs, stage.per_replica, stage.decoders, threads)
+        return stock_decoding(sim, done, costs, stage.per_replica, rng, stage.per_replica)
+
+    return make
+
+
+def make_queues(sim: Simulator, stage: ServersStage, rng: Random) -> Make:
+    """Servers for one request each."""
+    service = service_of(stage.seconds)
+    return lambda index, done: QueueServer(sim, done, stage.per_replica, service, rng)
+
+
+def service_of(seconds: Seconds) -> Service:
+    """How long a job takes, drawn anew for each."""
+    mean = seconds.mean
+
+    def exponential(job: Job, rng: Random) -> float:
+        return rng.expovariate(1 / mean)
+
+    def always(job: Job, rng: Random) -> float:
+        return mean
+
+    if isinstance(seconds, Exponential):
+        return exponential
+    if not isinstance(seconds, Hyperexponential):
+        return always
+    squared = seconds.cv**2
+    often = (1 + math.sqrt((squared - 1) / (squared + 1))) / 2
+
+    def hyperexponential(job: Job, rng: Random) -> float:
+        part = often if rng.random() < often else 1 - often
+        return rng.expovariate(2 * part / mean)
+
+    return hyperexponential

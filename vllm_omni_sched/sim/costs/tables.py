@@ -1,0 +1,115 @@
+"""The numbers of this package as tables, for the documentation."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+
+from vllm_omni_sched.sim.costs.base import Source
+from vllm_omni_sched.sim.costs.decoders import CORE_PIXEL_SECONDS, NVDEC_FRAMES, NVDEC_SOURCE, CoreDecoder
+from vllm_omni_sched.sim.costs.efficiency import EFFICIENCY_SOURCES, Efficiency
+from vllm_omni_sched.sim.costs.hardware import DEVICES
+from vllm_omni_sched.sim.costs.links import LINKS
+from vllm_omni_sched.sim.costs.models import MODELS
+from vllm_omni_sched.sim.costs.stages import DIFFUSION, OUTPUT_STAGES
+
+_PART = re.compile(r"(<!-- generated: (?P<name>costs-[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """The page with what lies between ``<!-- generated: costs-NAME -->`` and ``<!-- end -->`` as it is now."""
+    return _PART.sub(lambda found: found[1] + PARTS[found["name"]]() + found[3], page)
+
+
+def devices() -> str:
+    """Each kind, with its peaks."""
+    head = ("device", "memory GB", "GB/s", "bf16 TFLOP/s", "SMs", "NVDEC", "NVLink GB/s", "PCIe GB/s", "source")
+    return _table(
+        head,
+        (
+            (one.name, _number(one.memory_bytes / 1e9), _number(one.bandwidth_bytes_per_second / 1e9),
+             _number(one.flops / 1e12), str(one.sms), f"{one.nvdec_engines} at {one.video_hertz / 1e6:.0f} MHz",
+             _number(one.nvlink_bytes_per_second / 1e9), _number(one.pcie_bytes_per_second / 1e9), _of(one.source))
+            for one in DEVICES.values()
+        ),
+    )  # fmt: skip
+
+
+def links() -> str:
+    """Each link."""
+    return _table(
+        ("link", "GB/s", "source", "latency µs", "source"),
+        (
+            (one.name, _number(one.bytes_per_second / 1e9), _of(one.source), _number(one.latency_seconds * 1e6),
+             _of(one.latency_source))
+            for one in LINKS.values()
+        ),
+    )  # fmt: skip
+
+
+def models() -> str:
+    """Each model: what follows from its shape, and what its card says."""
+    return _table(
+        ("model", "parameters, 10⁹", "published", "KV bytes a token", "encodes", "source"),
+        (
+            (one.name, f"{one.parameters / 1e9:.3f}", f"{one.published_parameters / 1e9:.3f}",
+             f"{one.llm.kv_bytes_per_token():,}", ", ".join(one.encodings), _of(one.source))
+            for one in MODELS.values()
+        ),
+    )  # fmt: skip
+
+
+def efficiencies() -> str:
+    """Each option of `Efficiency` with its default."""
+    return _table(
+        ("option", "default", "source"),
+        ((f"`{one.name}`", f"{one.default:g}", _of(EFFICIENCY_SOURCES[one.name])) for one in fields(Efficiency)),
+    )
+
+
+def decoders() -> str:
+    """Each decoder: frames of 1920 x 1080 per second, by codec."""
+    codecs = ("h264", "hevc", "vp9", "av1")
+    pixels = 1920 * 1080
+    core = [str(round(1 / (CORE_PIXEL_SECONDS[c] * pixels))) if c in CORE_PIXEL_SECONDS else "–" for c in codecs]
+    rows = [("a core", *core, _of(CoreDecoder.source))]
+    for kind in DEVICES.values():
+        frames, hertz = NVDEC_FRAMES[kind.nvdec]
+        rates = [str(round(frames[c] * kind.video_hertz / hertz)) if c in frames else "–" for c in codecs]
+        rows.append((f"an NVDEC engine of {kind.name}", *rates, f"published: {NVDEC_SOURCE}"))
+    return _table(("decoder", *codecs, "source"), rows)
+
+
+def stages() -> str:
+    """Each of the other stages."""
+    rows = [
+        (one.name, f"{one.parameters / 1e9:g} · 10⁹ parameters, {one.steps} steps", _of(one.source))
+        for one in DIFFUSION.values()
+    ]
+    rows += [
+        (name, f"{one.base_seconds:g} s, and {one.per_output_token:g} s a token of the answer", _of(one.source))
+        for name, one in OUTPUT_STAGES.items()
+    ]
+    return _table(("stage", "costs", "source"), rows)
+
+
+PARTS = {
+    "costs-devices": devices,
+    "costs-links": links,
+    "costs-models": models,
+    "costs-efficiencies": efficiencies,
+    "costs-decoders": decoders,
+    "costs-stages": stages,
+}
+
+
+def _of(source: Source) -> str:
+    return f"{source.kind.value}: {source.text}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.6g}" if value else "–"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

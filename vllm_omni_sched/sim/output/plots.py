@@ -1,0 +1,193 @@
+"""Pictures of what was found."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.sim.output import style
+from vllm_omni_sched.sim.study import Finding, Study
+from vllm_omni_sched.sim.study.evaluate import PARTS
+from vllm_omni_sched.sim.study.spread import groups, measure
+
+_LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
+_MOST_LINES = len(style.COLOURS)
+_SWEPT = {
+    "ttft_p99_seconds": "TTFT, P99 in seconds",
+    "itl_p99_seconds": "inter-token latency, P99 in seconds",
+    "within_slo": "part within the SLO",
+    "goodput_per_second": "goodput, requests per second",
+}
+_SEARCHED = {
+    "max_rate": "largest rate within the SLO, requests per second",
+    "tightest_slo": "smallest factor on the SLO's times that is met",
+    "throughput": "tokens per second when saturated",
+}
+
+
+def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> list[Path]:
+    """All pictures that there is something for; where they are.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    well = [group[0] for group in groups(findings)]
+    drawn: list[Path] = []
+    for name, title in (("ttft", "Time to first token"), ("itl", "Time between tokens")):
+        if any(f"{name}_seconds" in one.curves for one in well):
+            drawn.append(_cdf(study, well, f"{name}_seconds", title, folder / f"{stem}-{name}.png"))
+    if study.single and well and well[0].timeline:
+        drawn.append(_timeline(study, well[0], folder / f"{stem}-timeline.png"))
+    swept = [key for key in (well[0].values if well else {}) if len({repr(one.values[key]) for one in well}) > 1]
+    numbers = [key for key in swept if all(isinstance(one.values[key], (int, float)) for one in well)]
+    if numbers:
+        wanted = {"value": _SEARCHED[study.search.kind]} if study.search is not None else _SWEPT
+        drawn.append(_sweep(study, findings, numbers[0], wanted, folder / f"{stem}-sweep.png"))
+    elif study.search is not None and well:
+        drawn.append(_bars(study, findings, _SEARCHED[study.search.kind], folder / f"{stem}-search.png"))
+    return drawn
+
+
+def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: Path) -> Path:
+    figure, axes = style.new_figure()
+    shown = _shown([one for one in findings if key in one.curves])
+    style.layout(figure, right=style.room_for(figure, [_name(one) for one in shown]))
+    ends = []
+    for one, colour in zip(shown, style.COLOURS, strict=False):
+        axes.plot(one.curves[key], PARTS, color=colour, linewidth=1.8)
+        ends.append((_name(one), one.curves[key][-1], 1.0, colour))
+    axes.set_xscale("log")
+    axes.set_xlim(left=min(one.curves[key][_LEFT] for one in shown) / 1.5)
+    axes.set_ylim(0, 1.0)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("part of requests" if key == "ttft_seconds" else "part of gaps")
+    _promise(axes, study.base.slo.ttft_seconds if key == "ttft_seconds" else study.base.slo.itl_seconds)
+    _plain(axes.xaxis)
+    style.label_ends(axes, _apart(axes, ends))
+    left = f" ({len(shown)} of {len(findings)} points)" if len(shown) < len(findings) else ""
+    style.headline(figure, title, f"{study.base.name}{left}")
+    return style.save(figure, path)
+
+
+def _shown(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """All, or where that is too many to tell apart those at the values in the middle of the sweep."""
+    if len(findings) <= _MOST_LINES:
+        return findings
+    middle = findings[len(findings) // 2].values
+    return [one for one in findings if one.values == middle][:_MOST_LINES]
+
+
+def _apart(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> list[tuple[str, float, float, str]]:
+    """Lines that all end at the top: their names from the top down, in the order of their ends."""
+    x = axes.get_xlim()[1]
+    ordered = sorted(ends, key=lambda end: end[1])
+    return [(name, x, 0.97 - 0.06 * at, colour) for at, (name, _, _, colour) in enumerate(ordered)]
+
+
+def _promise(axes: Any, seconds: float) -> None:
+    axes.axvline(seconds, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        "SLO", (seconds, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
+        color=style.MUTED, fontsize=9,
+    )  # fmt: skip
+
+
+def _timeline(study: Study, finding: Finding, path: Path) -> Path:
+    figure, parts = style.new_figure(height=6.0, nrows=3, sharex=True)
+    style.layout(figure)
+    figure.subplots_adjust(hspace=0.18)
+    at = [one["seconds"] for one in finding.timeline]
+    names = list(finding.timeline[0]["queued"])
+    rows: tuple[tuple[str, str], ...] = (("queued", "waiting"), ("utilisation", "busy, part"), ("replicas", "replicas"))
+    for axes, (key, said) in zip(parts, rows, strict=True):
+        ends = []
+        for name, colour in zip(names, style.COLOURS, strict=False):
+            values = [one[key][name] for one in finding.timeline]
+            axes.plot(at, values, color=colour, linewidth=1.4, drawstyle="steps-post" if key == "replicas" else None)
+            ends.append((name, at[-1], values[-1], colour))
+        axes.set_ylim(0, 1.05 if key == "utilisation" else None)
+        axes.set_ylabel(said)
+        axes.margins(x=0.01)
+        style.label_ends(axes, ends)
+    parts[-1].set_xlabel("simulated seconds")
+    figure.align_ylabels(parts)
+    style.headline(figure, "Queues, utilisation and replicas by stage", study.base.name)
+    return style.save(figure, path)
+
+
+def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str, str], path: Path) -> Path:
+    """A line for each variant (and each value of other swept keys), the spread over seeds as a band."""
+    many = len(wanted) > 1
+    figure, parts = style.new_figure(
+        11.0 if many else 8.0, 7.5 if many else 4.5, nrows=2 if many else 1, ncols=2 if many else 1, squeeze=False
+    )
+    lines: dict[str, list[list[Finding]]] = {}
+    for group in groups(findings):
+        lines.setdefault(_name(group[0], key), []).append(group)
+    right = style.room_for(figure, list(lines))
+    style.layout(figure, right=right, left=0.07 if many else 0.09, above=1.05)
+    if many:
+        figure.subplots_adjust(wspace=0.2 + 2.2 * (1 - right), hspace=0.32)
+    for axes, (name, said) in zip(parts.flat, wanted.items(), strict=True):
+        ends = []
+        for (line, points), colour in zip(lines.items(), style.COLOURS, strict=False):
+            points = sorted(points, key=lambda group: group[0].values[key])
+            band = [(group[0].values[key], _values(group, name)) for group in points if _values(group, name)]
+            if not band:
+                continue
+            x = [at for at, _ in band]
+            middle = [values[len(values) // 2] for _, values in band]
+            axes.plot(x, middle, color=colour, linewidth=1.8, marker="o", markersize=4)
+            axes.fill_between(x, [v[0] for _, v in band], [v[-1] for _, v in band], color=colour, alpha=0.15, lw=0)
+            ends.append((line, x[-1], middle[-1], colour))
+        if name.endswith("p99_seconds") and ends:
+            axes.set_yscale("log")
+            _plain(axes.yaxis)
+        else:
+            axes.set_ylim(0, 1.05 if name == "within_slo" else None)
+        axes.set_title(said, fontsize=10, color=style.INK, loc="left")
+        axes.set_xlabel(key)
+        style.label_ends(axes, ends)
+    style.headline(figure, f"What changes with {key}", study.base.name)
+    return style.save(figure, path)
+
+
+def _bars(study: Study, findings: Sequence[Finding], said: str, path: Path) -> Path:
+    """A bar for each point, the spread over seeds as a line."""
+    found = [(_name(group[0]), _values(group, "value")) for group in groups(findings)]
+    found = [(name, values) for name, values in found if values]
+    figure, axes = style.new_figure(height=1.5 + 0.42 * max(len(found), 2))
+    left = min(0.45, 0.03 + 0.0105 * max((len(name) for name, _ in found), default=4))
+    style.layout(figure, right=0.94, left=left)
+    most = max((values[-1] for _, values in found), default=1.0) or 1.0
+    for at, (_, values) in enumerate(found):
+        middle = values[len(values) // 2]
+        axes.barh(at, middle, color=style.COLOURS[0], height=0.62)
+        if len(values) > 1:
+            axes.plot([values[0], values[-1]], [at, at], color=style.INK, linewidth=1.5)
+        axes.text(max(middle, values[-1]) + most * 0.012, at, f"{middle:.3g}", va="center", fontsize=9.5)
+    axes.set_yticks(range(len(found)), [name for name, _ in found])
+    axes.tick_params(axis="y", length=0, labelcolor=style.INK)
+    axes.grid(visible=False, axis="y")
+    axes.invert_yaxis()
+    axes.set_xlim(0, most * 1.12)
+    style.headline(figure, said[0].upper() + said[1:], study.base.name)
+    return style.save(figure, path)
+
+
+def _values(group: Sequence[Finding], name: str) -> list[float]:
+    return sorted(value for one in group if (value := measure(one, name)) is not None)
+
+
+def _name(finding: Finding, but: str = "") -> str:
+    """What tells a point from others; keys by their last part."""
+    parts = [finding.variant] if finding.variant else []
+    parts += [f"{key.split('.')[-1]} {value}" for key, value in finding.values.items() if key != but]
+    return ", ".join(parts)
+
+
+def _plain(axis: Any) -> None:
+    """Numbers of a log axis as one writes them: 0.1, not 10⁻¹."""
+    from matplotlib.ticker import FuncFormatter
+
+    plain: Callable[[float, int], str] = lambda value, _: f"{value:g}"  # noqa: E731 - matplotlib wants two arguments
+    axis.set_major_formatter(FuncFormatter(plain))

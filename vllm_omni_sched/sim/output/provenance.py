@@ -1,0 +1,61 @@
+"""Where simulated numbers are from: all that is needed to have them again."""
+
+import datetime
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def provenance(command: Sequence[str], seed: int, sources: Mapping[str, str], workload: str) -> dict[str, Any]:
+    """The record that heads a result file. Paths in the command are reduced to their last part.
+
+    Args:
+        command: as it was typed, the program first.
+        sources: who says what work costs, by stage.
+        workload: its kind.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(_shorten(word) for word in command),
+        "revision": revision(),
+        "version": _version("vllm-omni-sched"),
+        "python": platform.python_version(),
+        "numpy": _version("numpy"),
+        "seed": seed,
+        "costs": dict(sources),
+        "workload": workload,
+    }
+
+
+def revision() -> str | None:
+    """The commit, with `+` where the package differs from it; None outside a checkout."""
+    if not (_ROOT / ".git").exists():
+        return None
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--", "vllm_omni_sched") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def _shorten(word: str) -> str:
+    head, equals, tail = word.rpartition("=")
+    return f"{head}{equals}{Path(tail).name}" if Path(tail).is_absolute() else word
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

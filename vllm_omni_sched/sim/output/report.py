@@ -1,0 +1,70 @@
+"""The JSON file of a study, or of one run: `{"simulated", "scenario", "provenance", "results"}`."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.sim.output.files import replacing
+from vllm_omni_sched.sim.output.provenance import provenance
+from vllm_omni_sched.sim.study import Finding, Study, spread
+
+
+def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) -> dict[str, Any]:
+    """All that was found, as JSON can hold it: what is no finite number is null.
+
+    ``results`` has a record for each point, and ``spread`` over seeds where there are several.
+    """
+    base = study.base
+    sources = {stage: text for finding in findings for stage, text in finding.sources.items()}
+    records = [
+        {
+            "variant": finding.variant,
+            "values": finding.values,
+            "seed": finding.seed,
+            "runs": finding.runs,
+            **({"error": finding.error} if finding.error else {"summary": finding.summary}),
+            **({"found": finding.found} if finding.found is not None else {}),
+        }
+        for finding in findings
+    ]
+    body = {
+        "simulated": True,
+        "scenario": scenario_record(study),
+        "provenance": provenance(command, base.seed, sources, base.workload.kind),
+        "results": records,
+        **({"spread": spread(findings)} if study.repeats > 1 else {}),
+    }
+    return dict(_finite(body))
+
+
+def scenario_record(study: Study) -> dict[str, Any]:
+    """The scenario with what was said, not with all defaults; files by their names alone."""
+    record: dict[str, Any] = study.base.model_dump(mode="json", exclude_unset=True)
+    for holder in [*record["stages"], record["workload"]["options"]]:
+        for key in ("calibration", "file"):
+            if isinstance(holder.get(key), str):
+                holder[key] = Path(holder[key]).name
+    return record
+
+
+def write(path: Path, body: Mapping[str, Any]) -> None:
+    """The file, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with replacing(path) as file:
+        json.dump(body, file, indent=1, allow_nan=False)
+        file.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value

@@ -1,0 +1,147 @@
+"""What happened when on which replica, for `ui.perfetto.dev` and `chrome://tracing`.
+
+Chrome's trace events as JSON, an object with `traceEvents`: a process for each stage, threads for its replicas.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_omni_sched.sim.output.files import replacing
+
+MOST_EVENTS = 400_000
+_TRACKS = 1000  # numbers of threads that a replica has for itself
+
+
+class _Span(NamedTuple):
+    """Times in nanoseconds, so that ends can be compared."""
+
+    start: int
+    end: int
+    stage: str
+    replica: int
+    track: str
+    name: str
+    args: Mapping[str, Any] | None
+
+
+class Spans:
+    """Keeps what servers and pools report, up to a time and a number, and writes it.
+
+    1. A span that begins before ``until`` seconds is kept, a later one is not.
+    2. Beyond ``most`` spans and counters nothing more is kept; ``dropped`` counts what was not.
+    3. What is on one thread nests: spans of a replica that overlap only in part get threads of their own.
+
+    ``wants(seconds)`` says whether there is a point in reporting what begins then.
+    """
+
+    def __init__(self, until: float = float("inf"), most: int = MOST_EVENTS) -> None:
+        self.until = until
+        self.dropped = 0
+        self._most = most
+        self._spans: list[_Span] = []
+        self._counters: list[tuple[int, str, str, float]] = []
+
+    def __len__(self) -> int:
+        """Spans and counters that are kept."""
+        return len(self._spans) + len(self._counters)
+
+    def wants(self, seconds: float) -> bool:
+        """Whether what begins at that time would be kept."""
+        return seconds < self.until and len(self) < self._most
+
+    def span(
+        self,
+        stage: str,
+        replica: int,
+        name: str,
+        start: float,
+        seconds: float,
+        args: Mapping[str, Any] | None = None,
+        track: str = "",
+    ) -> None:
+        """So long a replica did something. ``track``: apart from what else it did, as ``lane``.
+
+        Raises:
+            ValueError: it takes a negative time.
+        """
+        if seconds < 0:
+            raise ValueError(f"span {name!r} of {stage!r} at {start} s takes {seconds} s")
+        if self._kept(start):
+            begin, end = round(start * 1e9), round((start + seconds) * 1e9)
+            self._spans.append(_Span(begin, end, stage, replica, track, name, args))
+
+    def counter(self, stage: str, name: str, at: float, value: float) -> None:
+        """From then on a number of a stage has that value."""
+        if self._kept(at):
+            self._counters.append((round(at * 1e9), stage, name, value))
+
+    def _kept(self, start: float) -> bool:
+        if start < self.until and len(self) >= self._most:
+            self.dropped += 1
+        return self.wants(start)
+
+    def write(self, path: Path) -> None:
+        """All that is kept, as JSON; one event is in memory at a time beside what is kept.
+
+        Raises:
+            OSError: it cannot be written; there is no half of it then.
+        """
+        with replacing(path) as file:
+            file.write('{"displayTimeUnit": "ms", "otherData": {"simulated": true}, "traceEvents": [\n')
+            for number, event in enumerate(self._events()):
+                file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
+            file.write("\n]}\n")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        stages: dict[str, int] = {}
+        for stage in [*(one.stage for one in self._spans), *(one[1] for one in self._counters)]:
+            if stage not in stages:
+                stages[stage] = len(stages) + 1
+                yield _named("process_name", f"{stage} (simulated)", stages[stage], 0)
+        tracks = _Tracks()
+        for one in sorted(self._spans, key=lambda span: (span.start, -span.end)):
+            pid, (tid, fresh) = stages[one.stage], tracks.place(one)
+            if fresh:
+                yield _named("thread_name", fresh, pid, tid)
+            event = {"ph": "X", "name": one.name, "pid": pid, "tid": tid}
+            event |= {"ts": one.start / 1000, "dur": (one.end - one.start) / 1000}
+            yield event | ({"args": dict(one.args)} if one.args else {})
+        for at, stage, name, value in sorted(self._counters, key=lambda counter: counter[0]):
+            yield {"ph": "C", "name": name, "pid": stages[stage], "ts": at / 1000, "args": {name: value}}
+
+
+class _Tracks:
+    """On which thread a span goes; they have to come in the order of their start, longer ones first."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int, str], list[list[int]]] = {}
+        self._tids: dict[tuple[str, int, str, int], int] = {}
+        self._used: dict[tuple[str, int], int] = {}
+
+    def place(self, span: _Span) -> tuple[int, str]:
+        """Number of the thread, and its name if it is new."""
+        track = span.stage, span.replica, span.track
+        lanes = self._open.setdefault(track, [])
+        at = 0
+        for ends in lanes:
+            while ends and ends[-1] <= span.start:
+                ends.pop()
+            if not ends or span.end <= ends[-1]:
+                ends.append(span.end)
+                break
+            at += 1
+        else:
+            lanes.append([span.end])
+        key = (*track, at)
+        if key in self._tids:
+            return self._tids[key], ""
+        used = self._used[track[:2]] = self._used.get(track[:2], -1) + 1
+        self._tids[key] = span.replica * _TRACKS + used
+        parts = [f"replica {span.replica}", span.track, f"({at + 1})" if at else ""]
+        return self._tids[key], " ".join(part for part in parts if part)
+
+
+def _named(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

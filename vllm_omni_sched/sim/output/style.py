@@ -1,0 +1,106 @@
+"""The look of the pictures: no box, no legend; every line says its own name where it ends."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_omni_sched.sim.output.files import temporary
+
+INK, MUTED, GRID = "#1f2328", "#6e7781", "#e3e6ea"
+COLOURS = ("#0b7a75", "#b3402a", "#3b5bdb", "#9c6b00", "#7b3fa0", "#2b7a0b", "#a8326e", "#4a5560")
+
+
+def new_figure(width: float = 8.0, height: float = 4.5, **subplots: Any) -> tuple[Any, Any]:
+    """`matplotlib.pyplot.subplots` in the house style, drawn without a display."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": 10,
+            "text.color": INK,
+            "axes.edgecolor": MUTED,
+            "axes.labelcolor": MUTED,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": GRID,
+            "grid.linewidth": 0.8,
+            "xtick.color": MUTED,
+            "ytick.color": MUTED,
+        }
+    )
+    return plt.subplots(figsize=(width, height), **subplots)
+
+
+def headline(figure: Any, title: str, subtitle: str) -> None:
+    """A bold line that says what is drawn, and a quiet one that says of what, and that it is simulated."""
+    height = figure.get_figheight()
+    figure.text(0.02, 1 - 0.07 / height, title, fontsize=13, fontweight="bold", va="top", ha="left")
+    said = f"simulated · {subtitle}"
+    most = int(13 * figure.get_figwidth())
+    said = said if len(said) <= most else said[: most - 1].rstrip() + "…"
+    figure.text(0.02, 1 - 0.35 / height, said, fontsize=9.5, color=MUTED, va="top", ha="left")
+
+
+def room_for(figure: Any, names: Sequence[str]) -> float:
+    """Where axes have to end for the longest of the names to stand at their right; a part of the width."""
+    longest = max((len(name) for name in names), default=0)
+    return max(0.97 - (0.1 + 0.083 * longest) / float(figure.get_figwidth()), 0.5)
+
+
+def layout(figure: Any, right: float = 0.84, left: float = 0.09, above: float = 0.75) -> None:
+    """Room for the headline, ``above`` inches of it, and for names of lines at the right."""
+    height = figure.get_figheight()
+    figure.subplots_adjust(left=left, right=right, top=1 - above / height, bottom=0.55 / height)
+
+
+def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights of labels at least ``gap`` apart, as near to ``heights`` as their order allows."""
+    order = sorted(range(len(heights)), key=lambda at: heights[at])
+    groups: list[tuple[list[int], float]] = []  # members, lowest height
+    for at in order:
+        groups.append(([at], heights[at]))
+        while len(groups) > 1 and groups[-2][1] + gap * len(groups[-2][0]) > groups[-1][1]:
+            (upper, _), (lower, _) = groups.pop(), groups.pop()
+            members = lower + upper
+            centre = sum(heights[one] for one in members) / len(members)
+            groups.append((members, centre - gap * (len(members) - 1) / 2))
+    placed = [0.0] * len(heights)
+    for members, lowest in groups:
+        for rank, at in enumerate(members):
+            placed[at] = lowest + gap * rank
+    return placed
+
+
+def label_ends(axes: Any, named: Sequence[tuple[str, float, float, str]]) -> None:
+    """The name of each line at the right of the axes, at the height of its end, none over another.
+
+    Args:
+        named: name, x and y of the end in data, colour.
+    """
+    transform = axes.transData + axes.transAxes.inverted()
+    heights = [float(transform.transform((x, y))[1]) for _, x, y, _ in named]
+    gap = 0.17 / (axes.figure.get_figheight() * axes.get_position().height)
+    for (name, _, _, colour), height in zip(named, spread_labels(heights, gap), strict=True):
+        axes.text(1.012, height, name, transform=axes.transAxes, color=colour, fontsize=9.5, va="center", ha="left")
+
+
+def save(figure: Any, path: Path) -> Path:
+    """The picture, whole or not at all. Equal pictures are equal bytes: no software or date is in them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import matplotlib.pyplot as plt
+
+    try:
+        with temporary(path) as name:
+            figure.savefig(name, dpi=160, format="png", metadata={"Software": None})
+    finally:
+        plt.close(figure)
+    return path

@@ -1,0 +1,193 @@
+"""How many replicas a stage has, as the load goes."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions, ForecastReason, LoadForecast
+from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
+from vllm_omni_sched.sim.pools.gated import GatedPool
+from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.pool import Pool
+from vllm_omni_sched.sim.pools.trip import Trip
+
+
+@dataclass(frozen=True)
+class ReactiveOptions:
+    """``target``: load of a replica to aim at, as a part of ``at_once``, the requests that it serves well together.
+
+    ``stabilisation_seconds``: replicas are given up only when they were not needed for so long. ``tolerance``: nothing
+    happens while the load is off its target by less than that part.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    at_once: int
+    target: float = 0.7
+    minimum: int = 1
+    maximum: int = 64
+    interval_seconds: float = 15.0
+    stabilisation_seconds: float = 300.0
+    tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.at_once < 1 or not 1 <= self.minimum <= self.maximum:
+            raise ConfigError(
+                f"autoscale: at_once must be 1 or more, and 1 <= minimum <= maximum; got {self.at_once}, "
+                f"{self.minimum} and {self.maximum}"
+            )
+        if not 0 < self.target <= 1 or not 0 <= self.tolerance < 1:
+            raise ConfigError(f"autoscale: target must be in (0, 1] and tolerance in [0, 1), got {self}")
+        if not self.interval_seconds > 0 or not self.stabilisation_seconds >= 0:
+            raise ConfigError(
+                f"autoscale: interval_seconds must be above 0, stabilisation_seconds 0 or more, got {self}"
+            )
+
+
+class Reactive:
+    """Replicas by the load of now: the rule of Kubernetes' Horizontal Pod Autoscaler.
+
+    1. Desired = ceil(replicas x load / target), the load being requests in the stage over what its replicas serve well
+       together; none other while load / target is within ``tolerance`` of 1.
+    2. Of what was desired within ``stabilisation_seconds`` the most counts when replicas are given up.
+    3. Bounds come last.
+
+    (kubernetes.io, "Horizontal Pod Autoscaling", algorithm details.)
+    """
+
+    def __init__(self, pipeline: Pipeline, stage: int, options: ReactiveOptions) -> None:
+        self._pipeline, self._pool, self.options = pipeline, pipeline.pools[stage], options
+        self._desired: deque[tuple[float, int]] = deque()
+        pipeline.sim.after(options.interval_seconds, self._look)
+
+    def desired(self, present: int, replicas: int) -> int:
+        """Rule 1, for so many requests and replicas."""
+        over = present / (replicas * self.options.at_once) / self.options.target
+        return replicas if abs(over - 1) <= self.options.tolerance else math.ceil(replicas * over - 1e-9)
+
+    def _look(self, _: None) -> None:
+        pipeline, pool, options = self._pipeline, self._pool, self.options
+        if not pipeline.active():
+            return
+        now, have = pipeline.sim.now, pool.target
+        desired = self.desired(pool.present, have)
+        recent = self._desired
+        recent.append((now, desired))
+        while recent[0][0] < now - options.stabilisation_seconds:
+            recent.popleft()
+        if desired < have:
+            desired = min(max(one for _, one in recent), have)
+        pipeline.scale(pool, min(max(desired, options.minimum), options.maximum))
+        pipeline.sim.after(options.interval_seconds, self._look)
+
+
+class Ways:
+    """What part of the requests of a modality runs in a stage, by those that have left the pipeline of late."""
+
+    KEPT = 0.9  # from bin to bin
+
+    def __init__(self) -> None:
+        self._left: dict[str, float] = {}
+        self._ran: dict[tuple[str, int], float] = {}
+
+    def left(self, trip: Trip) -> None:
+        """A request has left."""
+        modality = trip.request.modality
+        self._left[modality] = self._left.get(modality, 0.0) + 1
+        for stage in trip.path:
+            self._ran[modality, stage] = self._ran.get((modality, stage), 0.0) + 1
+
+    def fade(self) -> None:
+        """A bin has passed."""
+        self._left = {modality: count * self.KEPT for modality, count in self._left.items()}
+        self._ran = {way: count * self.KEPT for way, count in self._ran.items()}
+
+    def rates(self, rates: Mapping[str, float]) -> dict[int, float]:
+        """By stage, of so many by modality."""
+        found: dict[int, float] = {}
+        for (modality, stage), ran in self._ran.items():
+            found[stage] = found.get(stage, 0.0) + ran / self._left[modality] * rates.get(modality, 0.0)
+        return found
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of the replicas of a stage. ``capacity``: requests per second that one takes; None: as measured."""
+
+    minimum: int = 1
+    maximum: int = 64
+    capacity: float | None = None
+
+
+class Ahead:
+    """Replicas by the load that is to come: the real `LoadForecast` and `ReplicaPlanner`.
+
+    1. Arrivals are counted by modality. Once a bin the most of the next ``horizon_seconds`` is forecast, and what
+       part of it each stage gets is taken from those that have left.
+    2. The planner says how many replicas that takes; where a stage was never timed nothing is said.
+    3. Replicas are given up only on a forecast whose model was tested. Limits of batches are raised where replicas are
+       missing.
+
+    The horizon should be no shorter than a replica takes to start and a bin together.
+
+    Raises:
+        ConfigError: statsmodels is not installed.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stages: Mapping[int, Bounds],
+        forecast: ForecastOptions,
+        plan: PlanOptions | None = None,
+    ) -> None:
+        self._pipeline, self._stages, self._options = pipeline, dict(stages), forecast
+        self.forecast, self.planner = LoadForecast(forecast), ReplicaPlanner(plan)
+        self._ways = Ways()
+        self._seen: dict[str, None] = {}
+        pipeline.watchers.append(self._watch)
+        pipeline.sim.after(forecast.bin_seconds, self._look)
+
+    def _watch(self, trip: Trip, comes: bool) -> None:
+        if comes:
+            self._seen[trip.request.modality] = None
+            self.forecast.observe(self._pipeline.sim.now, trip.request.modality)
+        else:
+            self._ways.left(trip)
+
+    def _look(self, _: None) -> None:
+        pipeline = self._pipeline
+        if not pipeline.active():
+            return
+        now = pipeline.sim.now
+        told = {modality: self.forecast.forecast(now, modality) for modality in self._seen}
+        tested = all(one.reason in (ForecastReason.BEST, ForecastReason.QUIET) for one in told.values())
+        rates = self._ways.rates(
+            {modality: max(0.0, *one.high) / self._options.bin_seconds for modality, one in told.items()}
+        )
+        self._ways.fade()
+        states = {str(stage): state for stage in self._stages if (state := self._state(stage, rates)) is not None}
+        spare = sum(max(state.maximum - state.replicas, 0) for state in states.values())
+        plans = self.planner.plan(states, spare, now)[0]
+        for name, plan in plans.items():
+            pool = pipeline.pools[int(name)]
+            if plan.replicas > pool.target or tested:
+                pipeline.scale(pool, plan.replicas)
+            if isinstance(pool, GatedPool):
+                pool.raise_limits(plan.batch_limit)
+        pipeline.sim.after(self._options.bin_seconds, self._look)
+
+    def _state(self, stage: int, rates: Mapping[int, float]) -> PoolState | None:
+        pool, bounds = self._pipeline.pools[stage], self._stages[stage]
+        capacity = bounds.capacity or _measured(pool)
+        if capacity is None:
+            return None
+        state = PoolState(pool.target, capacity, rates.get(stage, 0.0), 1, bounds.minimum, bounds.maximum)
+        return replace(state, batch_limit=pool.batch_limit) if isinstance(pool, GatedPool) else state
+
+
+def _measured(pool: Pool) -> float | None:
+    return 1 / pool.request_seconds if pool.request_seconds else None

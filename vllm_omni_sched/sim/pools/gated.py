@@ -1,0 +1,264 @@
+"""A stage with the policies of the orchestrator: its queue, its gate, and identical work that runs once."""
+
+from collections.abc import Hashable
+
+from vllm_omni_sched.graph.merging import Merger, Role
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.resource.stage_gate import GateRequest, StageGate
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.pools.choose import InTurn
+from vllm_omni_sched.sim.pools.features import work_of
+from vllm_omni_sched.sim.pools.gate import ask
+from vllm_omni_sched.sim.pools.load import Load, control_of, units_of, window_of
+from vllm_omni_sched.sim.pools.policies import Policies
+from vllm_omni_sched.sim.pools.pool import Make, Pool, StageSpec
+from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.trip import Leg, Trip
+from vllm_omni_sched.sim.server import Job
+
+LEAD_SECONDS = 0.06  # for a request to get from the orchestrator to an engine
+
+
+class GatedPool(Pool):
+    """A stage as the orchestrator drives it; rules as in `omni.stages.queue` and `omni.stages.stage_policies`.
+
+    1. A request whose work is in flight already follows; it gets the output with the one that it follows.
+    2. Else it waits until the gate releases it to a replica: asked when one comes, when one ends, when a stage further
+       on has room again, and when a batching window is over.
+    3. The order is that of `PathOrder`; without priorities that of coming.
+    4. Limits of batches are steered by what requests take until their first output in an autoregressive stage, until
+       their end in others.
+    5. Work goes on while anybody wants it: when the one it was begun for leaves, it is its oldest follower's.
+    """
+
+    def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make, shared: Policies) -> None:
+        config = shared.config
+        self.shared = shared
+        self._limits = config.batching.of_stage(stage, spec.name)
+        self._first_output = spec.kind is StageKind.AR
+        self._window = window_of(config.batching, self._limits)  # says only what is long
+        priority = config.graph.priority
+        self._by_class = priority.enabled
+        self.gate = StageGate(
+            shared.balancer(),
+            # a stage that takes requests in at each step gains nothing by waiting
+            max_hold_seconds=0.0 if self._first_output else self._limits.hold_ms / 1e3,
+            min_share=priority.min_low_share if priority.enabled else 0.0,
+        )
+        self.merger: Merger = Merger(config.graph.merging.max_followers)
+        self.waiting: dict[str, Trip] = {}
+        self._parked: dict[str, Trip] = {}  # followers
+        self._asked_at = float("inf")  # when the gate is asked next, if nothing happens
+        self._releasing = False
+        super().__init__(sim, stage, spec, make, InTurn(), shared.costs)
+
+    def new_load(self) -> Load | None:
+        batching = self.shared.config.batching
+        return Load(control_of(batching, self._limits, self.spec.at_once), window_of(batching, self._limits))
+
+    # ---- requests
+
+    def submit(self, trip: Trip) -> None:
+        name, stage, credits = trip.name, str(self.stage), self.shared.credits
+        if not self.live and not self.above.comes(self.stage):
+            self.above.fails(trip)
+            return
+        if self.merger.members(name):  # it comes again, after a death, and is followed as before
+            self._wait(trip)
+            return
+        joined = self.merger.join(self._key(trip), name)
+        if credits is not None:
+            if joined.role is Role.FOLLOW:  # another one's work takes the place here
+                credits.give_back(name, stage)
+            if trip.position and credits.has_started(name, before := str(trip.path[trip.position - 1])):
+                credits.hand_over(name, before, stage)
+        if joined.role is Role.FOLLOW:
+            self._parked[name] = trip
+        else:
+            self._wait(trip)
+
+    def _key(self, trip: Trip) -> Hashable | None:
+        return work_of(trip.request, self.spec.kind) if self.shared.config.graph.merging.enabled else None
+
+    def _wait(self, trip: Trip) -> None:
+        now = self.sim.now
+        self.estimate(trip)
+        self.waiting[trip.name] = trip
+        trip.queued = self.shared.queued(trip, self.stage, now)
+        self.gate.came(trip.name, now)
+        self.release()
+
+    def release(self) -> None:
+        """Hand over all that may go now."""
+        if self._releasing:
+            return
+        self._releasing = True
+        try:
+            while self.waiting and self._release_some():
+                pass
+        finally:
+            self._releasing = False
+
+    def _release_some(self) -> bool:
+        now = self.sim.now
+        if not any(len(one.load) < self._room(one.load, now) for one in self.live if one.load is not None):
+            return False  # most often so in overload, when who waits would be many to put in order
+        states = [self._state(one.index, one.load, now) for one in self.live if one.load is not None]
+        ordered = self._ordered(now)
+        plan = ask(self.gate, now, [self._gate_request(trip) for trip in ordered], states, self.shared.dice)
+        if plan.wake_at is not None and plan.wake_at < self._asked_at:
+            self._asked_at = max(plan.wake_at, now)
+            self.sim.at(self._asked_at, self._asked, self._asked_at)
+        begun = False
+        for release in plan.releases:
+            if self._take(self.waiting[release.request_id]):
+                begun = True
+                trip = self.waiting.pop(release.request_id)
+                self.begin(trip, self.replicas[release.replica_id], trip.costs[self.stage])
+        return begun
+
+    def _asked(self, when: float) -> None:
+        if when == self._asked_at:
+            self._asked_at = float("inf")
+            self.release()
+
+    def _ordered(self, now: float) -> list[Trip]:
+        waiting = self.waiting
+        if not self._by_class or len(waiting) == 1:
+            return list(waiting.values())
+        requests = [trip.queued for trip in waiting.values() if trip.queued is not None]
+        return [waiting[placed.request.request_id] for placed in self.shared.order.order.plan(requests, now)]
+
+    def _room(self, load: Load, now: float) -> int:
+        """One more than the limit when a place is about to be free: else it would be empty until the next one comes."""
+        assert load.limit is not None
+        return load.limit.limit + int(self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS)
+
+    def _state(self, index: int, load: Load, now: float) -> ReplicaState:
+        window = load.window
+        return ReplicaState(
+            index,
+            load.remaining_seconds(now),
+            len(load),
+            limit=self._room(load, now),
+            units=window.running if window is not None else 0,
+            units_limit=window.units if window is not None else None,
+        )
+
+    def _gate_request(self, trip: Trip) -> GateRequest:
+        book, credits = self.shared.affinity[self.stage], self.shared.credits
+        warm = book.warm(trip.keys, self.replicas) if book is not None and trip.keys else {}
+        return GateRequest(
+            trip.name,
+            trip.costs[self.stage],
+            has_credits=credits is None or credits.blocked(str(self.stage), trip.name, path=self._path(trip)) is None,
+            low=self.shared.is_low(trip),
+            warm=tuple((one, part) for one, part in warm.items() if part),
+            units=self._window.counted(self._units(trip)) if self._window is not None else 0,
+        )
+
+    def _units(self, trip: Trip) -> int:
+        return units_of(self.spec.kind, trip.features[self.stage])
+
+    @staticmethod
+    def _path(trip: Trip) -> list[str]:
+        return [str(stage) for stage in trip.path]
+
+    def _take(self, trip: Trip) -> bool:
+        credits = self.shared.credits
+        return credits is None or credits.take(str(self.stage), trip.name, path=self._path(trip))
+
+    def load_begins(self, leg: Leg, load: Load) -> None:
+        trip = leg.trip
+        load.begin(leg, self.sim.now, self._units(trip))
+        trip.replicas[self.stage] = leg.replica
+        book = self.shared.affinity[self.stage]
+        if book is not None and trip.keys:
+            book.note(leg.replica, trip.keys)
+
+    def spoke(self, job: Job) -> None:
+        if isinstance(job, Leg) and job.trip.leg is job and not job.spoke:
+            job.spoke = True
+            load = self.replicas[job.replica].load
+            if self._first_output and load is not None:
+                load.through(job, self.sim.now, self.sim.now - job.submitted)
+            self.release()  # others that wait may have room now
+
+    def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
+        now = self.sim.now
+        if not self._first_output:
+            load.through(leg, now, now - leg.submitted)
+        elif not leg.spoke:
+            load.through(leg, now, max(min(leg.first, now) - leg.submitted, 0.0))
+        self.learn(trip, leg, load)
+        followers = [self._parked.pop(name) for name in self.merger.finish(trip.name)]
+        if self.shared.credits is not None:
+            self.shared.credits.give_back(trip.name, str(self.stage))
+        for one in (trip, *followers):
+            one.replicas[self.stage] = leg.replica
+            self.above.finished(one, leg)
+        self.release()
+
+    # ---- those that leave, and deaths
+
+    def withdraw(self, trip: Trip) -> None:
+        self._parked.pop(trip.name, None)
+        promoted = self.merger.leave(trip.name).promoted
+        heir = None if promoted is None else self._parked.pop(promoted)
+        leg = trip.leg
+        if heir is not None and leg is not None and leg.stage == self.stage:  # the work goes on, as that of another
+            self._inherit(leg, heir)
+            return
+        self.waiting.pop(trip.name, None)
+        super().withdraw(trip)
+        if heir is not None:
+            self._wait(heir)
+        self.release()
+
+    def _inherit(self, leg: Leg, heir: Trip) -> None:
+        leg.trip.leg = None
+        leg.trip, heir.leg, leg.attempt = heir, leg, 0
+        if self.tells_of_each:
+            self.above.began(leg)
+
+    def placed(self, trip: Trip, index: int, attempt: int) -> None:
+        if not self.merger.members(trip.name):  # it had finished here
+            self.merger.join(None, trip.name)
+        self.waiting.pop(trip.name, None)
+        self.estimate(trip)
+        self.begin(trip, self.replicas[index], trip.costs[self.stage], attempt)
+
+    def notice(self, index: int) -> list[Trip]:
+        book = self.shared.affinity[self.stage]
+        if book is not None:  # what it had in its caches is gone
+            book.forget(index)
+        return super().notice(index)
+
+    def _leave_if_empty(self, replica: Replica) -> None:
+        super()._leave_if_empty(replica)
+        book = self.shared.affinity[self.stage]
+        if book is not None and replica.index not in self.replicas:
+            book.forget(replica.index)
+
+    def _serve(self, replica: Replica) -> None:
+        super()._serve(replica)
+        self.release()
+
+    @property
+    def present(self) -> int:
+        return super().present + len(self.waiting)
+
+    def raise_limits(self, limit: int) -> None:
+        """More is to come."""
+        for replica in self.replicas.values():
+            if replica.load is not None and isinstance(replica.load.limit, PidBatch):
+                replica.load.limit.raise_to(limit)
+        self.release()
+
+    @property
+    def batch_limit(self) -> int:
+        """The least of its replicas'."""
+        limits = [one.load.limit.limit for one in self.replicas.values() if one.load is not None and one.load.limit]
+        return min(limits, default=1)

@@ -1,0 +1,283 @@
+"""All stages, from arrivals to records."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from random import Random  # noqa: TID251 (the type of an argument)
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Outcome, Record
+from vllm_omni_sched.sim.pools.failures import Failures, FailureSpec
+from vllm_omni_sched.sim.pools.gated import GatedPool
+from vllm_omni_sched.sim.pools.links import Links
+from vllm_omni_sched.sim.pools.policies import Policies
+from vllm_omni_sched.sim.pools.pool import Pool
+from vllm_omni_sched.sim.pools.repair import Repair
+from vllm_omni_sched.sim.pools.trip import Leg, Trip
+from vllm_omni_sched.sim.work import Request
+
+INF = float("inf")
+
+
+class Pipeline:
+    """Requests come, go through their stages, and leave, each once and with one record.
+
+    1. One arrival is asked for at a time: the iterator may be endless, and is not read ahead.
+    2. The modality of a request says which stages it goes through.
+    3. The client has the first output of ``answers``, or of the last stage; where that stage gives no times, when
+       the request ends. Of a request that ran again, the last run counts.
+    4. A replica whose death is noticed is repaired by the real `Recovery`, if there is one; else its requests fail, and
+       it comes back only if ``respawn``.
+
+    Args:
+        requests: in order of arrival.
+        record: gets that of each request when it leaves.
+        paths: stages by modality, in order; ``""``: for those that are not named.
+        policies: what the pools share, if they are `GatedPool`; ``repairs``: with recovery, as its options say.
+        holds_outputs: whether what a stage has made outlives its replica. Without, a request begins anew when it
+            loses its place.
+        links: by stages, from and to; a step that has none takes no time.
+        answers: the stage whose output is the client's.
+        left: told of each work that a stage has done, for traces.
+
+    Raises:
+        ConfigError: a path is empty, or names a stage that does not exist.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        pools: Sequence[Pool],
+        requests: Iterable[Request],
+        record: Callable[[Record], None],
+        paths: Mapping[str, tuple[int, ...]],
+        policies: Policies | None = None,
+        holds_outputs: bool = True,
+        links: Mapping[tuple[int, int], Links] | None = None,
+        answers: int | None = None,
+        respawn: bool = False,
+        left: Callable[[Leg], None] | None = None,
+    ) -> None:
+        for modality, path in paths.items():
+            if not path or not all(0 <= stage < len(pools) for stage in path):
+                raise ConfigError(f"path of {modality or 'others'!r}: {path} must name some of {len(pools)} stages")
+        if "" not in paths:
+            raise ConfigError("paths: say with the key '' where requests of other modalities go")
+        self.sim, self.pools, self.policies = sim, tuple(pools), policies
+        self.trips: dict[int, Trip] = {}  # that are here, by number
+        self.arrived = self.done = self.failed = 0
+        self.arriving = True
+        self.repair: Repair | None = None
+        self.watchers: list[Callable[[Trip, bool], None]] = []  # told of each that comes (True) and leaves
+        self._paths, self._other = dict(paths), paths[""]
+        self._record, self._left, self._links = record, left, links or {}
+        self._answers, self._respawn = answers, respawn
+        self._restart_seconds: dict[tuple[int, int], float] = {}
+        if policies is not None:
+            recovery = policies.recovery([pool.spec for pool in pools], holds_outputs)
+            self.repair = None if recovery is None else Repair(sim, recovery, self, holds_outputs)
+        self._credits = None if policies is None else policies.credits
+        for pool in pools:
+            pool.above, pool.tells_of_each = self, self.repair is not None
+        self._requests: Iterator[Request] = iter(requests)
+        self._ask()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have come and not left."""
+        return len(self.trips)
+
+    def active(self) -> bool:
+        """Whether anything is to come, or here."""
+        return self.arriving or bool(self.trips)
+
+    def fail_by(self, spec: FailureSpec, rng: Random) -> Failures:
+        """Have replicas die."""
+        return Failures(self.sim, self.pools[spec.stage], spec, rng, self._noticed, self.active)
+
+    # ---- requests
+
+    def _ask(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self.arriving = False
+        else:
+            self.sim.at(request.arrival, self._arrive, request)
+
+    def _arrive(self, request: Request) -> None:
+        self._ask()
+        trip = Trip(request, self._paths.get(request.modality, self._other))
+        self.trips[request.number] = trip
+        self.arrived += 1
+        if self.policies is not None:
+            self.policies.arrived(trip)
+        for watcher in self.watchers:
+            watcher(trip, True)
+        self.pools[trip.path[0]].submit(trip)
+
+    def began(self, leg: Leg) -> None:
+        if self.repair is not None and not leg.attempt:
+            self.repair.began(leg)
+
+    def finished(self, trip: Trip, leg: Leg) -> None:
+        position, path = trip.position + 1, trip.path
+        final = position == len(path)
+        if self.repair is not None and not self.repair.finished(trip, leg, final):
+            return
+        if self._left is not None:
+            self._left(leg)
+        if leg.stage == self._answers or (final and trip.answer[0] == INF):
+            trip.answer = leg.first, leg.largest_gap
+        if self._credits is not None:
+            self._release_before(trip)
+        if final:
+            self._leave(trip, Outcome.DONE)
+            return
+        trip.position = position
+        links = self._links.get((leg.stage, path[position]))
+        if links is None:
+            self.pools[path[position]].submit(trip)
+        else:
+            links.send(trip, leg.replica, self._carried)
+
+    def _carried(self, trip: Trip) -> None:
+        if not trip.gone:
+            self.pools[trip.stage].submit(trip)
+
+    def _release_before(self, trip: Trip) -> None:
+        """A stage has room again: those before it may have been waiting for that."""
+        for stage in trip.path[: trip.position]:
+            pool = self.pools[stage]
+            if isinstance(pool, GatedPool):
+                pool.release()
+
+    def _leave(self, trip: Trip, outcome: Outcome) -> None:
+        request, now = trip.request, self.sim.now
+        del self.trips[request.number]
+        trip.gone = True
+        if self._credits is not None:
+            self._credits.give_back(trip.name)
+        for watcher in self.watchers:
+            watcher(trip, False)
+        first, gap = trip.answer
+        if outcome is Outcome.DONE:
+            self.done += 1
+            # of work that was begun for another one, the output may have been there before the request
+            first = max(first, request.arrival) if first < INF else now
+        else:
+            self.failed += 1
+            first = INF
+        attempts = trip.attempts - trip.position
+        self._record(
+            Record(
+                request.number,
+                request.arrival,
+                request.modality,
+                request.sla,
+                first,
+                now,
+                request.output_tokens,
+                gap,
+                outcome,
+                attempts if attempts > 1 else 1,
+            )
+        )
+
+    def fails(self, trip: Trip) -> None:
+        """A request leaves without a result."""
+        if trip.gone:
+            return
+        trip.gone = True
+        for stage in trip.path:  # where it runs; and where others follow it
+            self.pools[stage].withdraw(trip)
+        if self.repair is not None:
+            self.repair.aborted(trip)
+        self._leave(trip, Outcome.FAILED)
+        if self.policies is not None:
+            for pool in self.pools:
+                if isinstance(pool, GatedPool):
+                    pool.release()
+
+    def abort(self, number: int) -> bool:
+        """The client of a request takes it back; it counts as failed. Whether it was here."""
+        trip = self.trips.get(number)
+        if trip is None:
+            return False
+        self.fails(trip)
+        return True
+
+    # ---- replicas
+
+    def _noticed(self, pool: Pool, index: int, restart_seconds: float) -> None:
+        self._restart_seconds[pool.stage, index] = restart_seconds
+        lost = pool.notice(index)
+        if self.repair is not None:
+            self.repair.died(pool.stage, index, lost)
+        else:
+            for trip in lost:
+                self.fails(trip)
+            if self._respawn:
+                self.start_again(pool.stage, index)
+        if isinstance(pool, GatedPool) and not self.comes(pool.stage):
+            for trip in list(pool.waiting.values()):
+                self.fails(trip)
+
+    def comes(self, stage: int) -> bool:
+        """Whether a replica of a stage is there, or will be."""
+        pool = self.pools[stage]
+        if pool.live or pool.starting:
+            return True
+        return self._respawn if self.repair is None else self.repair.coming(stage)
+
+    def start_again(self, stage: int, index: int) -> None:
+        """A replica is to be restarted."""
+        self.sim.after(self._restart_seconds.get((stage, index), 0.0), self._started, (stage, index))
+
+    def _started(self, which: tuple[int, int]) -> None:
+        stage, index = which
+        self.pools[stage].restart(index)
+        if self.repair is not None:
+            self.repair.restarted(stage, index)
+
+    def place_again(self, name: str, stage: int, index: int, attempt: int) -> None:
+        """Recovery has a place for a request that lost its own."""
+        trip = self.trips.get(int(name))
+        if trip is None:
+            return
+        if stage in trip.path:
+            trip.position = trip.path.index(stage)
+            self.pools[stage].placed(trip, index, attempt)
+        elif self.repair is not None:  # it has nothing to do there
+            self.repair.skipped(trip, attempt)
+            trip.position = next(at for at, one in enumerate(trip.path) if one > stage)
+            self.pools[trip.stage].submit(trip)
+
+    def give_up(self, name: str) -> None:
+        """Recovery gives a request up."""
+        trip = self.trips.get(int(name))
+        if trip is not None:
+            self.fails(trip)
+
+    def joined(self, stage: int, index: int) -> None:
+        if self.repair is not None:
+            self.repair.joined(stage, index)
+
+    def drain(self, pool: Pool) -> bool:
+        """One replica less, as soon as it is empty; whether there is one to spare."""
+        index = pool.drain()
+        if index is None:
+            return False
+        if self.repair is not None:
+            self.repair.drains(pool.stage, index)
+        pool.drained(index)
+        return True
+
+    def scale(self, pool: Pool, replicas: int) -> None:
+        """Have so many replicas there: others are started, or the idlest ones drained."""
+        while pool.target < replicas:
+            pool.add()
+        while pool.target > replicas and self.drain(pool):
+            pass
+
+    def leaves(self, stage: int, index: int) -> None:
+        if self.repair is not None:
+            self.repair.left(stage, index)

@@ -1,0 +1,156 @@
+"""What the stages share where they are orchestrated, put together from the options as in vLLM-Omni."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from random import Random  # noqa: TID251 (the type of an argument)
+
+from vllm_omni_sched.graph.order import SlaClass, Undated, WaitingRequest
+from vllm_omni_sched.graph.path_order import PathOrder, PathRequest
+from vllm_omni_sched.graph.placement import AffinityBook
+from vllm_omni_sched.graph.stages import Stage, StageGraph
+from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
+from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.sim.pools.features import features_of, keys_of
+from vllm_omni_sched.sim.pools.pool import StageSpec
+from vllm_omni_sched.sim.pools.trip import Trip
+from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
+from vllm_omni_sched.stage_options.graph import ClassTargets
+
+DEAD_FOR_SURE = 60.0  # seconds; what is suspected has died, and is said to be dead long before
+
+
+def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:
+    """The stages as a graph with an edge for each step of a path.
+
+    Raises:
+        GraphError: no path goes through a stage.
+    """
+    sources: dict[int, dict[int, None]] = {stage: {} for stage in range(len(specs))}
+    for path in paths:
+        for before, after in pairwise(path):
+            sources[after][before] = None
+    finals = {path[-1] for path in paths}
+    stages = [
+        Stage(number, spec.name, spec.kind, tuple(sources[number]), number in finals, replicas=spec.replicas)
+        for number, spec in enumerate(specs)
+    ]
+    return StageGraph.of(stages, {path[0] for path in paths})
+
+
+class Policies:
+    """Costs, order, credits, affinity, and the classes of requests: the real ones.
+
+    Args:
+        config: the options.
+        specs: the stages, by number.
+        paths: all ways through them that requests have.
+        dice: for what is drawn.
+    """
+
+    def __init__(
+        self,
+        config: StageSchedConfig,
+        specs: Sequence[StageSpec],
+        paths: Sequence[tuple[int, ...]],
+        dice: Random,
+    ) -> None:
+        self.config, self.dice = config, dice
+        self.graph = graph_of(specs, paths)
+        self.costs = StageCosts()
+        priority = config.graph.priority
+        self._classes = {
+            name: SlaClass(name, _seconds(each), math.inf, each.rank) for name, each in priority.classes.items()
+        }
+        self._default = self._classes[priority.default_class]
+        self._by_modality = {modality: self._classes[name] for modality, name in priority.by_modality.items()}
+        ranks = {each.rank for each in self._classes.values()}
+        self._lowest = max(ranks) if len(ranks) > 1 else math.inf
+        self.order = PathOrder(
+            self.graph,
+            default=self._default,
+            max_wait_seconds=priority.max_wait_seconds,
+            undated=Undated(priority.without_deadline),
+        )
+        follows = config.graph.affinity
+        self.affinity = [AffinityBook[int](follows.capacity) if follows.enabled else None for _ in specs]
+        self.credits = self._credits(specs) if config.runtime.credits.enabled else None
+
+    def _credits(self, specs: Sequence[StageSpec]) -> Credits:
+        successors = {str(stage): [str(one) for one in self.graph.successors(stage)] for stage in range(len(specs))}
+        return Credits(successors, dict.fromkeys(successors, self.config.runtime.credits.capacity))
+
+    def recovery(self, specs: Sequence[StageSpec], holds_outputs: bool) -> Recovery | None:
+        """What repairs dead replicas, if anything is to.
+
+        ``holds_outputs``: what a stage has made for a request is kept until that leaves, so none runs again.
+        """
+        options = self.config.runtime.recovery
+        if not options.enabled:
+            return None
+        stages = self.graph.stages
+        return Recovery(
+            {Replica(stage, index): math.inf for stage, spec in enumerate(specs) for index in range(spec.replicas)},
+            {} if holds_outputs else {stage.stage_id: stage.sources for stage in stages},
+            RecoveryOptions(
+                restart=options.restart and options.max_restarts > 0,
+                max_restarts=max(options.max_restarts, 1),
+                window_seconds=options.window_seconds,
+                max_redispatches=options.max_redispatches,
+                max_wait_seconds=max(options.max_wait_seconds, 1e-3),
+                suspect_seconds=DEAD_FOR_SURE + (options.hang_seconds or 0.0),
+                restart_timeout_seconds=math.inf,
+            ),
+            self.dice,
+        )
+
+    def balancer(self) -> Balancer:
+        """A new one, as the options say."""
+        match self.config.balancing.policy:
+            case BalancePolicy.COST:
+                return CostBalancer(affinity_slack=self.config.balancing.affinity_slack)
+            case BalancePolicy.LEAST_QUEUE:
+                return LeastQueue()
+            case _:
+                return RoundRobin()
+
+    def sla_of(self, trip: Trip) -> SlaClass:
+        """The class that a request names, if there is one of that name; else that of its modality."""
+        request = trip.request
+        return self._classes.get(request.sla) or self._by_modality.get(request.modality, self._default)
+
+    def is_low(self, trip: Trip) -> bool:
+        """Whether it is of the class that has only its share while others wait."""
+        return self.sla_of(trip).rank >= self._lowest
+
+    def arrived(self, trip: Trip) -> None:
+        """A request has come: what it will cost in each stage."""
+        trip.keys = keys_of(trip.request)
+        for stage in trip.path:
+            features = trip.features[stage] = features_of(trip.request, self.graph.stage(stage).kind)
+            trip.costs[stage] = self.costs.estimate(str(stage), features)
+
+    def queued(self, trip: Trip, stage: int, now: float) -> WaitingRequest:
+        """A request as the queue of a stage sees it, from now on."""
+        request = trip.request
+        costs: Mapping[int, float] = dict(trip.costs)
+        path_request = PathRequest(
+            trip.name,
+            request.arrival,
+            costs,
+            self.sla_of(trip),
+            request.modality,
+            ready=now,
+            affinity=trip.keys,
+        )
+        return self.order.at_stage(path_request, stage)
+
+
+def _seconds(targets: ClassTargets) -> float:
+    """From the arrival of a request until it should be through its path."""
+    given = targets.ttft_ms if targets.e2e_ms is None else targets.e2e_ms
+    return math.inf if given is None else given / 1e3

@@ -1,0 +1,63 @@
+"""A request on its way, and what it does in one stage."""
+
+from vllm_omni_sched.graph.order import WaitingRequest
+from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.sim.server import Job
+from vllm_omni_sched.sim.work import Request
+
+
+class Trip:
+    """A request from its arrival until it leaves.
+
+    ``path``: the stages it goes through; ``position``: in that. ``leg``: what a server or a dead replica has of it now.
+    ``costs`` and ``features``: by stage, where they are estimated. ``replicas``: where it was, by stage.
+    ``answer``: when its client had the first output, and the largest gap after it. ``gone``: it has left.
+    """
+
+    __slots__ = (
+        "answer",
+        "attempts",
+        "costs",
+        "features",
+        "gone",
+        "keys",
+        "leg",
+        "name",
+        "path",
+        "position",
+        "queued",
+        "replicas",
+        "request",
+    )
+
+    def __init__(self, request: Request, path: tuple[int, ...]) -> None:
+        self.request = request
+        self.name = str(request.number)
+        self.path = path
+        self.position = 0
+        self.leg: Leg | None = None
+        self.attempts = 0  # dispatches beyond the first in each stage, plus 1
+        self.answer = (float("inf"), 0.0)
+        self.gone = False
+        self.costs: dict[int, float] = {}
+        self.features: dict[int, Features] = {}
+        self.replicas: dict[int, int] = {}
+        self.keys: frozenset[str] = frozenset()
+        self.queued: WaitingRequest | None = None  # as the order of the stage where it waits sees it
+
+    @property
+    def stage(self) -> int:
+        """Where it is, or is going."""
+        return self.path[self.position]
+
+
+class Leg(Job):
+    """A job that knows whose it is. ``name``: of whom it was begun for; ``spoke``: its first output was told."""
+
+    __slots__ = ("name", "spoke", "trip")
+
+    def __init__(self, trip: Trip, stage: int, cost_seconds: float, attempt: int = 0) -> None:
+        super().__init__(trip.request, stage, cost_seconds, attempt)
+        self.trip = trip
+        self.name = trip.name
+        self.spoke = False

@@ -1,0 +1,63 @@
+"""What of a clip is decoded, and in which pieces. As `vllm_omni_sched.video.plan` cuts a file that has these facts."""
+
+from vllm_omni_sched.sim.costs.base import DecoderCosts
+from vllm_omni_sched.sim.work import Clip
+
+PIECES_PER_DECODER = 6
+TIMES_ITS_OVERHEAD = 20
+"""Both as in `vllm_omni_sched.video.plan`; a test holds the pieces to be the same."""
+
+
+def frames_of(clip: Clip) -> int:
+    """All of it, 1 or more."""
+    return max(1, round(clip.seconds * clip.fps))
+
+
+def wanted_of(clip: Clip) -> list[int]:
+    """Numbers of the wanted frames, evenly spaced from the first to the last, each once."""
+    frames = frames_of(clip)
+    count = min(clip.wanted, frames)
+    if count < 2:
+        return [0] * count
+    step = (frames - 1) / (count - 1)
+    return [int(step * number) for number in range(count)]
+
+
+def spans_of(clip: Clip) -> list[tuple[int, int]]:
+    """First and last frame of each group of pictures (GOP) that holds a wanted one, up to the last that is wanted."""
+    spans: list[tuple[int, int]] = []
+    for number in wanted_of(clip):
+        first = number - number % clip.gop_frames
+        if spans and spans[-1][0] == first:
+            spans[-1] = first, number
+        else:
+            spans.append((first, number))
+    return spans
+
+
+def pieces_of(clip: Clip, costs: DecoderCosts, decoders: int) -> list[float]:
+    """Seconds of one decoder for each piece that a clip is cut into, longest first.
+
+    1. Each GOP with wanted frames is one, from its key frame to the last frame that is wanted.
+    2. Neighbours that touch are joined, up to what a decoder's share of the whole is worth.
+    """
+    spans = spans_of(clip)
+    begin = costs.piece_seconds
+    each = [begin + costs.frames_seconds(clip, last - first + 1) for first, last in spans]
+    share = min(sum(each) / (decoders * PIECES_PER_DECODER), TIMES_ITS_OVERHEAD * begin)
+    joined: list[tuple[int, int]] = []
+    spent = 0.0
+    for (first, last), cost in zip(spans, each, strict=True):
+        if joined and first <= joined[-1][1] + 1 and spent + cost <= share:
+            joined[-1] = joined[-1][0], last
+            spent += cost
+        else:
+            joined.append((first, last))
+            spent = cost
+    return sorted((begin + costs.frames_seconds(clip, last - first + 1) for first, last in joined), reverse=True)
+
+
+def whole_seconds(clip: Clip, costs: DecoderCosts) -> float:
+    """Of one decoder that goes through the file from its start to its end, whatever is wanted: as OpenCV's loop does,
+    which grabs every frame."""
+    return costs.piece_seconds + costs.frames_seconds(clip, frames_of(clip))

@@ -1,0 +1,177 @@
+"""The video decoders of one node."""
+
+from collections.abc import Mapping
+from random import Random  # noqa: TID251 (the type of an argument)
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.sim.costs.base import DecoderCosts
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.server import Done, Job
+from vllm_omni_sched.sim.servers.pieces import pieces_of, whole_seconds
+from vllm_omni_sched.sim.servers.queue import QueueServer
+from vllm_omni_sched.video.share import PieceLeft, Seat, Share, Take, VideoWork
+
+LOADER_THREADS = 8
+"""Of vLLM's media loader (VLLM_MEDIA_LOADING_THREAD_COUNT): so many files are read at once."""
+
+
+class _Video:
+    """A request, and what is left to decode of its clips."""
+
+    __slots__ = ("job", "key", "left", "open", "sla")
+
+    def __init__(self, key: int, job: Job, left: dict[int, PieceLeft], sla: SlaClass) -> None:
+        self.key, self.job, self.left, self.sla = key, job, left, sla
+        self.open = len(left)  # pieces not decoded, with those that are being decoded
+
+
+class _Run:
+    """A decoder at work."""
+
+    __slots__ = ("began", "lent", "video")
+
+    def __init__(self, video: _Video, began: float, lent: int) -> None:
+        self.video, self.began, self.lent = video, began, lent
+
+
+class VideoServer:
+    """Decoders that share all clips of the node by the real `Share`.
+
+    1. A clip is cut into pieces (`pieces_of`); those of all clips of a request are one video to the policy.
+    2. When a decoder is free, or a video comes, the policy says who takes what.
+    3. A piece with n threads takes its cost / (1 + ``thread_gain`` x (n - 1)).
+    4. A request is done with its last piece; one without clips at once.
+
+    Args:
+        decoders: cores, or engines of a GPU.
+        kind: of them: ``cpu`` or ``nvdec``.
+        threads: most that may work on a piece; 1 for engines of a GPU.
+        thread_gain: what another thread adds of a core's work; assumed.
+        classes: by the names that requests have.
+
+    Raises:
+        ConfigError: ``decoders`` or ``threads`` is below 1.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        done: Done,
+        costs: DecoderCosts,
+        decoders: int,
+        kind: str = "cpu",
+        threads: int = 1,
+        thread_gain: float = 0.8,
+        classes: Mapping[str, SlaClass] | None = None,
+        share: Share | None = None,
+    ) -> None:
+        if decoders < 1 or threads < 1:
+            raise ConfigError(f"decoders and threads must be 1 or more, got {decoders} and {threads}")
+        self.share = share or Share()
+        self._sim, self._done, self._costs = sim, done, costs
+        self._decoders, self._kind, self._threads, self._gain = decoders, kind, threads, thread_gain
+        self._classes = classes or {}
+        self._videos: dict[int, _Video] = {}
+        self._keys: dict[Job, int] = {}
+        self._free = dict.fromkeys(range(decoders))
+        self._opened: dict[int, int] = {}  # decoder -> the video it worked on last
+        self._runs: dict[int, _Run] = {}
+        self._number = 0
+        self._busy = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._keys)
+
+    def submit(self, job: Job) -> None:
+        clips = [item.clip for item in job.request.items if item.clip is not None]
+        costs = [cost for clip in clips for cost in pieces_of(clip, self._costs, self._decoders)]
+        left = {number: PieceLeft(number, cost, self._threads) for number, cost in enumerate(costs)}
+        self._number += 1
+        video = _Video(self._number, job, left, self._classes.get(job.request.sla, INTERACTIVE))
+        self._videos[video.key] = video
+        self._keys[job] = video.key
+        if left:
+            self._plan()
+        else:
+            self._sim.after(0.0, self._finish, video)
+
+    def _plan(self) -> None:
+        if not self._free:
+            return
+        waiting = [
+            VideoWork(video.key, video.job.request.arrival, video.sla, self._kind, tuple(video.left.values()))
+            for video in self._videos.values()
+            if video.left
+        ]
+        if not waiting:
+            return
+        idle = [Seat(one, self._kind, self._opened.get(one)) for one in self._free]
+        lent = sum(run.lent for run in self._runs.values())
+        for take in self.share.plan(waiting, idle, {self._kind: self._decoders}, lent, self._sim.now):
+            self._take(take)
+
+    def _take(self, take: Take) -> None:
+        video = self._videos[take.video]
+        piece = video.left.pop(take.piece)
+        del self._free[take.decoder]
+        run = self._runs[take.decoder] = _Run(video, self._sim.now, take.threads - 1)
+        self._opened[take.decoder] = video.key
+        self._sim.after(piece.cost / (1 + self._gain * run.lent), self._end, (take.decoder, run))
+
+    def _end(self, ended: tuple[int, _Run]) -> None:
+        decoder, run = ended
+        if self._runs.get(decoder) is not run:  # it was killed
+            return
+        del self._runs[decoder]
+        self._free[decoder] = None
+        self._busy += (self._sim.now - run.began) * (1 + run.lent)
+        run.video.open -= 1
+        self._plan()
+        if not run.video.open:
+            self._finish(run.video)
+
+    def _finish(self, video: _Video) -> None:
+        if self._videos.pop(video.key, None) is None:  # it was taken back
+            return
+        del self._keys[video.job]
+        video.job.first = self._sim.now
+        self._done(video.job)
+
+    def abort(self, job: Job) -> None:
+        """Pieces that are being decoded go on to their end; no other of its pieces is begun."""
+        key = self._keys.pop(job, None)
+        if key is not None:
+            del self._videos[key]
+
+    def kill(self) -> list[Job]:
+        self._busy = self._busy_seconds()
+        lost = list(self._keys)
+        self._keys.clear()
+        self._videos.clear()
+        self._runs.clear()
+        self._opened.clear()
+        self._free = dict.fromkeys(range(self._decoders))
+        return lost
+
+    def _busy_seconds(self) -> float:
+        now = self._sim.now
+        return self._busy + sum((now - run.began) * (1 + run.lent) for run in self._runs.values())
+
+    def busy_seconds(self) -> dict[str, float]:
+        return {"decode": self._busy_seconds()}
+
+
+def stock_decoding(
+    sim: Simulator, done: Done, costs: DecoderCosts, decoders: int, rng: Random, loaders: int = LOADER_THREADS
+) -> QueueServer:
+    """Decoding without collaboration: each request by one decoder, from the start of each clip to its end.
+
+    First come first served; at most ``loaders`` at once, whatever decoders there are.
+    """
+
+    def seconds(job: Job, _: Random) -> float:
+        return sum(whole_seconds(item.clip, costs) for item in job.request.items if item.clip is not None)
+
+    return QueueServer(sim, done, min(decoders, loaders), seconds, rng, kind="decode")

@@ -1,0 +1,168 @@
+"""What one point of a study shows."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vllm_omni_sched.sim.measure import Outcome
+from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.result import Progress, Result, Run
+from vllm_omni_sched.sim.study.options import FOLLOWS, Search
+from vllm_omni_sched.sim.study.plan import Point, value_at
+from vllm_omni_sched.sim.study.searching import largest, needed
+
+PARTS = tuple(at / 200 for at in range(201))
+_MOST_SAMPLES = 400
+
+
+@dataclass
+class Finding:
+    """What was found at a point.
+
+    ``summary``: of its run; of a search, of the run that it ends at. ``found``: by the search, under ``value`` and
+    with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run.
+    ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
+    """
+
+    variant: str
+    values: Mapping[str, Any]
+    seed: int
+    label: str
+    summary: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] | None = None
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    runs: int = 0
+    error: str = ""
+
+
+def evaluate(
+    point: Point, search: Search | None, run: Run, progress: Progress | None = None, spans: Spans | None = None
+) -> Finding:
+    """Run a point, or search at it.
+
+    Raises:
+        ConfigError: a scenario on the way cannot be.
+    """
+    finding = Finding(point.variant, dict(point.values), point.seed, point.label)
+
+    def one(overrides: Mapping[str, Any]) -> Result:
+        finding.runs += 1
+        return run(point.scenario(overrides), progress, spans)
+
+    if search is None:
+        result = one({})
+    else:
+        finding.found, result = _SEARCHES[search.kind](point, search, one)
+    finding.summary = result.summary()
+    finding.curves = _curves(result)
+    finding.timeline = _timeline(result)
+    finding.sources = dict(result.sources)
+    return finding
+
+
+_One = Callable[[Mapping[str, Any]], Result]
+
+
+def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    attained: dict[float, float] = {}
+    kept: list[tuple[bool, float, Result]] = []  # one: results are large
+    attainment = point.scenario().slo.attainment
+
+    def holds(value: float) -> bool:
+        result = one({search.key: value})
+        attained[value] = result.attainment
+        held = result.attainment >= attainment
+        # the largest that holds; while none does, the smallest
+        if not kept or (held, value if held else -value) > (kept[0][0], kept[0][1] if kept[0][0] else -kept[0][1]):
+            kept[:] = [(held, value, result)]
+        return held
+
+    edge = largest(holds, search.start or float(value_at(point, search.key)), search.precision, search.doublings)
+    found = {
+        "kind": search.kind,
+        "key": search.key,
+        "value": edge.holds,
+        "fails_at": edge.fails,
+        "precision": search.precision,
+        "monotone": edge.monotone,
+        "tried": [{"value": value, "within_slo": attained[value]} for value, _ in edge.tried],
+    }
+    return found, kept[0][2]
+
+
+def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    slo = point.scenario().slo
+    tried: list[dict[str, float]] = []
+    best, factor, kept = math.inf, 1.0, None
+    for _ in range(search.rounds if search.follow else 1):
+        result = one({key: 1000 * factor * getattr(slo, FOLLOWS[key]) for key in search.follow})
+        reached = needed(result.factors(), slo.attainment)
+        tried.append({"set": factor, "reached": reached})
+        if kept is None or reached < best:
+            best, kept = reached, result
+        if not math.isfinite(reached) or abs(reached - factor) <= search.precision * factor:
+            break
+        factor = reached
+    assert kept is not None
+    met = math.isfinite(best)
+    found = {
+        "kind": search.kind,
+        "value": best if met else None,
+        "ttft_seconds": best * slo.ttft_seconds if met else None,
+        "itl_seconds": best * slo.itl_seconds if met else None,
+        "tried": [{key: value if math.isfinite(value) else None for key, value in each.items()} for each in tried],
+    }
+    return found, kept
+
+
+def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    rate = float(value_at(point, search.key)) * search.factor
+    result = one({search.key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0})
+    seconds = point.scenario().duration_seconds
+    begin, end = seconds / 4, seconds * 3 / 4
+    ended = [record for record in result.records if record.outcome is Outcome.DONE and begin <= record.end < end]
+    waiting = result.lost + sum(record.arrival < end <= record.end for record in result.records)
+    found = {
+        "kind": search.kind,
+        "key": search.key,
+        "value": sum(record.output_tokens for record in ended) / (end - begin),
+        "requests_per_second": len(ended) / (end - begin),
+        "offered": rate,
+        "saturated": waiting > 0.05 * (len(result.records) + result.lost),
+    }
+    return found, result
+
+
+_SEARCHES: dict[str, Callable[[Point, Search, _One], tuple[dict[str, Any], Result]]] = {
+    "max_rate": _max_rate,
+    "tightest_slo": _tightest_slo,
+    "throughput": _throughput,
+}
+
+
+def _curves(result: Result) -> dict[str, list[float]]:
+    times = [one.ttft for one in result.records if one.outcome is Outcome.DONE]
+    curves = {}
+    if times:
+        curves["ttft_seconds"] = [float(value) for value in np.quantile(times, PARTS)]
+    if result.gaps.count:
+        curves["itl_seconds"] = [result.gaps.quantile(part) for part in PARTS]
+    return curves
+
+
+def _timeline(result: Result) -> list[dict[str, Any]]:
+    every = max(1, math.ceil(len(result.timeline) / _MOST_SAMPLES))
+    return [
+        {
+            "seconds": one.seconds,
+            "queued": dict(one.queued),
+            "replicas": dict(one.replicas),
+            "utilisation": dict(one.utilisation),
+        }
+        for one in result.timeline[::every]
+    ]

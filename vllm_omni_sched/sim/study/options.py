@@ -1,0 +1,114 @@
+"""What a file may say about a study."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from vllm_omni_sched.sim.scenario.overrides import flatten
+from vllm_omni_sched.stage_options.base import Options
+
+FOLLOWS = {
+    "policy.itl_target_ms": "itl_seconds",
+    "policy.control_target_ms": "itl_seconds",
+    "policy.interactive_itl_ms": "itl_seconds",
+    "policy.realtime_itl_ms": "itl_seconds",
+    "policy.interactive_ttft_ms": "ttft_seconds",
+    "policy.realtime_ttft_ms": "ttft_seconds",
+}
+"""Options in milliseconds that may follow a target of the SLO, and which."""
+
+
+class Variant(Options):
+    """One way to run it."""
+
+    name: str = Field(min_length=1, description="As it stands in tables and pictures.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys.")
+
+
+class Ablation(Options):
+    """Variants `none`, `all`, `only X` and `all but X`, for each mechanism X."""
+
+    mechanisms: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="By name, the values by dotted keys that turn each on."
+    )
+
+
+class Search(Options):
+    """A number that is searched for, in place of what one run says."""
+
+    kind: Literal["max_rate", "tightest_slo", "throughput"] = Field(
+        description="`max_rate`: the largest rate that meets the SLO. `tightest_slo`: the smallest factor on its times "
+        "that is still met. `throughput`: what is finished per second when more arrives than can be served."
+    )
+    key: str = Field("workload.rate", min_length=1, description="What is turned up by `max_rate` and `throughput`.")
+    start: float | None = Field(None, gt=0, description="First value tried by `max_rate`; default: the scenario's.")
+    precision: float = Field(0.05, gt=0, lt=1, description="Relative; how near the answer is.")
+    doublings: int = Field(12, ge=1, le=40, description="How often `max_rate` doubles or halves at most.")
+    factor: float = Field(10.0, gt=1, description="By what `throughput` multiplies the rate.")
+    rounds: int = Field(6, ge=1, le=100, description="Runs of `tightest_slo` at most, where options follow.")
+    follow: tuple[str, ...] = Field(
+        (), description="Options that `tightest_slo` sets to the target they stand for: " + ", ".join(FOLLOWS) + "."
+    )
+
+    @field_validator("follow", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _may_follow(self) -> "Search":
+        for key in self.follow:
+            if key not in FOLLOWS:
+                raise ValueError(f"'follow': '{key}' stands for no target of the SLO; known: {', '.join(FOLLOWS)}")
+        return self
+
+
+class StudyOptions(Options):
+    """What a file may say about a study, beside the scenario."""
+
+    variants: tuple[Variant, ...] = Field((), description="Ways to run it; absent: as it is.")
+    ablation: Ablation | None = Field(None, description="In place of `variants`: mechanisms one by one.")
+    sweep: dict[str, list[Any]] = Field(
+        default_factory=dict, description="Values to go through, by dotted key; of several keys each with each."
+    )
+    search: Search | None = Field(None, description="What is searched for at each point.")
+    repeats: int = Field(1, ge=1, le=1000, description="Seeds: the scenario's, and those that follow.")
+
+    @field_validator("sweep", mode="before")
+    @classmethod
+    def _dotted(cls, value: Any) -> Any:
+        return flatten(value) if isinstance(value, dict) else value
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _different(self) -> "StudyOptions":
+        names = [variant.name for variant in self.variants]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            raise ValueError(f"'variants.{name}' is there twice: names of variants must differ")
+        if self.variants and self.ablation is not None:
+            raise ValueError("'ablation' and 'variants' are both there: keep one")
+        for key, values in self.sweep.items():
+            if not values:
+                raise ValueError(f"'sweep.{key}' has no values: give some, or remove it")
+        return self
+
+    def all_variants(self) -> tuple[Variant, ...]:
+        """Those of the file, or of the ablation; one without a name otherwise."""
+        if self.ablation is not None:
+            return _ablated(self.ablation.mechanisms)
+        return self.variants or (Variant.model_construct(name="", set={}),)
+
+
+def _ablated(mechanisms: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
+    def with_all(*left_out: str) -> dict[str, Any]:
+        return {key: value for name, own in mechanisms.items() if name not in left_out for key, value in own.items()}
+
+    named = {"none": {}, "all": with_all()}
+    if len(mechanisms) > 1:
+        named |= {f"only {name}": own for name, own in mechanisms.items()}
+        named |= {f"all but {name}": with_all(name) for name in mechanisms}
+    return tuple(Variant(name=name, set=own) for name, own in named.items())

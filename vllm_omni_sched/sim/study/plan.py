@@ -1,0 +1,126 @@
+"""The points of a study, each checked before any runs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.scenario import Known, Scenario, Source, flatten, read_source
+from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS
+from vllm_omni_sched.sim.scenario.overrides import apply
+from vllm_omni_sched.sim.scenario.telling import tell
+from vllm_omni_sched.sim.study.options import Search, StudyOptions
+
+
+@dataclass(frozen=True)
+class Point:
+    """One variant at one value of each swept key, with one seed.
+
+    ``overrides``: what makes it, of the source; ``values``: of the swept keys.
+    """
+
+    variant: str
+    values: Mapping[str, Any]
+    seed: int
+    overrides: Mapping[str, Any]
+    source: Source
+
+    @property
+    def label(self) -> str:
+        """What tells it from others, as `stock, workload.rate 4`."""
+        return self.without_seed or f"seed {self.seed}"
+
+    @property
+    def without_seed(self) -> str:
+        """The label of all points that differ by their seed alone; "" where there is nothing to tell."""
+        parts = [self.variant] if self.variant else []
+        return ", ".join(parts + [f"{key} {value}" for key, value in self.values.items()])
+
+    def scenario(self, overrides: Mapping[str, Any] | None = None) -> Scenario:
+        """What is run at this point, with more overrides.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        return self.source.scenario({**self.overrides, **flatten(overrides or {})}, self.without_seed)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Points, and what is searched for at each. ``base``: the scenario that all are made of."""
+
+    base: Scenario
+    source: Source
+    points: tuple[Point, ...]
+    search: Search | None
+    repeats: int
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one plain run."""
+        return len(self.points) == 1 and self.search is None
+
+
+def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Study:
+    """All that a TOML file asks for; a file that says nothing of a study asks for one run.
+
+    Args:
+        overrides: values by dotted keys for all points, also of the study: ``{"search.precision": 0.1}``.
+        known: names that may be used; default: what this package has.
+
+    Raises:
+        ConfigError: the file, or one of the points, cannot be; the message names it.
+    """
+    flat = flatten(overrides or {})
+    of_study = {key: value for key, value in flat.items() if key.split(".")[0] in STUDY_KEYS}
+    source, raw = read_source(path, known)
+    raw = apply(raw, of_study, path.name)
+    try:
+        options = StudyOptions.model_validate(raw)
+    except ValidationError as error:
+        said = "; ".join(tell(one, StudyOptions, raw) for one in error.errors())
+        raise ConfigError(f"{path.name}: {said}") from None
+    common = {key: value for key, value in flat.items() if key not in of_study}
+    base = source.scenario(common)
+    points = tuple(_points(options, source, common))
+    for point in points:
+        _check(point, options.search)
+    return Study(base, source, points, options.search, options.repeats)
+
+
+def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
+    keys = options.sweep
+    for variant in options.all_variants():
+        for values in product(*keys.values()):
+            swept = dict(zip(keys, values, strict=True))
+            overrides = {**common, **flatten(variant.set), **swept}
+            first = Point(variant.name, swept, 0, overrides, source).scenario().seed
+            for seed in range(first, first + options.repeats):
+                yield Point(variant.name, swept, seed, {**overrides, "seed": seed}, source)
+
+
+def _check(point: Point, search: Search | None) -> None:
+    """Whether what is searched for can be turned."""
+    if search is None or search.kind == "tightest_slo":
+        return
+    if search.kind == "max_rate" and search.start is not None:
+        point.scenario({search.key: search.start})
+        return
+    value = value_at(point, search.key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+        hint = "set it, or 'search.start'" if search.kind == "max_rate" else "set it"
+        raise ConfigError(f"{point.source.where}: 'search.key' is '{search.key}', which has no value above 0: {hint}")
+
+
+def value_at(point: Point, key: str) -> Any:
+    """What the point's scenario says under a dotted key; None where it says nothing."""
+    at: Any = apply(point.source.raw, point.overrides, point.source.where)
+    for part in key.split("."):
+        if isinstance(at, list):
+            at = {str(one.get("name", number)): one for number, one in enumerate(at)}
+        at = at.get(part) if isinstance(at, dict) else None
+    return at

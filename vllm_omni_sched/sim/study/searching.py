@@ -1,0 +1,72 @@
+"""Searches over a function of one number; what it costs to ask is a run each."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where something stops to hold.
+
+    ``holds``: the largest value at which it did, 0 if at none; ``fails``: the smallest above at which it did not, None
+    if at none; ``monotone``: no value that held lies above one that did not, among all that were tried.
+    """
+
+    holds: float
+    fails: float | None
+    monotone: bool
+    tried: tuple[tuple[float, bool], ...]
+
+
+def largest(holds: Callable[[float], bool], start: float, precision: float, doublings: int) -> Edge:
+    """The largest value that holds, by doubling and bisection.
+
+    1. From ``start`` it doubles while the value holds, and stops when a value and its double both fail: one failure may
+       be chance, and a rate beyond it that holds shows that it was.
+    2. If ``start`` and its double fail, it halves until a value holds.
+    3. Between the largest that held and the next that failed it bisects, by the geometric mean, until they are within
+       ``precision`` of each other.
+
+    Args:
+        holds: asked once for each value.
+        precision: of the answer, relative.
+        doublings: as many at most, and as many halvings.
+    """
+    asked: dict[float, bool] = {}
+
+    def ask(value: float) -> bool:
+        if value not in asked:
+            asked[value] = holds(value)
+        return asked[value]
+
+    value = start
+    for _ in range(doublings):
+        if not ask(value) and not ask(2 * value):
+            break
+        value *= 2
+    if not any(asked.values()):
+        value = start
+        for _ in range(doublings):
+            value /= 2
+            if ask(value):
+                break
+    low = max((one for one, held in asked.items() if held), default=0.0)
+    above = [one for one, held in asked.items() if not held and one > low]
+    high = min(above, default=None)
+    while low and high is not None and high > low * (1 + precision):
+        middle = math.sqrt(low * high)
+        if ask(middle):
+            low = middle
+        else:
+            high = middle
+    monotone = not any(held and not asked[less] for one, held in asked.items() for less in asked if less < one)
+    return Edge(low, high, monotone, tuple(sorted(asked.items())))
+
+
+def needed(factors: Sequence[float], attainment: float) -> float:
+    """The smallest factor that is enough for that part of the requests; ``inf`` without requests."""
+    if not factors:
+        return math.inf
+    ordered = sorted(factors)
+    return ordered[max(math.ceil(attainment * len(ordered) - 1e-9) - 1, 0)]
