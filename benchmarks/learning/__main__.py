@@ -24,7 +24,7 @@ from vllm_omni_sched.sim.learn.settings import TEST, TEST_SEEDS, TRAINING, TRAIN
 from vllm_omni_sched.sim.learn.train import TARGET_SECONDS, act, train
 
 WEIGHTS = Path("vllm_omni_sched/resource/learned_prefill.json")
-PENALTIES = (2.0, 10.0, 40.0)
+PENALTIES = (10.0, 40.0, 160.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -83,7 +83,9 @@ def trained(seed: int) -> Learned:
                 best = Learned(policy, penalty, {"pulls": chooser.pulls})
             scores[f"penalty {penalty:g}"] = round(score, 4)
             console.print(f"penalty {penalty:g}: {score:.3f} within the SLO, arms chosen {chooser.pulls}")
-        aims = {f"{aim:g}": round(mean_attainment(plain("adaptive", aim), TRAINING, VALIDATION_SEEDS), 4) for aim in FIXED}
+        aims = {
+            f"{aim:g}": round(mean_attainment(plain("adaptive", aim), TRAINING, VALIDATION_SEEDS), 4) for aim in FIXED
+        }
     console.print(f"adaptive by aim: {aims}")
     assert best is not None
     told = provenance(seed=seed)

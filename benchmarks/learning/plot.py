@@ -22,7 +22,9 @@ def plot(records: list[dict[str, Any]], finding: str, path: Path) -> Path:
             color = OURS if one["control"] == "learned" else MUTED
             axis.plot([low, high], [row, row], color=color, linewidth=2)
             axis.plot([mean], [row], "o", color=color)
-        axis.set_yticks(range(len(ours)), [one["control"] for one in reversed(ours)] if at % 3 == 0 else [""] * len(ours))
+        axis.set_yticks(
+            range(len(ours)), [one["control"] for one in reversed(ours)] if at % 3 == 0 else [""] * len(ours)
+        )
         axis.set_title(settings[at], fontsize=9, loc="left")
         axis.set_xlim(-0.03, 1.03)
     headline(figure, finding.split(";")[0], "Simulated: part of the requests within the SLO; mean and 95 % interval")

@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_omni_sched.cli import decode, doctor, record, simulate
+from vllm_omni_sched.cli import decode, doctor, record, simulate, tune
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -22,3 +22,4 @@ app.command("doctor")(doctor.doctor)
 app.command("decode")(decode.decode)
 app.command("record")(record.record)
 app.command("simulate")(simulate.simulate)
+app.command("tune")(tune.tune)

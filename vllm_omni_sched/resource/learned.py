@@ -13,8 +13,10 @@ ARMS = (0.5, 0.7, 0.85, 1.0, 1.25, 1.6)
 """Aims of a step, as parts of the operator's target."""
 FALLBACK = ARMS.index(1.0)
 """The arm that is `AdaptivePrefill` as it is."""
-FEATURES = ("one", "latency", "base", "filled", "over", "trend")
+FEATURES = ("one", "latency", "base", "filled", "over", "overshoot")
 """What `Interval.context` holds, in this order."""
+_FADES = 0.9  # what an overshoot keeps of itself in each interval
+_MOST_OVERSHOOT = 4.0
 
 Context = tuple[float, ...]
 
@@ -71,11 +73,11 @@ class Interval:
     see, such as queueing, is not in it.
     """
 
-    __slots__ = ("_filled", "_late", "_seconds", "_steps", "_tokens")
+    __slots__ = ("_filled", "_late", "_longest", "_seconds", "_steps", "_tokens")
 
     def __init__(self) -> None:
         self._steps = self._filled = self._late = 0
-        self._seconds = 0.0
+        self._seconds = self._longest = 0.0
         self._tokens = 0
 
     def add(self, seconds: float, size: int, limit: int, promise_seconds: float) -> None:
@@ -85,6 +87,8 @@ class Interval:
         self._tokens += size
         self._filled += size >= limit
         self._late += seconds > promise_seconds
+        if 2 * size >= limit and seconds > self._longest:
+            self._longest = seconds
 
     @property
     def mean_seconds(self) -> float:
@@ -96,24 +100,29 @@ class Interval:
         used = self._tokens * seconds_per_token / self._seconds if self._seconds else 0.0
         return min(used, 1.0) - penalty * self._late / self._steps
 
-    def context(self, target_seconds: float, base_seconds: float, former: float) -> Context:
-        """``FEATURES``, each within [-1, 2].
+    @property
+    def longest_seconds(self) -> float:
+        """Of the steps that were half full at least; 0 without one."""
+        return self._longest
+
+    def context(self, target_seconds: float, base_seconds: float, overshoot: float) -> Context:
+        """``FEATURES``, each within [0, 2]: mean latency and the fitted latency of a step without prompts, as parts of
+        the target; parts of the steps that were full, and later than promised; and half the overshoot.
 
         Args:
-            former: the latency feature of the interval before.
+            overshoot: the longest of the last steps by what was aimed at, 4 at most.
         """
         latency = min(self.mean_seconds / target_seconds, 2.0)
         base = min(base_seconds / target_seconds, 2.0)
-        trend = min(max(latency - former, -1.0), 1.0)
-        return (1.0, latency, base, self._filled / self._steps, self._late / self._steps, trend)
+        return (1.0, latency, base, self._filled / self._steps, self._late / self._steps, overshoot / 2)
 
 
 class LearnedPrefill(BatchControl):
     """`AdaptivePrefill` with an aim that a bandit chooses anew in each interval.
 
     1. The limit is that of `AdaptivePrefill` under the chosen aim, ``ARMS`` * target: its bounds and its rules hold.
-    2. An interval is ``interval_seconds`` long at least and has a step at least. When it ends, the choice before it gets
-       its reward (`Interval`), and the next aim is chosen by the context that the interval was.
+    2. An interval is ``interval_seconds`` long at least and has a step at least. When it ends, the choice before it
+       gets its reward (`Interval`), and the next aim is chosen by the context that the interval was.
     3. While the guard does not trust the choices (`RewardGuard`), the aim is the target, as `AdaptivePrefill` has it.
     4. Nothing here is random; whoever trains it injects a ``chooser`` that explores.
 
@@ -152,7 +161,7 @@ class LearnedPrefill(BatchControl):
         self.guard = guard
         self.arm = FALLBACK
         self._chosen: Context | None = None  # in which the arm of this interval was chosen
-        self._former = 0.0
+        self._overshoot = 0.0
         self._began: float | None = None
         self._interval = Interval()
 
@@ -167,8 +176,9 @@ class LearnedPrefill(BatchControl):
         self.limit, self.reason = self._adaptive.limit, self._adaptive.reason
 
     def _decide(self) -> None:
-        context = self._interval.context(self.target_seconds, self._adaptive.base_seconds, self._former)
-        self._former = context[1]
+        over = self._interval.longest_seconds / (ARMS[self.arm] * self.target_seconds)
+        self._overshoot = max(_FADES * self._overshoot, min(over, _MOST_OVERSHOOT))
+        context = self._interval.context(self.target_seconds, self._adaptive.base_seconds, self._overshoot)
         if self._chosen is not None:
             reward = self._interval.reward(self._adaptive.seconds_per_token, self.penalty)
             self.chooser.learn(self._chosen, self.arm, reward)

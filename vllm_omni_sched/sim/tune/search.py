@@ -44,7 +44,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """All that was tried, best first; of equal ones the fewest options. ``interrupted``: before all trials were done."""
+    """All that was tried, best first; of equal ones the fewest options. ``interrupted``: before the last trial."""
 
     tried: tuple[Tried, ...]
     trials: int

@@ -64,8 +64,12 @@ def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num
     found = [
         Parameter("prefill_control", ("off", *_STEERED)),
         Parameter("batch_control", ("off", "pid", "aimd")),
-        Parameter("control_target_ms", low=low, high=high, when={"prefill_control": _STEERED, "batch_control": _STEERED}),
-        Parameter("batch_max", low=min(8, max_num_seqs), high=max_num_seqs, whole=True, when={"batch_control": _STEERED}),
+        Parameter(
+            "control_target_ms", low=low, high=high, when={"prefill_control": _STEERED, "batch_control": _STEERED}
+        ),
+        Parameter(
+            "batch_max", low=min(8, max_num_seqs), high=max_num_seqs, whole=True, when={"batch_control": _STEERED}
+        ),
         Parameter("waiting_order", ("arrival", "sla")),
         Parameter("pieces", (False, True)),
     ]

@@ -142,9 +142,7 @@ def test_bursts_have_their_part_of_the_time():
     assert np.mean([bursts.at(at) for at in range(200_000)]) == pytest.approx(0.25, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("service", "cv"), [("deterministic", 0.0), ("exponential", 1.0), ("hyperexponential", 2.5)]
-)
+@pytest.mark.parametrize(("service", "cv"), [("deterministic", 0.0), ("exponential", 1.0), ("hyperexponential", 2.5)])
 def test_service_has_its_mean_and_variation(service, cv):
     table = {"kind": "poisson", "rate": 1.0, "service": service, "output_tokens": 2000, "service_cv": 2.5}
     tokens = np.array([one.output_tokens for one in islice(requests(build(table), 8), MANY)])
@@ -168,9 +166,16 @@ def test_the_mixed_load_is_that_of_the_benchmark():
         one = [a for a in theirs if a.kind == kind]
         other = [a for a in ours if a.modality == kind]
         assert len(other) == pytest.approx(len(one), rel=0.08)
-        assert np.mean([a.text_tokens for a in other]) == pytest.approx(np.mean([a.prompt_words for a in one]) + 1, rel=0.03)
-        assert np.mean([a.output_tokens for a in other]) == pytest.approx(np.mean([a.output_tokens for a in one]), rel=0.03)
-        sizes = [np.bincount([len(a) for a in b], minlength=10) / len(b) for b in ([a.items for a in other], [a.image_seeds for a in one])]
+        assert np.mean([a.text_tokens for a in other]) == pytest.approx(
+            np.mean([a.prompt_words for a in one]) + 1, rel=0.03
+        )
+        assert np.mean([a.output_tokens for a in other]) == pytest.approx(
+            np.mean([a.output_tokens for a in one]), rel=0.03
+        )
+        sizes = [
+            np.bincount([len(a) for a in b], minlength=10) / len(b)
+            for b in ([a.items for a in other], [a.image_seeds for a in one])
+        ]
         assert sizes[0] == pytest.approx(sizes[1], abs=0.03)
     assert {item.embeds for a in ours for item in a.items} == {9}
 

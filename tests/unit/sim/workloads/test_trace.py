@@ -111,7 +111,7 @@ def test_an_empty_file_and_no_file_are_said_to_be(tmp_path):
 
 def test_bytes_that_are_no_text_are_not_json(tmp_path):
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(json.dumps(HEADER).encode() + b"\n{\"kind\": \"\xff\"}\n")
+    path.write_bytes(json.dumps(HEADER).encode() + b'\n{"kind": "\xff"}\n')
     with pytest.raises(ConfigError, match="line 2: "):
         read_trace(path)
 
