@@ -179,8 +179,8 @@ class OmniSchedConfig(BaseModel):
     prefill_control: ControlMode = Field(
         ControlMode.OFF,
         description="What steers how many prompt tokens a step computes beside decodes, on the latency of steps; "
-        "'adaptive' learns what a token costs; 'learned' has it aim higher or lower, as a bandit that was trained in the "
-        "simulator chooses by the last steps and `interactive_itl_ms`.",
+        "'adaptive' learns what a token costs; 'learned' has it aim higher or lower, as a bandit chooses that was "
+        "trained in the simulator to keep `interactive_itl_ms`.",
     )
     prefill_min_tokens: int = Field(64, ge=1, description="Least prompt tokens of a step, under `prefill_control`.")
     control_interval_ms: float = Field(
