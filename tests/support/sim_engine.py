@@ -79,6 +79,12 @@ class Run:
         self.sim.run(until)
         return self
 
+    @property
+    def lane_seconds(self) -> float:
+        """Of encodes in the lane."""
+        assert self.engine.ahead is not None
+        return self.engine.ahead.lane.busy_seconds
+
     def end(self, number: int) -> float:
         """When a request ended."""
         (when,) = [when for job, when in self.ended if job.request.number == number]

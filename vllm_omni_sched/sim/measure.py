@@ -35,6 +35,11 @@ class Histogram:
         if seconds > self.largest:
             self.largest = seconds
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._bins.clear()
+        self.count = self.total = self.largest = 0.0
+
     @property
     def mean(self) -> float:
         """0 while there is nothing."""

@@ -36,7 +36,9 @@ class Server(Protocol):
     taken back by `kill` or `abort`.
     """
 
-    in_flight: int
+    @property
+    def in_flight(self) -> int:
+        """Jobs that it has."""
 
     def submit(self, job: Job) -> None:
         """Take a job on, now."""

@@ -1,5 +1,6 @@
 """The cost model that a scenario names."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vllm_omni_sched.errors import ConfigError
@@ -44,6 +45,10 @@ def decoder_costs(stage: str, decoders: str, device_name: str) -> DecoderCosts:
         ConfigError: a name is unknown; the message names the stage.
     """
     try:
-        return pick("decoders", decoders, {"cpu": CoreDecoder, "nvdec": lambda: NvdecDecoder(device(device_name))})()
+        known: dict[str, Callable[[], DecoderCosts]] = {
+            "cpu": CoreDecoder,
+            "nvdec": lambda: NvdecDecoder(device(device_name)),
+        }
+        return pick("decoders", decoders, known)()
     except ConfigError as error:
         raise ConfigError(f"stage {stage!r}: {error}") from None

@@ -22,7 +22,8 @@ class RooflineCosts:
     2. Memory: all weights of the LLM once, and the KV cache of what decodes; at ``bandwidth`` of the peak.
     3. A step is the longer of the two, plus a constant, plus two all-reduces for each layer under tensor parallelism.
     4. With a share of the multiprocessors, operations take 1 / share as long. Reading does not take longer until the
-       share is below ``saturating_share``; from there on it takes in proportion as well.
+       share is below ``saturating_share``; from there on it takes in proportion as well (Lin et al., "Bullet",
+       ASPLOS 2026, equation 1).
     5. Encoding is operations alone: it reads each weight once for thousands of patches. So what it takes from the
        LLM beside it is multiprocessors, and bandwidth only as far as rule 4 says.
     6. A tower is split between the devices as the LLM is.

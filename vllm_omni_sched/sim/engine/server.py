@@ -71,7 +71,8 @@ class EngineServer:
         self._stepping = False
         self._last_end = 0.0
         self._rest = 0.0
-        self._llm_seconds = self._encode_seconds = 0.0
+        self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
+        self._idle_since = 0.0
         self._measures = policies.measures
 
     # -- what it is told ---------------------------------------------------
@@ -151,9 +152,9 @@ class EngineServer:
         return lost
 
     def busy_seconds(self) -> dict[str, float]:
-        """Seconds of steps by what they went to, and those of the lane."""
-        lane = self.ahead.lane.busy_seconds if self.ahead is not None else 0.0
-        return {"llm": self._llm_seconds, "encode": self._encode_seconds, "lane": lane}
+        """Seconds of steps by what they went to, and those of the lane in which no step ran."""
+        busy = {"llm": self._llm_seconds, "encode": self._encode_seconds}
+        return busy if self.ahead is None else {**busy, "lane": self._lane_seconds}
 
     # -- steps -------------------------------------------------------------
 
@@ -161,6 +162,9 @@ class EngineServer:
         """Begin a step, after all that happens at this time."""
         if not self._stepping:
             self._stepping = True
+            if self.ahead is not None:
+                lane = min(self.ahead.lane.until, self._sim.now) - self._idle_since
+                self._lane_seconds += lane if lane > 0 else 0.0
             self._sim.soon(0.0, self._woken, self._epoch)
 
     def _woken(self, epoch: int) -> None:
@@ -185,6 +189,7 @@ class EngineServer:
         tokens = prompts.tokens
         if not decoding and not tokens:
             self._stepping = False
+            self._idle_since = sim.now
             return
         seconds = self._costs.step_seconds(decoding, decodes.context, tokens, prompts.pairs)
         if self.ahead is not None:

@@ -53,7 +53,16 @@ class Autoscale(Options):
         "reactive",
         description="By the load now; by the forecast; or by the forecast even where it has been wrong lately.",
     )
-    utilisation: float = Field(0.7, gt=0, le=1, description="Part of the time that replicas are to be busy.")
+    utilisation: float = Field(0.7, gt=0, le=1, description="Part of what replicas can do that is to be used.")
+    at_once: int | None = Field(
+        None,
+        ge=1,
+        description="Requests that a replica serves well together, for `reactive`; default: what it may hold.",
+    )
+    capacity: float | None = Field(
+        None, gt=0, description="Requests per second that a replica can do, for forecasts; default: as measured."
+    )
+    season_seconds: float = Field(86_400.0, gt=0, description="Length of a season of the load, for forecasts.")
 
     @model_validator(mode="after")
     def _ordered(self) -> "Autoscale":

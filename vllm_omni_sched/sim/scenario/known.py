@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 
@@ -23,10 +22,11 @@ class Known:
 
 def installed() -> Known:
     """What this package has."""
-    costs, workloads = (import_module(f"vllm_omni_sched.sim.{name}") for name in ("costs", "workloads"))
-    return Known(
-        devices=tuple(costs.DEVICES),
-        models=tuple(costs.MODELS),
-        workloads=tuple(workloads.KINDS),
-        check_workload=workloads.check,
-    )
+    from vllm_omni_sched.sim.costs.hardware import DEVICES
+    from vllm_omni_sched.sim.costs.models import MODELS
+    from vllm_omni_sched.sim.workloads.registry import KINDS, build
+
+    def check(kind: str, options: Mapping[str, Any], where: str) -> None:
+        build({"kind": kind, **options}, where)
+
+    return Known(tuple(DEVICES), tuple(MODELS), tuple(KINDS), check)

@@ -176,7 +176,7 @@ def _of_workload(scenario: Scenario, known: Known) -> Iterator[str]:
     if workload.rate is None and workload.kind != "trace":
         yield f"'workload.rate' is missing: mean requests per second of '{workload.kind}'"
     try:
-        known.check_workload(workload.kind, workload.options, "workload")
+        known.check_workload(workload.kind, workload.table(), "workload")
     except ConfigError as error:
         yield str(error)
     if workload.kind in known.video_kinds and not any(stage.kind == "video" for stage in scenario.stages):

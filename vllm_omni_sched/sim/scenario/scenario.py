@@ -30,6 +30,10 @@ class Workload(Options):
         own = {key: inner for key, inner in value.items() if key in ("kind", "rate")}
         return own | {"options": {key: inner for key, inner in value.items() if key not in own}}
 
+    def table(self) -> dict[str, Any]:
+        """As it is written, without its kind."""
+        return self.options if self.rate is None else {"rate": self.rate, **self.options}
+
 
 class Scenario(Options):
     """One run. `loader.load` reads it and tells what is wrong; the checks here need nothing from outside."""

@@ -68,6 +68,12 @@ class EngineStage(_Stage):
     encoder_budget_embeds: int | None = Field(
         None, ge=1, description="Embeddings encoded in a step; default: `max_num_batched_tokens`, as in vLLM."
     )
+    lane_items: int = Field(1, ge=1, le=1024, description="Items that the lane encodes at a time.")
+    lane_on: Literal["device", "beside", "shared"] = Field(
+        "device",
+        description="Where the lane works: on the LLM's device; or on a CPU, with processors of its own besides, or "
+        "on the LLM's alone.",
+    )
 
     @property
     def devices_each(self) -> int:

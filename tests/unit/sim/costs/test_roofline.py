@@ -66,6 +66,16 @@ def test_reading_the_context_takes_its_time(qwen):
     assert more == pytest.approx(1 / (2039 * 0.8), rel=1e-3)
 
 
+def test_all_operations_of_a_step_count(qwen):
+    """Beside a long prompt: a decoding request needs the output matrix, a token that it reads is a pair."""
+    peak = 312e12 * 0.6
+    decodes, prompt = qwen.step_seconds(64, 0, 4096, 0.0), qwen.step_seconds(0, 0, 4160, 0.0)
+    assert decodes - prompt == pytest.approx(64 * 2 * 152_064 * 3584 / peak)
+    read, paired = qwen.step_seconds(64, 10**6, 4096, 0.0), qwen.step_seconds(64, 0, 4096, 1e6)
+    assert read == pytest.approx(paired)
+    assert read - decodes == pytest.approx(1e6 * 4 * 28 * 3584 / peak)
+
+
 def test_a_step_without_tokens_takes_no_time(qwen):
     assert qwen.step_seconds(0, 0, 0, 0.0) == 0.0
 
@@ -75,8 +85,9 @@ def test_operations_follow_the_share_and_reading_only_below_saturation(qwen):
     prompt, decode = (0, 0, 4096, pairs(4096)), (4, 4000, 0, 0.0)
     for share in (0.75, 0.5, 0.25):
         assert qwen.step_seconds(*prompt, share) - fixed == pytest.approx((qwen.step_seconds(*prompt) - fixed) / share)
-    assert qwen.step_seconds(*decode, 0.5) == qwen.step_seconds(*decode)
-    assert qwen.step_seconds(*decode, 0.25) - fixed == pytest.approx(2 * (qwen.step_seconds(*decode) - fixed))
+    enough = Efficiency().saturating_share
+    assert qwen.step_seconds(*decode, enough) == qwen.step_seconds(*decode, 0.5) == qwen.step_seconds(*decode)
+    assert qwen.step_seconds(*decode, enough / 2) - fixed == pytest.approx(2 * (qwen.step_seconds(*decode) - fixed))
 
 
 def test_encoding_follows_the_share_and_the_lane_is_no_different(qwen):

@@ -30,6 +30,8 @@ def test_a_picture_grows_with_its_size_its_steps_and_a_negative_prompt():
     assert DiffusionCosts("sd3-medium", h100, guided=True).seconds(REQUEST) == pytest.approx(2 * base)
     assert DiffusionCosts("sd3-medium", h100, 2048, 1024).seconds(REQUEST) > 2 * base * 0.95
     assert DiffusionCosts("flux.1-dev", h100).seconds(REQUEST) > 4 * base
+    tokens = (4 * 4096 + 333) / (4096 + 333)
+    assert DiffusionCosts("sd3-medium", h100, 2048, 2048).seconds(REQUEST) > 1.2 * tokens * base  # attention is squared
     assert DiffusionCosts("flux.1-dev", h100).source.kind is SourceKind.ROOFLINE
 
 

@@ -87,7 +87,7 @@ def test_with_a_lane_decodes_go_on_while_a_picture_is_encoded() -> None:
     run = Run(costs, encode_ahead=True).serve(requests)
     assert run.jobs[0].largest_gap == pytest.approx(0.01)
     assert run.jobs[1].first == pytest.approx(1.5 + 0.01, abs=0.0101)
-    assert run.engine.busy_seconds()["lane"] == pytest.approx(1.0)
+    assert run.lane_seconds == pytest.approx(1.0)
     assert run.engine.busy_seconds()["encode"] == 0.0
 
 
@@ -103,14 +103,14 @@ def test_steps_beside_the_lane_have_what_it_leaves() -> None:
 def test_a_picture_that_nobody_is_held_up_by_is_encoded_in_the_step() -> None:
     run = Run(PlainCosts(base=0.01, embed=0.001), encode_ahead=True).serve([Request(0, 0.0, 10, 2, (picture(),))])
     assert run.engine.busy_seconds()["encode"] == pytest.approx(0.1)
-    assert run.engine.busy_seconds()["lane"] == 0.0
+    assert run.lane_seconds == 0.0
 
 
 def test_two_who_want_the_same_picture_wait_for_one_encode() -> None:
     costs = PlainCosts(base=0.01, embed=0.01)
     requests = [Request(0, 0.0, 10, 300), *(Request(i, 0.1 * i, 10, 2, (picture(content=9),)) for i in (1, 2, 3))]
     run = Run(costs, encode_ahead=True).serve(requests)
-    assert run.engine.busy_seconds()["lane"] == pytest.approx(1.0)
+    assert run.lane_seconds == pytest.approx(1.0)
     assert len(run.ended) == 4
 
 

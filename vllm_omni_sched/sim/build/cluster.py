@@ -1,0 +1,231 @@
+"""The stages of a scenario as pools of replicas, and what moves requests through them."""
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from random import Random  # noqa: TID251 (seeded, and given to who draws)
+
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions
+from vllm_omni_sched.monitor.forecast.plan import PlanOptions
+from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
+from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.sim.build.decoders import decoder_of
+from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
+from vllm_omni_sched.sim.costs.choice import engine_costs
+from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Histogram, Record
+from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, Reactive, ReactiveOptions
+from vllm_omni_sched.sim.pools.choose import Balanced, Chooser, InTurn
+from vllm_omni_sched.sim.pools.failures import FailureSpec
+from vllm_omni_sched.sim.pools.gated import GatedPool
+from vllm_omni_sched.sim.pools.links import Links, LinkSpec
+from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.policies import Policies
+from vllm_omni_sched.sim.pools.pool import Make, Pool, StageSpec
+from vllm_omni_sched.sim.pools.trip import Leg
+from vllm_omni_sched.sim.scenario import EncoderStage, EngineStage, Scenario, ServersStage, Stage, VideoStage
+from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.workloads import base, registry
+
+_CHOICES = 2  # replicas that `balance = "sampled"` looks at
+_MODALITIES = ("text", "image", "audio", "video")
+
+
+class Cluster:
+    """All that runs in one simulation.
+
+    ``sources``: who says what work costs, by stage, and what arrives.
+
+    Raises:
+        ConfigError: a model does not fit where it is to run, or a file cannot be read; the message names the stage.
+    """
+
+    def __init__(
+        self, scenario: Scenario, sim: Simulator, record: Callable[[Record], None], spans: Spans | None
+    ) -> None:
+        self._scenario, self.sim, self._spans = scenario, sim, spans
+        self.itl = Histogram()
+        self.engines: list[Engines] = []
+        self.sources: dict[str, str] = {}
+        workload = registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}, folder=Path())
+        self.sources["workload"] = workload.source
+        makes = [self._make(stage) for stage in scenario.stages]
+        specs = [_spec(scenario, stage) for stage in scenario.stages]
+        paths = _paths(scenario.stages)
+        policies = None
+        if scenario.orchestration is not None:
+            ways = list(dict.fromkeys(paths.values()))
+            policies = Policies(scenario.orchestration, specs, ways, self._dice("orchestration"))
+        self.policies = policies
+        learns = policies is None and any(
+            stage.balance in ("cost", "sampled") or _scaled(scenario, stage) for stage in scenario.stages
+        )
+        costs = StageCosts() if learns else None
+        pools: list[Pool] = []
+        for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
+            if policies is not None and stage.balance is None:
+                pools.append(GatedPool(sim, at, spec, make, policies))
+            else:
+                needs = stage.balance in ("cost", "sampled") or _scaled(scenario, stage)
+                pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
+        self.pipeline = Pipeline(
+            sim,
+            pools,
+            self._requests(workload),
+            record,
+            paths,
+            policies,
+            links=self._links(),
+            answers=scenario.output_stage,
+            left=self._left if spans is not None else None,
+        )
+        for number, failures in enumerate(scenario.failures):
+            deaths = FailureSpec(
+                self._index(failures.stage),
+                failures.every_seconds,
+                rack=failures.rack_replicas if failures.kind == "rack" else 1,
+                restart_seconds=failures.restart_seconds,
+            )
+            self.pipeline.fail_by(deaths, self._dice(f"failures {number}"))
+        self.scaler = self._scaler()
+
+    def _dice(self, what: str) -> Random:
+        """For one use, so that others draw the same whether this one is there or not."""
+        return Random(f"{self._scenario.seed} {what}")
+
+    def _index(self, name: str) -> int:
+        return next(at for at, stage in enumerate(self._scenario.stages) if stage.name == name)
+
+    def _requests(self, workload: base.Workload) -> Iterator[Request]:
+        until = self._scenario.duration_seconds
+        return takewhile(lambda one: one.arrival < until, base.requests(workload, self._scenario.seed))
+
+    def _make(self, stage: Stage) -> Make:
+        scenario, sim = self._scenario, self.sim
+        device = scenario.cluster.device
+        if isinstance(stage, VideoStage):
+            decoder = decoder_of(stage, device)
+            self.sources[stage.name] = f"{decoder.source.kind.value}: {decoder.source.text}"
+            return make_decoders(sim, stage, decoder, self._dice(stage.name))
+        if isinstance(stage, ServersStage):
+            self.sources[stage.name] = "assumed: the scenario's seconds"
+            return make_queues(sim, stage, self._dice(stage.name))
+        memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
+        measured = None if stage.calibration is None else Path(stage.calibration)
+        costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
+        self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
+        if isinstance(stage, EncoderStage):
+            return make_encoders(sim, stage, costs)
+        engines = Engines(
+            sim, scenario, stage, costs, self.itl, self._watcher(stage) if self._spans is not None else None
+        )
+        self.engines.append(engines)
+        return engines
+
+    def _watcher(self, stage: Stage) -> Callable[[int], Watcher]:
+        spans = self._spans
+        assert spans is not None
+
+        def of(index: int) -> Watcher:
+            def watch(name: str, start: float, seconds: float, **facts: float) -> None:
+                if spans.wants(start):
+                    spans.span(stage.name, index, name, start, seconds, facts)
+
+            return watch
+
+        return of
+
+    def _left(self, leg: Leg) -> None:
+        """A stage is done with a request; engines tell of their steps instead."""
+        stage = self._scenario.stages[leg.stage]
+        if self._spans is not None and not isinstance(stage, EngineStage) and self._spans.wants(leg.submitted):
+            name, seconds = f"request {leg.request.number}", self.sim.now - leg.submitted
+            self._spans.span(stage.name, leg.replica, name, leg.submitted, seconds, track="requests")
+
+    def _chooser(self, stage: Stage) -> Chooser:
+        match stage.balance:
+            case "cost":
+                return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"))
+            case "sampled":
+                return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"), _CHOICES)
+            case "least_queue":
+                return Balanced(LeastQueue(), self._dice(f"{stage.name} balance"))
+            case _:
+                return InTurn()
+
+    def _links(self) -> dict[tuple[int, int], Links]:
+        found = {}
+        for at, stage in enumerate(self._scenario.stages[:-1]):
+            link = stage.link
+            if not link.latency_seconds and link.bytes_per_second is None:
+                continue
+            spec = LinkSpec(f"{stage.name} link", link.bytes_per_second or float("inf"), link.latency_seconds)
+            each = link.bytes_per_embed
+
+            def nbytes(request: Request, each: float = each) -> int:
+                return int(each * sum(item.embeds for item in request.items))
+
+            found[at, at + 1] = Links(self.sim, (spec,), nbytes)
+        return found
+
+    def _scaler(self) -> Reactive | Ahead | None:
+        options = self._scenario.autoscale
+        if options is None:
+            return None
+        at = self._index(options.stage)
+        if options.mode == "reactive":
+            spec = self.pipeline.pools[at].spec
+            rule = ReactiveOptions(
+                options.at_once or spec.at_once,
+                options.utilisation,
+                options.minimum,
+                options.maximum,
+                options.every_seconds,
+            )
+            return Reactive(self.pipeline, at, rule)
+        forecast = ForecastOptions(
+            bin_seconds=options.every_seconds,
+            season_bins=max(1, round(options.season_seconds / options.every_seconds)),
+            horizon_seconds=options.start_seconds + options.every_seconds,
+            guard_window=60 if options.mode == "forecast" else 10**9,
+        )
+        plan = PlanOptions(utilisation=options.utilisation, spare_utilisation=0.75 * options.utilisation)
+        bounds = Bounds(options.minimum, options.maximum, options.capacity)
+        return Ahead(self.pipeline, {at: bounds}, forecast, plan)
+
+    def engine_servers(self) -> Iterator[EngineServer]:
+        """All engines that there were."""
+        for engines in self.engines:
+            yield from engines.made
+
+
+def _scaled(scenario: Scenario, stage: Stage) -> bool:
+    return scenario.autoscale is not None and scenario.autoscale.stage == stage.name
+
+
+def _spec(scenario: Scenario, stage: Stage) -> StageSpec:
+    kind = StageKind.AR if isinstance(stage, EngineStage) else StageKind.GENERATION
+    if isinstance(stage, EngineStage):
+        at_once = stage.max_num_seqs
+    else:
+        at_once = stage.batch_items if isinstance(stage, EncoderStage) else stage.per_replica
+    starts = scenario.autoscale.start_seconds if scenario.autoscale and _scaled(scenario, stage) else 0.0
+    return StageSpec(stage.name, kind, stage.replicas, at_once, starts, max(stage.devices_each, 1))
+
+
+def _paths(stages: tuple[Stage, ...]) -> dict[str, tuple[int, ...]]:
+    """The stages that requests of each modality go through: text is not encoded, and only videos are decoded first."""
+
+    def goes(stage: Stage, modality: str) -> bool:
+        if isinstance(stage, VideoStage):
+            return modality == "video"
+        return not isinstance(stage, EncoderStage) or modality != "text"
+
+    paths = {
+        modality: tuple(at for at, stage in enumerate(stages) if goes(stage, modality)) for modality in _MODALITIES
+    }
+    return {modality: path for modality, path in {**paths, "": paths["image"]}.items() if path}

@@ -1,0 +1,132 @@
+"""One simulation, from a scenario to what it has shown."""
+
+from collections import Counter
+
+from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.sim.build.cluster import Cluster
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Record
+from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.result import Progress, Result, Sample
+from vllm_omni_sched.sim.scenario import Scenario
+
+_EVENTS = 20_000  # between two words of progress
+_SAMPLES = 200  # of a timeline
+
+
+def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans | None = None) -> Result:
+    """Run a scenario to its end: until all requests have left, or ``drain_seconds`` after the last arrival.
+
+    Args:
+        progress: called now and then with the simulated seconds and the events so far.
+        spans: gets what happened when, for a trace.
+
+    Raises:
+        ConfigError: a model does not fit where it is to run, a file cannot be read, or a request fits nowhere.
+    """
+    return _Run(scenario, spans).run(progress)
+
+
+class _Run:
+    def __init__(self, scenario: Scenario, spans: Spans | None) -> None:
+        self._scenario = scenario
+        self._sim = Simulator()
+        self._records: list[Record] = []
+        self._cluster = Cluster(scenario, self._sim, self._record, spans)
+        self._timeline: list[Sample] = []
+        self._busy_before: dict[str, float] = {}
+        self._held_before: dict[str, float] = {}
+        self._at_start: dict[str, dict[str, float]] = {}
+        self._held_at_start: dict[str, float] = {}
+        self._pools = self._cluster.pipeline.pools
+        self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
+        self._every = scenario.duration_seconds / _SAMPLES
+        self._sim.at(scenario.warm_up_seconds, self._warm)
+        self._sim.at(0.0, self._sample)
+
+    def run(self, progress: Progress | None) -> Result:
+        sim, scenario, pipeline = self._sim, self._scenario, self._cluster.pipeline
+        drain = scenario.drain_seconds
+        until = float("inf") if drain is None else scenario.duration_seconds + drain
+        while sim.run(until, _EVENTS) and sim.now < until:
+            if progress is not None:
+                progress(sim.now, sim.events)
+            if not pipeline.active():  # nothing but clocks is left
+                break
+        self._check()
+        return self._result()
+
+    def _record(self, record: Record) -> None:
+        if record.arrival >= self._scenario.warm_up_seconds:
+            self._records.append(record)
+
+    def _warm(self, _: None) -> None:
+        """From now on it counts."""
+        self._cluster.itl.clear()
+        for pool in self._pools:
+            self._at_start[pool.spec.name] = pool.busy_seconds()
+            self._held_at_start[pool.spec.name] = pool.replica_seconds()
+
+    def _sample(self, _: None) -> None:
+        queued, replicas, utilisation = {}, {}, {}
+        for pool in self._pools:
+            name = pool.spec.name
+            busy, held = sum(pool.busy_seconds().values()), pool.replica_seconds()
+            passed = held - self._held_before.get(name, 0.0)
+            queued[name], replicas[name] = pool.present, pool.held
+            worked = busy - self._busy_before.get(name, 0.0)
+            utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
+            self._busy_before[name], self._held_before[name] = busy, held
+        self._timeline.append(Sample(self._sim.now, queued, replicas, utilisation))
+        if self._cluster.pipeline.active():
+            self._sim.after(self._every, self._sample)
+
+    def _check(self) -> None:
+        """Every request that came has left once, or is here.
+
+        Raises:
+            OmniSchedError: one was lost, which is a defect of the simulator.
+        """
+        pipeline = self._cluster.pipeline
+        if pipeline.arrived != pipeline.done + pipeline.failed + pipeline.in_flight:
+            raise OmniSchedError(
+                f"{pipeline.arrived} requests came, {pipeline.done} ended, {pipeline.failed} failed and "
+                f"{pipeline.in_flight} are here: please report this with the scenario"
+            )
+
+    def _result(self) -> Result:
+        scenario, cluster, sim = self._scenario, self._cluster, self._sim
+        busy, held, devices = {}, {}, {}
+        for pool in self._pools:
+            name = pool.spec.name
+            now, before = pool.busy_seconds(), self._at_start.get(name, {})
+            busy[name] = {work: seconds - before.get(work, 0.0) for work, seconds in now.items()}
+            seconds = pool.replica_seconds() - self._held_at_start.get(name, 0.0)
+            held[name] = seconds * self._units[name]
+            devices[name] = seconds * scenario.stage(name).devices_each
+        counters: Counter[str] = Counter()
+        for engine in cluster.engine_servers():
+            counters["preempted"] += engine.preempted
+            counters["encoder_cache_hits"] += engine.encoding.hits
+            counters["encoded_in_step"] += engine.encoding.encoded
+            if engine.ahead is not None:
+                counters.update({f"encode_{reason.value}": n for reason, n in engine.ahead.placements.items()})
+        return Result(
+            scenario.name,
+            scenario.seed,
+            scenario.slo,
+            self._records,
+            cluster.itl,
+            sim.now,
+            max(scenario.duration_seconds - scenario.warm_up_seconds, 1e-9),
+            sim.events,
+            steps=sum(engine.decodes.gaps.steps for engine in cluster.engine_servers()),
+            lost=cluster.pipeline.in_flight,
+            busy_seconds=busy,
+            held_seconds=held,
+            device_seconds=devices,
+            counters={name: n for name, n in sorted(counters.items()) if n},
+            sources=cluster.sources,
+            classes=scenario.classes,
+            timeline=self._timeline,
+        )
