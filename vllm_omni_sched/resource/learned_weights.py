@@ -43,7 +43,10 @@ class Learned:
         minimum: int,
         maximum: int,
     ) -> LearnedPrefill:
-        """A control under a guard that acts by these weights."""
+        """A control that acts by these weights, under a guard.
+
+        The guard allows it to be worse by 15 % of the time, and by one late step in a hundred.
+        """
         return LearnedPrefill(
             self.policy,
             target_seconds,
@@ -52,7 +55,7 @@ class Learned:
             minimum,
             maximum,
             self.penalty,
-            RewardGuard(),
+            RewardGuard(margin=0.15 + 0.01 * self.penalty),
         )
 
     def as_json(self) -> str:
