@@ -68,7 +68,7 @@ def tune(
 
     Ctrl-C ends the search and keeps the best so far. Exit status: 0 when all is well, 2 when the call makes no sense.
     """
-    from vllm_omni_sched.sim.tune.search import pruned
+    from vllm_omni_sched.sim.tune.search import Tried, pruned, told
 
     for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
         if value is not None and not 0 < value < float("inf"):
@@ -81,8 +81,9 @@ def tune(
         found = _search(job, trials, range(seeds), seed, quiet)
         if not found.tried:
             _leave("interrupted before anything was tried")
-        best = pruned(found.tried[0], job.default, job.evaluate, range(seeds))
-        compared = _compare(job, [best, *found.tried[1:_BEST]], seeds, held_out, seed, quiet)
+        first, *others = (Tried(told(one.options, job.default), one.runs) for one in found.tried[:_BEST])
+        best = pruned(first, job.evaluate, range(seeds))
+        compared = _compare(job, [best, *others], seeds, held_out, seed, quiet)
     except ConfigError as error:
         _leave(str(error))
     said = tune_view.verdict(found, compared)

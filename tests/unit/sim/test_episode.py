@@ -14,9 +14,7 @@ LIMITS = EngineLimits(10**6)
 
 def run(requests, promise=(1.0, 1.0), seconds=10.0, drain=10.0, **controls):
     costs = PlainCosts(base=0.1)
-    return run_episode(
-        requests, costs, LIMITS, OmniSchedConfig(), seconds, promise, drain_seconds=drain, **controls
-    )
+    return run_episode(requests, costs, LIMITS, OmniSchedConfig(), seconds, promise, drain_seconds=drain, **controls)
 
 
 def test_what_clients_saw():

@@ -94,18 +94,26 @@ def search(
     return Search(tuple(ordered), done, done < trials)
 
 
-def pruned(best: Tried, default: Mapping[str, Any], evaluate: Evaluate, seeds: Sequence[int]) -> Tried:
-    """The same without options that are as by default, or that do no good under the training seeds, one after another.
+def told(options: Options, default: Mapping[str, Any]) -> Options:
+    """Those of them that are not as by default.
 
     Args:
         default: what an option is when it is not there.
     """
-    kept = Tried({name: value for name, value in best.options.items() if value != default.get(name)}, best.runs)
-    for name in list(kept.options):
-        options = {key: value for key, value in kept.options.items() if key != name}
-        fewer = Tried(options, tuple(evaluate(options, one) for one in seeds))
-        if fewer.score >= kept.score:
-            kept = fewer
+    return {name: value for name, value in options.items() if value != default.get(name)}
+
+
+def pruned(best: Tried, evaluate: Evaluate, seeds: Sequence[int]) -> Tried:
+    """The same without options that do no good under the training seeds, one after another; an interrupt ends that."""
+    kept = best
+    try:
+        for name in best.options:
+            options = {key: value for key, value in kept.options.items() if key != name}
+            fewer = Tried(options, tuple(evaluate(options, one) for one in seeds))
+            if fewer.score >= kept.score:
+                kept = fewer
+    except KeyboardInterrupt:
+        pass
     return kept
 
 
