@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.no_test:
             return
     learned = read(options.weights.read_text(), options.weights.name)
-    seen = tested(learned, range(options.seeds))
+    seen = tested(learned, range(options.seeds), options.jobs)
     random = np.random.default_rng(options.seed)
     records, more = summary(seen, random), overall(seen, random)
     console.print(table(records))
@@ -57,6 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--seeds", type=int, default=len(TEST_SEEDS), help="of the test")
     parser.add_argument("--seed", type=int, default=1, help="of what explores, and of the bootstrap")
+    parser.add_argument("--jobs", type=int, default=2, help="settings that are tested at once")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
 
@@ -95,20 +97,21 @@ def trained(seed: int) -> Learned:
     return Learned(best.policy, best.penalty, {**kept, **best.provenance, **facts, "simulated": True})
 
 
-def tested(learned: Learned, seeds: Sequence[int]) -> dict[str, dict[str, list[Seen]]]:
+def tested(learned: Learned, seeds: Sequence[int], jobs: int) -> dict[str, dict[str, list[Seen]]]:
+    with Progress(console=console) as bar, ProcessPoolExecutor(jobs) as pool:
+        task = bar.add_task("test", total=len(TEST))
+        runs = [pool.submit(tested_on, at, learned.as_json(), seeds) for at in range(len(TEST))]
+        for run in runs:
+            run.add_done_callback(lambda _: bar.advance(task))
+        return {setting.name: run.result() for setting, run in zip(TEST, runs, strict=True)}
+
+
+def tested_on(at: int, weights: str, seeds: Sequence[int]) -> dict[str, list[Seen]]:
+    """One setting, by control."""
+    learned = read(weights, "weights")
     aims = learned.provenance["fixed_aims"]
     found = controls(learned, float(max(aims, key=lambda aim: aims[aim])))
-    seen: dict[str, dict[str, list[Seen]]] = {}
-    with Progress(console=console) as bar:
-        task = bar.add_task("test", total=len(TEST) * len(found) * len(seeds))
-        for setting in TEST:
-            seen[setting.name] = {}
-            for name, control in found.items():
-                runs = seen[setting.name][name] = []
-                for seed in seeds:
-                    runs.append(control(setting, seed))
-                    bar.advance(task)
-    return seen
+    return {name: [control(TEST[at], seed) for seed in seeds] for name, control in found.items()}
 
 
 def table(records: list[dict[str, Any]]) -> Table:

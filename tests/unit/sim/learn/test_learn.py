@@ -1,5 +1,7 @@
 """Training: the bandit finds what is best where that is known, and tests share nothing with it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,12 @@ def test_what_is_tested_on_was_not_trained_on():
     kinds = [{one.workload["kind"] for one in settings} for settings in (TRAINING, TEST)]
     assert not kinds[0] & kinds[1]
     assert len(TEST_SEEDS) >= 20
+
+
+@pytest.mark.parametrize("setting", [*TRAINING, *TEST], ids=lambda one: one.name)
+def test_each_setting_can_be_served(setting):
+    seen = serve(replace(setting, seconds=4.0), 1, OmniSchedConfig(encode_ahead=setting.encodes))
+    assert seen.requests >= 0
 
 
 SHORT = Setting("short", {"kind": "text", "rate": 4.0}, seconds=5.0)
