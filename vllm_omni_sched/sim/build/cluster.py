@@ -68,7 +68,9 @@ class Cluster:
         pools: list[Pool] = []
         for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
             if policies is not None and stage.balance is None:
-                pools.append(GatedPool(sim, at, spec, make, policies))
+                pools.append(pool := GatedPool(sim, at, spec, make, policies))
+                if isinstance(make, Engines):
+                    make.spoke = pool.spoke
             else:
                 needs = stage.balance in ("cost", "sampled") or _scaled(scenario, stage)
                 pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
@@ -87,8 +89,10 @@ class Cluster:
             deaths = FailureSpec(
                 self._index(failures.stage),
                 failures.every_seconds,
-                rack=failures.rack_replicas if failures.kind == "rack" else 1,
-                restart_seconds=failures.restart_seconds,
+                failures.at_seconds,
+                failures.rack_replicas if failures.kind == "rack" else 1,
+                failures.restart_seconds,
+                failures.detection_seconds,
             )
             self.pipeline.fail_by(deaths, self._dice(f"failures {number}"))
         self.scaler = self._scaler()

@@ -39,6 +39,7 @@ class EngineServer:
     Args:
         done: called with each job when its client has its last token.
         itl: takes the time between tokens of every request.
+        spoke: called with each job when it has its first token.
 
     ``steps``: that began. ``preempted``: how often rule 4 was needed.
     """
@@ -52,9 +53,10 @@ class EngineServer:
         done: Done,
         itl: Histogram,
         watcher: Watcher | None = None,
+        spoke: Done | None = None,
     ) -> None:
         self._sim, self._costs, self._limits, self._policies = sim, costs, limits, policies
-        self._done, self._itl, self._watcher = done, itl, watcher
+        self._done, self._itl, self._watcher, self._spoke = done, itl, watcher, spoke
         self.waiting = policies.waiting()
         self.decodes = Decodes()
         self.encoding = Encoding(limits, policies)
@@ -273,6 +275,8 @@ class EngineServer:
         sequence.made += 1
         if sequence.last_token is None:
             sequence.job.first = now + self._costs.answer_seconds
+            if self._spoke is not None:
+                self._spoke(sequence.job)
         else:
             gap = now - sequence.last_token
             sequence.largest_gap = max(sequence.largest_gap, gap)
@@ -284,15 +288,22 @@ class EngineServer:
 
     def _finish(self, sequence: Sequence) -> None:
         job = sequence.job
-        del self._jobs[job.request.number]
-        self.in_flight -= 1
         job.largest_gap = sequence.largest_gap
         self._forget(sequence)
+        self._jobs[job.request.number] = (job, None)  # until its client has the answer
         answer = self._costs.answer_seconds
         if answer:
-            self._sim.after(answer, self._done, job)
+            self._sim.after(answer, self._answered, (self._epoch, job))
         else:
-            self._done(job)
+            self._answered((self._epoch, job))
+
+    def _answered(self, ended: tuple[int, Job]) -> None:
+        epoch, job = ended
+        if epoch != self._epoch or self._jobs.get(job.request.number, (None,))[0] is not job:
+            return
+        del self._jobs[job.request.number]
+        self.in_flight -= 1
+        self._done(job)
 
     def _forget(self, sequence: Sequence) -> None:
         self.encoding.release(sequence)

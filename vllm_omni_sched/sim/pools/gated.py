@@ -164,7 +164,8 @@ class GatedPool(Pool):
 
     @staticmethod
     def _path(trip: Trip) -> list[str]:
-        return [str(stage) for stage in trip.path]
+        """From here on: one that shared another's work before has never entered."""
+        return [str(stage) for stage in trip.path[trip.position :]]
 
     def _take(self, trip: Trip) -> bool:
         credits = self.shared.credits
@@ -241,10 +242,6 @@ class GatedPool(Pool):
         book = self.shared.affinity[self.stage]
         if book is not None and replica.index not in self.replicas:
             book.forget(replica.index)
-
-    def _serve(self, replica: Replica) -> None:
-        super()._serve(replica)
-        self.release()
 
     @property
     def present(self) -> int:
