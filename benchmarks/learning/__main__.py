@@ -133,16 +133,17 @@ def table(records: list[dict[str, Any]]) -> Table:
 
 
 def said(more: dict[str, Any]) -> str:
-    """Whether learning beats the others, in a sentence."""
-    better = [name for name, (_, low, _) in more.items() if low > 0]
-    worse = [name for name, (_, _, high) in more.items() if high < 0]
-    same = [name for name in more if name not in better + worse]
-    parts = [
-        f"{verb} {', '.join(names)}"
-        for verb, names in (("is better than", better), ("is worse than", worse), ("is not known to differ from", same))
-        if names
-    ]
-    return "The learned control " + "; it ".join(parts)
+    """Whether learning beats the control that it is made of, and the article's."""
+    _, low, high = more["adaptive"]
+    verb = "beats" if low > 0 else "is worse than" if high < 0 else "is not known to differ from"
+    parts = [f"Learning {verb} the adaptive control that it steers: {points(more['adaptive'])} within the SLO"]
+    parts += [f"{points(more[name])} beside {name}" for name in more if name != "adaptive"]
+    return "; ".join(parts)
+
+
+def points(gain: Sequence[float]) -> str:
+    mean, low, high = (100 * one for one in gain)
+    return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 if __name__ == "__main__":
