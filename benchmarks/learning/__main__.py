@@ -143,7 +143,7 @@ def said(more: dict[str, Any]) -> str:
 
 def points(gain: Sequence[float]) -> str:
     mean, low, high = (100 * one for one in gain)
-    return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    return f"{mean:+.2f} points [{low:+.2f}, {high:+.2f}]"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def plot(records: list[dict[str, Any]], finding: str, path: Path) -> Path:
         )
         axis.set_title(settings[at], fontsize=9, loc="left")
         axis.set_xlim(-0.03, 1.03)
-    headline(figure, finding.split(" within")[0], "Simulated: part of the requests within the SLO; mean and 95 % interval")
+    headline(
+        figure, finding.split(" within")[0], "Simulated: part of the requests within the SLO; mean and 95 % interval"
+    )
     figure.tight_layout(rect=(0, 0, 1, 0.9))
     part = path.with_name("." + path.name)
     figure.savefig(part, dpi=110, format="png")
