@@ -16,6 +16,8 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done, Job
 
+_BESIDE_STEPS = 0.1  # of a processor, for a process of niceness 10 (`encode_lane_nice`) beside one of 0
+
 
 class Watcher(Protocol):
     """Is told of each step, for a trace."""
@@ -30,6 +32,7 @@ class EngineServer:
     2. A step: those who decode make a token each, prompts are computed (`Prompts`), items are encoded in front of
        that (`Encoding`). The next one begins when it ends.
     3. With ``encode_ahead`` items are encoded in a lane meanwhile (`Ahead`); then the LLM has what the lane leaves.
+       Where the lane has processors of its own and a place on the LLM's, that place has what steps leave it.
     4. Where those who decode have no KV memory left, the one that was let in last gives back all that it has and
        waits again; what it had is computed anew.
 
@@ -65,6 +68,8 @@ class EngineServer:
         if policies.share is not None:
             self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._loads, self._come_back)
             self.prompts.ahead = self.ahead
+        # a lane with processors of its own, and a place on the LLM's
+        self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
         self.in_flight = 0
         self.preempted = 0
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}
@@ -192,6 +197,8 @@ class EngineServer:
         if not decoding and not tokens:
             self._stepping = False
             self._idle_since = sim.now
+            if self._lane_shares:
+                self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
             return
         seconds = self._costs.step_seconds(decoding, decodes.context, tokens, prompts.pairs)
         if self.ahead is not None:
@@ -207,6 +214,9 @@ class EngineServer:
         if self._watcher is not None:
             facts = {"decodes": decoding, "prefill_tokens": tokens, "encode_seconds": encode}
             self._watcher("step", sim.now, seconds, **facts)
+        if self._lane_shares and seconds:
+            left = (self._rest + _BESIDE_STEPS * (seconds - self._rest)) / seconds
+            self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
         sim.soon(seconds, self._end, self._epoch)
 
     def _beside_lane(self, alone: float, decoding: int) -> float:
