@@ -262,3 +262,8 @@ def test_contents_of_a_block_that_is_drawn_again_are_new():
 def test_a_trace_of_one_block_cannot_be_held_out():
     with pytest.raises(ConfigError, match="too few requests"):
         list(resample(TRACE[:1], 600.0, np.random.default_rng(1), held_out=True))
+
+
+def test_the_score_of_equal_ones_is_higher_with_a_lower_ttft():
+    late, soon, better = (Tried({}, (Measured(*run),)) for run in ((0.5, 2.0), (0.5, 1.0), (0.500002, 1e9)))
+    assert late.score < soon.score < better.score
