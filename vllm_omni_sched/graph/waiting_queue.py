@@ -97,6 +97,20 @@ class WaitingQueue:
                 del self._sharing[shared]
         return request
 
+    def key(self, request_id: str) -> Key:
+        """What it is sorted by at the latest moment that was named.
+
+        Raises:
+            KeyError: no such request waits.
+        """
+        return self._entries[request_id].key
+
+    def head(self, now: float) -> WaitingRequest | None:
+        """The first of all, rule 2 aside; None when none waits."""
+        self._advance(now)
+        first = self._first()
+        return None if first is None else first.request
+
     def peek(self, now: float) -> Placed | None:
         """The request to run first at ``now``; None when none waits."""
         self._advance(now)
