@@ -69,11 +69,26 @@ class ReplicaState:
     @property
     def room(self) -> int:
         """How many more requests it should be given."""
-        return max(self.limit - self.in_flight, 0)
+        return self.limit - self.in_flight if self.limit > self.in_flight else 0
+
+    def with_work(self, cost_seconds: float, units: int = 0) -> "ReplicaState":
+        """As it is with one request more."""
+        return ReplicaState(
+            self.replica_id,
+            self.remaining_seconds + cost_seconds,
+            self.in_flight + 1,
+            self.limit,
+            self.speed,
+            self.distance_seconds,
+            self.warm,
+            self.healthy,
+            self.units + units,
+            self.units_limit,
+        )
 
     def takes(self, units: int) -> bool:
         """Whether it should be given a request of so many units now; one that is larger than the limit goes alone."""
-        if self.room == 0:
+        if self.in_flight >= self.limit:
             return False
         return not units or not self.units or self.units_limit is None or self.units + units <= self.units_limit
 
@@ -159,6 +174,8 @@ class CostBalancer(Balancer):
     def _pick(
         self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
     ) -> tuple[ReplicaState, PickReason]:
+        if len(healthy) == 1:
+            return healthy[0], PickReason.ONLY
         finish = {one.replica_id: self.finish_seconds(cost_seconds, one) for one in healthy}
 
         def rank(one: ReplicaState) -> tuple[float, bool, int, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from vllm_omni_sched.graph.order import Key, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import Key, Placed, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.gate_types import GateRequest
 
@@ -32,8 +32,7 @@ class Entry:
     came: float
 
 
-@dataclass(frozen=True)
-class First:
+class First(NamedTuple):
     """The first of a lane that finds room, and its place among the first of all lanes."""
 
     key: Key
@@ -54,6 +53,7 @@ class Lane:
         self._queue = WaitingQueue(order)
         self._entries: dict[str, Entry] = {}
         self._ages: list[tuple[int, str]] = []  # who came first; those who have left are skipped
+        self._next: Placed | None = None
         self._least = 1 << (traits.size - 1) if traits.size else 0
         self._most = (1 << traits.size) - 1
 
@@ -73,14 +73,13 @@ class Lane:
         self._queue.remove(request_id)
         del self._entries[request_id]
 
-    def take(self, request_id: str, now: float) -> None:
-        """`remove` what is released, so that what shares something with it may follow."""
-        head = self._queue.peek(now)
-        assert head is not None  # it is in here
-        if head.request.request_id == request_id:
-            self._queue.pop(now)
+    def take(self, request_id: str) -> None:
+        """`remove` what is released; if its turn had come, what shares something with it may follow."""
+        if self._next is not None and self._next.request.request_id == request_id:
+            self._queue.take(self._next)
         else:
             self._queue.remove(request_id)
+        self._next = None
         del self._entries[request_id]
 
     def first(self, now: float, units: float) -> First | None:
@@ -91,15 +90,15 @@ class Lane:
             one = next(self._fitting(now, units), None)
             return None if one is None else First(self._queue.key(one.request_id), one.request_id, self)
         head = self._queue.head(now)
-        return None if head is None else First(self._queue.key(head.request_id), head.request_id, self)
+        return None if head is None else First(head[0], head[1].request_id, self)
 
     def next(self, first: First, now: float, units: float) -> str:
         """Who goes when the turn is this lane's: its first, or one that goes along with who went last."""
         if self._most > units:
             return first.request_id
-        placed = self._queue.peek(now)
-        assert placed is not None  # ``first`` is in here
-        return placed.request.request_id
+        self._next = self._queue.peek(now)
+        assert self._next is not None  # ``first`` is in here
+        return self._next.request.request_id
 
     def count(self, now: float, units: float, enough: int) -> int:
         """How many fit in so many units; no more than ``enough`` are counted."""

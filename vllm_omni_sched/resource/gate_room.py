@@ -17,21 +17,31 @@ class GateRoom:
     """
 
     def __init__(self, replicas: Sequence[ReplicaState] = ()) -> None:
-        self._replicas = {one.replica_id: one for one in replicas if one.healthy}
-        self._idle = {one.replica_id for one in replicas if one.healthy and one.in_flight == 0}
-        self._measure()
+        self._open = {one.replica_id: one for one in replicas if one.healthy and one.in_flight < one.limit}
+        self._idle = {name for name, one in self._open.items() if one.in_flight == 0}
+        self._measured: tuple[float, float] | None = None
 
-    def _measure(self) -> None:
-        free = {name: _spare(one) for name, one in self._replicas.items() if one.room}
-        self.units = max(free.values(), default=NO_ROOM)
-        self.idle_units = max((units for name, units in free.items() if name in self._idle), default=NO_ROOM)
+    @property
+    def units(self) -> float:
+        return self._measure()[0]
+
+    @property
+    def idle_units(self) -> float:
+        return self._measure()[1]
 
     def has_room(self) -> bool:
-        return self.units >= 0
+        return bool(self._open)
 
     def least_room(self, units: int) -> int:
         """Places in the batch of the replica with the fewest, of those that take so many units. There must be one."""
-        return min(one.room for one in self._replicas.values() if one.takes(units))
+        return min(one.room for one in self._open.values() if one.takes(units))
+
+    def _measure(self) -> tuple[float, float]:
+        if self._measured is None:
+            spare = {name: _spare(one) for name, one in self._open.items()}
+            idle = [units for name, units in spare.items() if name in self._idle]
+            self._measured = max(spare.values(), default=NO_ROOM), max(idle, default=NO_ROOM)
+        return self._measured
 
     def place(
         self,
@@ -49,7 +59,7 @@ class GateRoom:
         """
         warm, distances = near
         most = self.least_room(units) if to_fill else math.inf
-        choices = [one for one in self._replicas.values() if one.room <= most and one.takes(units)]
+        choices = [one for one in self._open.values() if one.room <= most and one.takes(units)]
         if warm or distances:
             choices = [
                 replace(
@@ -61,10 +71,12 @@ class GateRoom:
             ]
         chosen = balancer.pick(cost_seconds, choices, dice).replica_id
         assert chosen is not None  # all of them are healthy
-        one = self._replicas[chosen]
-        work, running = one.remaining_seconds + cost_seconds, one.units + units
-        self._replicas[chosen] = replace(one, remaining_seconds=work, in_flight=one.in_flight + 1, units=running)
-        self._measure()
+        one = self._open[chosen].with_work(cost_seconds, units)
+        if one.room:
+            self._open[chosen] = one
+        else:
+            del self._open[chosen]
+        self._measured = None
         return chosen
 
 

@@ -199,7 +199,7 @@ class StageGate:
     def _firsts(self, lanes: Sequence[Lane], units: float) -> list[First]:
         """The first of each lane that finds room, first to run first."""
         found = [first for lane in lanes if (first := lane.first(self._now, units)) is not None]
-        return sorted(found, key=lambda one: one.key)
+        return sorted(found)  # by key, of which each has its own
 
     def _of(self, first: First, units: float) -> str:
         return first.lane.next(first, self._now, units)
@@ -223,7 +223,7 @@ class StageGate:
         name = released.request_id
         number, traits = self._entries[name].number, traits_of(released)
         lane = self._lanes[traits]
-        lane.take(name, self._now)
+        lane.take(name)
         if not lane:
             del self._lanes[traits]
         insort(self._released, number)
