@@ -105,6 +105,11 @@ class WaitingQueue:
         """
         return self._entries[request_id].key
 
+    @property
+    def changes_at(self) -> float:
+        """Until then time alone changes no key."""
+        return self._changes[0][0] if self._changes else math.inf
+
     def head(self, now: float) -> tuple[Key, WaitingRequest] | None:
         """The first of all, rule 2 aside, and what it is sorted by; None when none waits."""
         self._advance(now)

@@ -190,11 +190,12 @@ class CostBalancer(Balancer):
 
     def _reason(self, cost_seconds: float, first: ReplicaState, healthy: Sequence[ReplicaState]) -> PickReason:
         """What made it first: whether it would be so without what it has, and without being near."""
-        plain = super().finish_seconds
-        if any(plain(cost_seconds, one) < plain(cost_seconds, first) for one in healthy):
+        plain = {one.replica_id: super(CostBalancer, self).finish_seconds(cost_seconds, one) for one in healthy}
+        best = plain[first.replica_id]
+        if min(plain.values()) < best:
             return PickReason.WARM
-        there = plain(cost_seconds, first) - first.distance_seconds
-        if any(plain(cost_seconds, one) - one.distance_seconds < there for one in healthy):
+        there = best - first.distance_seconds
+        if any(plain[one.replica_id] - one.distance_seconds < there for one in healthy):
             return PickReason.NEAR
         return PickReason.LEAST_WORK
 

@@ -54,6 +54,7 @@ class Lane:
         self._entries: dict[str, Entry] = {}
         self._ages: list[tuple[int, str]] = []  # who came first; those who have left are skipped
         self._next: Placed | None = None
+        self._first: First | None = None  # of all, until somebody comes or goes, or time changes a key
         self._least = 1 << (traits.size - 1) if traits.size else 0
         self._most = (1 << traits.size) - 1
 
@@ -64,6 +65,7 @@ class Lane:
         name = entry.request.request_id
         self._queue.push(entry.request.waiting, now)
         self._entries[name] = entry
+        self._first = None
         heappush(self._ages, (entry.number, name))
         if len(self._ages) > 2 * len(self._entries) + 64:
             self._ages = [(one.number, each) for each, one in self._entries.items()]
@@ -72,6 +74,7 @@ class Lane:
     def remove(self, request_id: str) -> None:
         self._queue.remove(request_id)
         del self._entries[request_id]
+        self._first = None
 
     def take(self, request_id: str) -> None:
         """`remove` what is released; if its turn had come, what shares something with it may follow."""
@@ -79,7 +82,7 @@ class Lane:
             self._queue.take(self._next)
         else:
             self._queue.remove(request_id)
-        self._next = None
+        self._next = self._first = None
         del self._entries[request_id]
 
     def first(self, now: float, units: float) -> First | None:
@@ -89,8 +92,10 @@ class Lane:
         if self._most > units:
             one = next(self._fitting(now, units), None)
             return None if one is None else First(self._queue.key(one.request_id), one.request_id, self)
-        head = self._queue.head(now)
-        return None if head is None else First(head[0], head[1].request_id, self)
+        if self._first is None or self._queue.changes_at <= now:
+            head = self._queue.head(now)
+            self._first = None if head is None else First(head[0], head[1].request_id, self)
+        return self._first
 
     def next(self, first: First, now: float, units: float) -> str:
         """Who goes when the turn is this lane's: its first, or one that goes along with who went last."""

@@ -190,11 +190,17 @@ class StageGate:
         """Those that have credits, and are not held back by rule 4."""
         if overdue is not None and not decision.has_credits(overdue.needs):
             return []
-        return [
-            lane
-            for traits, lane in self._lanes.items()
-            if (overdue is None or not traits.size) and decision.has_credits(traits.needs)
-        ]
+        found: list[Lane] = []
+        may: dict[Hashable, bool] = {}
+        for traits, lane in self._lanes.items():
+            if overdue is not None and traits.size:
+                continue
+            needs = traits.needs
+            if needs not in may:
+                may[needs] = decision.has_credits(needs)
+            if may[needs]:
+                found.append(lane)
+        return found
 
     def _firsts(self, lanes: Sequence[Lane], units: float) -> list[First]:
         """The first of each lane that finds room, first to run first."""
@@ -215,7 +221,7 @@ class StageGate:
         return min(came) + self.max_hold_seconds if came else None
 
     def _wake_at(self, decision: "_Decision") -> float | None:
-        if not self._entries or not decision.room.has_room():
+        if not (self.max_hold_seconds and self._entries and decision.room.has_room()):
             return None
         return self._window_end(self._lanes_now(decision, self._overdue()), decision.room.units)
 
