@@ -56,11 +56,17 @@ class ReplicaState:
     units_limit: int | None = None  # no limit
 
     def __post_init__(self) -> None:
-        for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds", "units"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"replica {self.replica_id}: {name} must be finite and >= 0, got {getattr(self, name)}"
-                )
+        if not (  # all in one, since many are made
+            0 <= self.remaining_seconds < math.inf
+            and 0 <= self.in_flight < math.inf
+            and 0 <= self.limit < math.inf
+            and 0 <= self.distance_seconds < math.inf
+            and 0 <= self.units < math.inf
+        ):
+            for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds", "units"):
+                value = getattr(self, name)
+                if not 0 <= value < math.inf:
+                    raise ValueError(f"replica {self.replica_id}: {name} must be finite and >= 0, got {value}")
         if not 0 < self.speed < math.inf:
             raise ValueError(f"replica {self.replica_id}: speed must be above 0, got {self.speed}")
         if not 0 <= self.warm <= 1:
