@@ -188,10 +188,13 @@ class CostBalancer(Balancer):
             return finish[one.replica_id], one.room == 0, one.in_flight, one.replica_id
 
         first = min(healthy, key=rank)
-        latest = finish[first.replica_id] * (1 + self.affinity_slack)
-        near_enough = [one for one in healthy if one.warm > first.warm and finish[one.replica_id] <= latest]
-        if near_enough:
-            return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
+        if any(one.warm for one in healthy):
+            latest = finish[first.replica_id] * (1 + self.affinity_slack)
+            near_enough = [one for one in healthy if one.warm > first.warm and finish[one.replica_id] <= latest]
+            if near_enough:
+                return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
+        elif not any(one.distance_seconds for one in healthy):
+            return first, PickReason.LEAST_WORK  # nothing else tells them apart
         return first, self._reason(cost_seconds, first, healthy)
 
     def _reason(self, cost_seconds: float, first: ReplicaState, healthy: Sequence[ReplicaState]) -> PickReason:
