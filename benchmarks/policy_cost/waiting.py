@@ -84,9 +84,9 @@ class NoCredits(GateTerms):
 
 
 def _replicas(places: int, dice: random.Random) -> list[ReplicaState]:
-    """All are full, but for the first."""
+    """So many of them have room for one."""
     return [
-        ReplicaState(i, dice.uniform(1, 9), LIMIT - (0 if i else places), LIMIT, units=64, units_limit=16384)
+        ReplicaState(i, dice.uniform(1, 9), LIMIT - (i < places), LIMIT, units=64, units_limit=16384)
         for i in range(REPLICAS)
     ]
 
@@ -133,6 +133,7 @@ DECISIONS = (
     Decision("WaitingOrder.plan, all looked at", "waiting", sort_all, barred=False),
     Decision("StageGate.put", "waiting", put),
     Decision("StageGate.release, one place", "waiting", gate(_ours, 1)),
+    Decision("StageGate.release, 8 places", "waiting", gate(_ours, REPLICAS), barred=False),
     Decision("StageGate.release, no room", "waiting", gate(_ours, 0)),
     Decision("StageGate.release, no credits", "waiting", gate(_ours, 1, NoCredits())),
     Decision("gate, one place, all looked at", "waiting", gate(_all_looked_at, 1), barred=False),
