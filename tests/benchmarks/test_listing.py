@@ -25,6 +25,7 @@ def test_every_benchmark_is_listed_and_explained():
     names += [
         "mooncake",
         "overhead",
+        "policy_cost",
         "realtime",
         "stages",
         "step_cost",
