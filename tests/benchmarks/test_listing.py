@@ -26,6 +26,7 @@ def test_every_benchmark_is_listed_and_explained():
     names += [
         "mooncake",
         "overhead",
+        "policy_cost",
         "realtime",
         "sim_fidelity",
         "stages",
