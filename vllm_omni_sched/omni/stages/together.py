@@ -70,7 +70,7 @@ class Together:
         """
         name, orchestrator, taken = lost.request_id, self._orchestrator, []
         for pool in orchestrator.stage_pools:
-            waiting = pool.queue.waiting.pop(name, None)
+            waiting = pool.queue.take_out(name)
             if waiting is not None:
                 works[pool.stage_id] = waiting
         present = {stage_id: self.names.present(work.runs_as) for stage_id, work in works.items()}
@@ -82,6 +82,7 @@ class Together:
             if work is lost or not pool.queue.withdraw(work):
                 continue
             taken.append(work)
+            orchestrator.policies.board.aborted(stage_id, replica_id, name)  # it may run elsewhere, or never again
             if pool.output_processor is not None:
                 pool.output_processor.abort_requests([work.runs_as], internal=True)
             client = pool.clients[replica_id]

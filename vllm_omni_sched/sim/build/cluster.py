@@ -9,11 +9,14 @@ from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
+from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.build.decoders import decoder_of
 from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
@@ -25,13 +28,14 @@ from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Make, Pool, StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool
+from vllm_omni_sched.sim.pools.replicas import Make
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg
 from vllm_omni_sched.sim.scenario import EncoderStage, EngineStage, Scenario, ServersStage, Stage, VideoStage
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 
-_CHOICES = 2  # replicas that `balance = "sampled"` looks at
 _MODALITIES = ("text", "image", "audio", "video")
 
 
@@ -68,7 +72,9 @@ class Cluster:
         pools: list[Pool] = []
         for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
             if policies is not None and stage.balance is None:
-                pools.append(GatedPool(sim, at, spec, make, policies))
+                pools.append(pool := GatedPool(sim, at, spec, make, policies))
+                if isinstance(make, Engines):
+                    make.spoke = pool.spoke
             else:
                 needs = stage.balance in ("cost", "sampled") or _scaled(scenario, stage)
                 pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
@@ -120,6 +126,8 @@ class Cluster:
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
+        if isinstance(costs, MeasuredCosts) and costs.calibration.step.steadiness:
+            costs = UnsteadyCosts(costs, self._dice(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
             return make_encoders(sim, stage, costs)
@@ -154,7 +162,7 @@ class Cluster:
             case "cost":
                 return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"))
             case "sampled":
-                return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"), _CHOICES)
+                return Balanced(SampledBalancer(), self._dice(f"{stage.name} balance"))
             case "least_queue":
                 return Balanced(LeastQueue(), self._dice(f"{stage.name} balance"))
             case _:
