@@ -17,7 +17,14 @@ def load(path: Path) -> Record | None:
 
 def day_night(found: Record | None) -> str:
     """A row for each variant: what the clients saw, and what it cost."""
-    header = ("variant", "within SLO", "TTFT P99, s", "goodput, requests/s", "device hours per 1,000", "replicas started")
+    header = (
+        "variant",
+        "within SLO",
+        "TTFT P99, s",
+        "goodput, requests/s",
+        "device hours per 1,000",
+        "replicas started",
+    )
     return _table(
         found,
         header,
@@ -52,8 +59,8 @@ def spoken(found: Record | None) -> str:
 def failures(found: Record | None) -> str:
     """A row for each variant: who was lost, and how long it hurt."""
     header = (
-        "variant", "requests", "lost", "failed", "moved", "within SLO", "TTFT P99, s", "LLM deaths", "LLM replicas at work",
-        "seconds without any", "worst bin", "bins below SLO",
+        "variant", "requests", "lost", "failed", "moved", "within SLO", "TTFT P99, s", "LLM deaths",
+        "LLM replicas at work", "seconds without any", "worst bin", "bins below SLO",
     )  # fmt: skip
 
     def row(one: Record, summary: Record) -> Sequence[str]:
@@ -76,9 +83,7 @@ def failures(found: Record | None) -> str:
     return _table(found, header, row)
 
 
-def _table(
-    found: Record | None, header: Sequence[str], row: Callable[[Record, Record], Sequence[str]]
-) -> str:
+def _table(found: Record | None, header: Sequence[str], row: Callable[[Record, Record], Sequence[str]]) -> str:
     if found is None:
         return NOTHING
     rows = [

@@ -117,7 +117,11 @@ class Result:
             "events": self.events,
             "steps": self.steps,
             "counters": dict(self.counters),
-            **({"availability": {stage: dict(of) for stage, of in self.availability.items()}} if self.availability else {}),
+            **(
+                {"availability": {stage: dict(of) for stage, of in self.availability.items()}}
+                if self.availability
+                else {}
+            ),
             "by_class": self._by("sla"),
             "by_modality": self._by("modality"),
         }

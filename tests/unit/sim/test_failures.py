@@ -75,7 +75,9 @@ def test_without_recovery_what_a_replica_had_fails_and_respawning_brings_only_th
 
 def test_requests_fail_with_recovery_where_nobody_is_there_for_longer_than_they_may_wait(tmp_path):
     gone = {
-        "failures": [{"stage": "second", "kind": "rack", "rack_replicas": 8, "at_seconds": [10.0], "restart_seconds": 15.0}],
+        "failures": [
+            {"stage": "second", "kind": "rack", "rack_replicas": 8, "at_seconds": [10.0], "restart_seconds": 15.0}
+        ],
         **RECOVERY,
     }
     waits = simulate(scenario(tmp_path, **gone))

@@ -29,8 +29,8 @@ class ForecastOptions:
 
     ``horizon_seconds``: how far ahead models are compared and the guard looks. ``seasons_kept``: of history.
     ``refit_bins``: between two fits, each at most as dear as fitting every model once.
-    ``margin``: a model must beat naive by so much in the back-test. ``guarded``: the guard is heard; without, the best of
-    the last back-test speaks whatever it did since, which is only for studies of the guard.
+    ``margin``: a model must beat naive by so much in the back-test. ``guarded``: the guard is heard; without, the best
+    of the last back-test speaks whatever it did since, which is for studies of the guard alone.
 
     Raises:
         ConfigError: a number is out of range.

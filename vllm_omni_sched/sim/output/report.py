@@ -14,7 +14,8 @@ from vllm_omni_sched.sim.study import Finding, Study, spread
 def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) -> dict[str, Any]:
     """All that was found, as JSON can hold it: what is no finite number is null.
 
-    ``results`` has a record for each point, bin by bin too where replicas come and go, and ``spread`` over seeds where there are several.
+    ``results`` has a record for each point, bin by bin too where replicas come and go, and
+    ``spread`` over seeds where there are several.
     """
     base, changes = study.base, study.changes
     sources = {stage: text for finding in findings for stage, text in finding.sources.items()}

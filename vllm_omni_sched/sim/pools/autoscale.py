@@ -131,8 +131,8 @@ class Ahead:
     3. Replicas are given up only on a forecast whose model was tested. Limits of batches are raised where replicas are
        missing.
 
-    The horizon should be no shorter than a replica takes to start and a bin together. ``said``: how many bins which model
-    spoke for, and why, over all modalities; ``trips``: how often the guard put a model aside.
+    The horizon should be no shorter than a replica takes to start and a bin together. ``said``: bins by the model that
+    spoke and by why, over all modalities; ``trips``: how often the guard put a model aside.
 
     Raises:
         ConfigError: statsmodels is not installed.

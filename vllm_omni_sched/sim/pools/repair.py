@@ -70,7 +70,7 @@ class Repair:
         self._tell(Finished(trip.name, attempt))
 
     def suspected(self, stage: int, index: int) -> None:
-        """A replica seems to be gone: nothing is moved there, as in `omni.stages.repair`. Then it is told of as dead."""
+        """A replica seems to be gone, and nothing is moved there; it is dead next. As in `omni.stages.repair`."""
         self._tell(Suspected(Replica(stage, index), "killed"))
 
     def died(self, stage: int, index: int, lost: Sequence[Trip]) -> None:

@@ -64,8 +64,8 @@ class Autoscale(Options):
     every_seconds: float = Field(30.0, gt=0, description="Time between decisions.")
     mode: Literal["reactive", "forecast", "forecast-unguarded"] = Field(
         "reactive",
-        description="By the load now; by the forecast, where a guard lets the naive forecast speak while the model errs "
-        "more than that; or by what the model says even then, to see what the guard is worth.",
+        description="By the load now; by the forecast, in which a guard lets the naive one speak while the model does "
+        "worse; or by what the model says even then, to see what the guard is worth.",
     )
     utilisation: float = Field(0.7, gt=0, le=1, description="Part of what replicas can do that is to be used.")
     at_once: int | None = Field(

@@ -10,8 +10,8 @@ import numpy as np
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Progress, Result, Run
-from vllm_omni_sched.sim.study.over_time import over_time
 from vllm_omni_sched.sim.study.options import FOLLOWS, Search
+from vllm_omni_sched.sim.study.over_time import over_time
 from vllm_omni_sched.sim.study.plan import Point, value_at
 from vllm_omni_sched.sim.study.searching import largest, needed
 
@@ -24,8 +24,8 @@ class Finding:
     """What was found at a point.
 
     ``summary``: of its run; of a search, of the run that it ends at. ``found``: by the search, under ``value`` and
-    with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run; ``over_time``: columns of bins.
-    ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
+    with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run;
+    ``over_time``: columns of bins. ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
     """
 
     variant: str

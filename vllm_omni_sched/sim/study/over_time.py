@@ -13,8 +13,9 @@ BINS = 60
 def over_time(result: Result, begin: float, end: float, bins: int = BINS) -> dict[str, list[Any]]:
     """Columns, one value for each bin of arrivals from ``begin`` to ``end``, both in seconds.
 
-    ``seconds``: where the bin begins; ``requests`` that arrived in it; of them, the part ``within_slo``, ``failed``, and
-    the 99th percentile of ``ttft_seconds`` (None without any); ``serving STAGE``: replicas that could work, on average.
+    ``seconds``: where the bin begins; ``requests`` that arrived in it; of them, the part ``within_slo``, ``failed``,
+    and the 99th percentile of ``ttft_seconds`` (None without any); ``serving STAGE``: replicas that could work, on
+    average.
     """
     width = (end - begin) / bins
     parts: list[list[Any]] = [[] for _ in range(bins)]

@@ -64,7 +64,6 @@ class Study:
         """Whether it is one plain run."""
         return len(self.points) == 1 and self.search is None
 
-
     @property
     def changes(self) -> bool:
         """Whether replicas come and go at some point of it."""
