@@ -196,6 +196,7 @@ class Cluster:
                 options.minimum,
                 options.maximum,
                 options.every_seconds,
+                options.stabilisation_seconds,
             )
             return Reactive(self.pipeline, at, rule)
         forecast = ForecastOptions(
@@ -204,7 +205,7 @@ class Cluster:
             horizon_seconds=options.start_seconds + options.every_seconds,
             guarded=options.mode == "forecast",
         )
-        plan = PlanOptions(utilisation=options.utilisation, spare_utilisation=0.75 * options.utilisation)
+        plan = PlanOptions(options.utilisation, 0.75 * options.utilisation, options.stabilisation_seconds)
         bounds = Bounds(options.minimum, options.maximum, options.capacity)
         return Ahead(self.pipeline, {at: bounds}, forecast, plan)
 

@@ -77,6 +77,11 @@ class Autoscale(Options):
         None, gt=0, description="Requests per second that a replica can do, for forecasts; default: as measured."
     )
     season_seconds: float = Field(86_400.0, gt=0, description="Length of a season of the load, for forecasts.")
+    stabilisation_seconds: float = Field(
+        300.0,
+        ge=0,
+        description="Replicas that were not needed for so long are given up: all with `reactive`, else one at a time.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "Autoscale":
