@@ -35,7 +35,8 @@ class NonNegativeFit:
 
     def predict(self, x: Sequence[float]) -> float:
         """y as far as is known."""
-        return sum(map(mul, self.weights, x))
+        predicted: float = sum(map(mul, self.weights, x))
+        return predicted
 
     def add(self, x: Sequence[float], y: float) -> None:
         """One more point."""
@@ -67,9 +68,7 @@ class NonNegativeFit:
 
     def _descend(self) -> None:
         weights, ridge = self.weights, self._RIDGE
-        rows = [
-            (i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown
-        ]
+        rows = [(i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown]
         for _ in range(self._SWEEPS):
             for i, row, xy, pull, square in rows:
                 best = (xy - sum(map(mul, row, weights)) + pull) / square
