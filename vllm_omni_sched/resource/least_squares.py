@@ -5,7 +5,7 @@ from operator import mul
 
 
 class NonNegativeFit:
-    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point, k of them that a point has shown.
+    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point for k of them shown.
 
     1. The moments of the points fade by ``forgetting``; the ridge towards ``prior`` does not. So a direction that
        no point has shown for long goes back to the prior, and nothing winds up as in plain recursive least squares.
