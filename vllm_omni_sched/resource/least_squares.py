@@ -5,7 +5,7 @@ from operator import mul
 
 
 class NonNegativeFit:
-    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point, k of them that a point has shown.
+    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point for k of them shown.
 
     1. The moments of the points fade by ``forgetting``; the ridge towards ``prior`` does not. So a direction that
        no point has shown for long goes back to the prior, and nothing winds up as in plain recursive least squares.
@@ -35,7 +35,8 @@ class NonNegativeFit:
 
     def predict(self, x: Sequence[float]) -> float:
         """y as far as is known."""
-        return sum(map(mul, self.weights, x))
+        predicted: float = sum(map(mul, self.weights, x))
+        return predicted
 
     def add(self, x: Sequence[float], y: float) -> None:
         """One more point."""
@@ -67,9 +68,7 @@ class NonNegativeFit:
 
     def _descend(self) -> None:
         weights, ridge = self.weights, self._RIDGE
-        rows = [
-            (i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown
-        ]
+        rows = [(i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown]
         for _ in range(self._SWEEPS):
             for i, row, xy, pull, square in rows:
                 best = (xy - sum(map(mul, row, weights)) + pull) / square

@@ -90,7 +90,8 @@ class StageCosts:
     def estimate(self, stage_id: str, features: Features) -> float:
         """Seconds that the request will take in the stage."""
         weights = self._weights(stage_id)
-        return min(sum(map(mul, weights, _regressors(features))), self.max_seconds)
+        total: float = sum(map(mul, weights, _regressors(features)))
+        return min(total, self.max_seconds)
 
     def observe(self, stage_id: str, features: Features, seconds: float) -> None:
         """A request of these features took so long in the stage; ``output_tokens`` are those it made.

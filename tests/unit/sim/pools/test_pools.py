@@ -8,6 +8,7 @@ import pytest
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.merging import Merger
+from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageKind
@@ -116,6 +117,20 @@ def test_of_a_sample_the_balancer_picks():
     assert 49 not in found  # of two the fuller one is never taken
 
 
+def test_replicas_that_are_not_drawn_are_not_described():
+    described = []
+
+    class Told(Load):
+        def remaining_seconds(self, now):
+            described.append(self)
+            return 0.0
+
+    live = [Replica(index, None, Told()) for index in range(1000)]
+    chosen = Balanced(SampledBalancer(), random.Random(3)).choose(1.0, live, 0.0)
+    assert len(described) == 2
+    assert chosen.load in described
+
+
 def test_what_is_left_of_a_load_is_by_shares_of_the_time():
     load, trips = Load(), [Trip(request(number), (0,)) for number in range(2)]
     long, short = Leg(trips[0], 0, 4.0), Leg(trips[1], 0, 1.0)
@@ -188,6 +203,26 @@ def test_urgent_ones_go_first():
     assert [records[n].end for n in range(3)] == [1.0, 3.0, 2.0]
     records, _ = run(come, specs)
     assert [records[n].end for n in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_without_classes_they_go_as_they_came():
+    specs = [StageSpec("llm", at_once=1)]
+    come = [request(0), request(1, sla="batch"), request(2, sla="realtime")]
+    records, _ = run(come, specs, options={"graph": {"priority": {"enabled": False}}})
+    assert [records[n].end for n in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_a_release_does_not_look_at_all_who_wait(monkeypatch):
+    looked, key = [], WaitingOrder.key
+
+    def counted(self, waiting, now):
+        looked.append(waiting)
+        return key(self, waiting, now)
+
+    monkeypatch.setattr(WaitingOrder, "key", counted)
+    records, _ = run([request(number) for number in range(300)], [StageSpec("llm", at_once=1)], options={})
+    assert len(records) == 300
+    assert len(looked) < 4 * 300  # when it comes, is late, and has aged
 
 
 @pytest.mark.parametrize("holds_outputs", [True, False])
