@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import costs_tables  # noqa: E402 - the root has to be importable first
+import change_tables  # noqa: E402 - the root has to be importable first
+import costs_tables  # noqa: E402
 import learning_tables  # noqa: E402
 import result_tables  # noqa: E402
 import simulator_tables  # noqa: E402
@@ -258,6 +259,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "scenario": simulator_tables.keys,
+    "study-day-night": lambda: change_tables.day_night(change_tables.load(RESULTS / "studies" / "day-night.json")),
+    "study-day-night-models": lambda: change_tables.spoken(change_tables.load(RESULTS / "studies" / "day-night.json")),
+    "study-failures": lambda: change_tables.failures(change_tables.load(RESULTS / "studies" / "failures.json")),
     **costs_tables.PARTS,
     "learning": lambda: learning_tables.learning(result_tables.load(RESULTS, "learning")),
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),

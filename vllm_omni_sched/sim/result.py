@@ -30,12 +30,16 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one time, by stage. ``utilisation``: part of the time since the last sample, 0 to 1."""
+    """The cluster at one time, by stage. ``utilisation``: part of the time since the last sample, 0 to 1.
+
+    ``replicas`` hold their devices, also while they start or are dead; ``serving``: of them, those that can work.
+    """
 
     seconds: float
     queued: Mapping[str, int]
     replicas: Mapping[str, int]
     utilisation: Mapping[str, float]
+    serving: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -47,7 +51,9 @@ class Result:
     in the same unit. ``device_seconds``: accelerators held, by stage. All three from the end of the warm-up to the end
     of the run. ``lost``: requests that never left, which is a defect, or cut off by ``drain_seconds``. ``counters``:
     how often a policy gave which reason. ``sources``: who says what work costs, by stage. ``seconds``: simulated in
-    all. ``measured_seconds``: over which the measured requests arrived.
+    all. ``measured_seconds``: over which the measured requests arrived. ``availability``: of the stages in which
+    replicas died, the part of its replicas' time in which they could work (``serving``), and the seconds in which none
+    could (``seconds_without_any``), after the warm-up.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Result:
     classes: Mapping[str, ClassTargets] = field(default_factory=dict)
     class_gaps: Mapping[str, Histogram] = field(default_factory=dict)
     timeline: Sequence[Sample] = ()
+    availability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def within(self, records: Iterable[Record] | None = None) -> int:
         """Requests that met what was promised to their class."""
@@ -110,6 +117,11 @@ class Result:
             "events": self.events,
             "steps": self.steps,
             "counters": dict(self.counters),
+            **(
+                {"availability": {stage: dict(of) for stage, of in self.availability.items()}}
+                if self.availability
+                else {}
+            ),
             "by_class": self._by("sla"),
             "by_modality": self._by("modality"),
         }

@@ -7,6 +7,7 @@ from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Record
 from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.pools.autoscale import Ahead
 from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import Scenario
 
@@ -38,6 +39,8 @@ class _Run:
         self._held_before: dict[str, float] = {}
         self._at_start: dict[str, dict[str, float]] = {}
         self._held_at_start: dict[str, float] = {}
+        self._served_at_start: dict[str, tuple[float, float]] = {}
+        self._changes_at_start: Counter[str] = Counter()
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
         self._every = scenario.duration_seconds / _SAMPLES
@@ -66,18 +69,20 @@ class _Run:
         for pool in self._pools:
             self._at_start[pool.spec.name] = pool.busy_seconds()
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
+            self._served_at_start[pool.spec.name] = pool.serving_seconds, pool.empty_seconds
+        self._changes_at_start = self._changes()
 
     def _sample(self, _: None) -> None:
-        queued, replicas, utilisation = {}, {}, {}
+        queued, replicas, utilisation, serving = {}, {}, {}, {}
         for pool in self._pools:
             name = pool.spec.name
             busy, held = sum(pool.busy_seconds().values()), pool.replica_seconds()
             passed = held - self._held_before.get(name, 0.0)
-            queued[name], replicas[name] = pool.present, pool.held
+            queued[name], replicas[name], serving[name] = pool.present, pool.held, pool.serving
             worked = busy - self._busy_before.get(name, 0.0)
             utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
             self._busy_before[name], self._held_before[name] = busy, held
-        self._timeline.append(Sample(self._sim.now, queued, replicas, utilisation))
+        self._timeline.append(Sample(self._sim.now, queued, replicas, utilisation, serving))
         if self._cluster.pipeline.active():
             self._sim.after(self._every, self._sample)
 
@@ -93,6 +98,31 @@ class _Run:
                 f"{pipeline.arrived} requests came, {pipeline.done} ended, {pipeline.failed} failed and "
                 f"{pipeline.in_flight} are here: please report this with the scenario"
             )
+
+    def _changes(self) -> Counter[str]:
+        """What happened to replicas so far, and what forecasts said."""
+        counts: Counter[str] = Counter()
+        for pool in self._pools:
+            name = pool.spec.name
+            counts.update({f"{name}_deaths": pool.deaths, f"{name}_started": pool.added, f"{name}_stopped": pool.gone})
+        scaler = self._cluster.scaler
+        if isinstance(scaler, Ahead):
+            counts.update({f"forecast_{said}": bins for said, bins in scaler.said.items()})
+            counts["forecast_guard_trips"] = scaler.trips
+        return counts
+
+    def _availability(self) -> dict[str, dict[str, float]]:
+        found = {}
+        for pool in self._pools:
+            name = pool.spec.name
+            held = pool.replica_seconds() - self._held_at_start.get(name, 0.0)
+            served, without = self._served_at_start.get(name, (0.0, 0.0))
+            if pool.deaths and held:
+                found[name] = {
+                    "serving": (pool.serving_seconds - served) / held,
+                    "seconds_without_any": pool.empty_seconds - without,
+                }
+        return found
 
     def _result(self) -> Result:
         scenario, cluster, sim = self._scenario, self._cluster, self._sim
@@ -111,6 +141,7 @@ class _Run:
             counters["encoded_in_step"] += engine.encoding.encoded
             if engine.ahead is not None:
                 counters.update({f"encode_{reason.value}": n for reason, n in engine.ahead.placements.items()})
+        counters.update(self._changes() - self._changes_at_start)
         return Result(
             scenario.name,
             scenario.seed,
@@ -129,4 +160,5 @@ class _Run:
             sources=cluster.sources,
             classes=scenario.classes,
             timeline=self._timeline,
+            availability=self._availability(),
         )

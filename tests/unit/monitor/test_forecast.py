@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,3 +184,18 @@ def test_options_are_checked(make, name):
 def test_a_forecast_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match="forecast"):
         pool(1, math.inf)
+
+
+@installed
+def test_without_the_guard_the_model_speaks_though_it_errs():
+    found = []
+    for guarded in (True, False):
+        forecast = LoadForecast(replace(OPTIONS, guarded=guarded))
+        rng = np.random.default_rng(1)
+        tell(forecast, days(192, rng))
+        now = tell(forecast, days(300, rng)[12:30], start=192)
+        found.append(forecast.forecast(now, "image"))
+    assert found[0].reason is ForecastReason.GUARDED
+    assert found[1].reason is ForecastReason.BEST
+    assert found[1].model is not ModelChoice.NAIVE
+    assert found[1].mean != found[0].mean

@@ -29,7 +29,8 @@ class ForecastOptions:
 
     ``horizon_seconds``: how far ahead models are compared and the guard looks. ``seasons_kept``: of history.
     ``refit_bins``: between two fits, each at most as dear as fitting every model once.
-    ``margin``: a model must beat naive by so much in the back-test.
+    ``margin``: a model must beat naive by so much in the back-test. ``guarded``: the guard is heard; without, the best
+    of the last back-test speaks whatever it did since, which is for studies of the guard alone.
 
     Raises:
         ConfigError: a number is out of range.
@@ -42,6 +43,7 @@ class ForecastOptions:
     refit_bins: int = 240
     margin: float = 0.05
     guard_window: int = 60
+    guarded: bool = True
 
     def __post_init__(self) -> None:
         for name in ("bin_seconds", "horizon_seconds"):
@@ -122,7 +124,7 @@ class LoadForecast:
         if series.naive is None or series.model is None:
             return Forecast((0.0,) * steps, (0.0,) * steps, (0.0,) * steps, ModelChoice.NAIVE, series.reason)
         model, choice, reason = series.model, series.choice, series.reason
-        if not series.guard.trusted and choice is not ModelChoice.NAIVE:
+        if options.guarded and not series.guard.trusted and choice is not ModelChoice.NAIVE:
             model, choice, reason = series.naive, ModelChoice.NAIVE, ForecastReason.GUARDED
         middle = model.predict(steps)
         low, high = _interval(middle, series.quantiles.get(choice))

@@ -87,6 +87,7 @@ class Cluster:
             policies,
             links=self._links(),
             answers=scenario.output_stage,
+            respawn=scenario.respawn,
             left=self._left if spans is not None else None,
         )
         for number, failures in enumerate(scenario.failures):
@@ -195,15 +196,16 @@ class Cluster:
                 options.minimum,
                 options.maximum,
                 options.every_seconds,
+                options.stabilisation_seconds,
             )
             return Reactive(self.pipeline, at, rule)
         forecast = ForecastOptions(
             bin_seconds=options.every_seconds,
             season_bins=max(1, round(options.season_seconds / options.every_seconds)),
             horizon_seconds=options.start_seconds + options.every_seconds,
-            guard_window=60 if options.mode == "forecast" else 10**9,
+            guarded=options.mode == "forecast",
         )
-        plan = PlanOptions(utilisation=options.utilisation, spare_utilisation=0.75 * options.utilisation)
+        plan = PlanOptions(options.utilisation, 0.75 * options.utilisation, options.stabilisation_seconds)
         bounds = Bounds(options.minimum, options.maximum, options.capacity)
         return Ahead(self.pipeline, {at: bounds}, forecast, plan)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.sim.output import style
+from vllm_omni_sched.sim.output.bins import bins
 from vllm_omni_sched.sim.study import Finding, Study
 from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.spread import groups, measure
@@ -38,6 +39,8 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
             drawn.append(_cdf(study, well, f"{name}_seconds", title, folder / f"{stem}-{name}.png"))
     if study.single and well and well[0].timeline:
         drawn.append(_timeline(study, well[0], folder / f"{stem}-timeline.png"))
+    if study.changes and len(well) > 1 and all(one.over_time for one in well):
+        drawn.append(bins(study, well, folder / f"{stem}-over-time.png"))
     swept = [key for key in (well[0].values if well else {}) if len({repr(one.values[key]) for one in well}) > 1]
     numbers = [key for key in swept if all(isinstance(one.values[key], (int, float)) for one in well)]
     if numbers:

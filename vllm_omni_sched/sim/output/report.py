@@ -14,9 +14,10 @@ from vllm_omni_sched.sim.study import Finding, Study, spread
 def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) -> dict[str, Any]:
     """All that was found, as JSON can hold it: what is no finite number is null.
 
-    ``results`` has a record for each point, and ``spread`` over seeds where there are several.
+    ``results`` has a record for each point, bin by bin too where replicas come and go, and
+    ``spread`` over seeds where there are several.
     """
-    base = study.base
+    base, changes = study.base, study.changes
     sources = {stage: text for finding in findings for stage, text in finding.sources.items()}
     records = [
         {
@@ -25,6 +26,7 @@ def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) ->
             "seed": finding.seed,
             "runs": finding.runs,
             **({"error": finding.error} if finding.error else {"summary": finding.summary}),
+            **({"over_time": finding.over_time} if changes and finding.over_time else {}),
             **({"found": finding.found} if finding.found is not None else {}),
         }
         for finding in findings

@@ -1,12 +1,12 @@
 """How many replicas a stage has, as the load goes."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.monitor.forecast.load import ForecastOptions, ForecastReason, LoadForecast
+from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
@@ -131,7 +131,8 @@ class Ahead:
     3. Replicas are given up only on a forecast whose model was tested. Limits of batches are raised where replicas are
        missing.
 
-    The horizon should be no shorter than a replica takes to start and a bin together.
+    The horizon should be no shorter than a replica takes to start and a bin together. ``said``: bins by the model that
+    spoke and by why, over all modalities; ``trips``: how often the guard put a model aside.
 
     Raises:
         ConfigError: statsmodels is not installed.
@@ -147,13 +148,15 @@ class Ahead:
         self._pipeline, self._stages, self._options = pipeline, dict(stages), forecast
         self.forecast, self.planner = LoadForecast(forecast), ReplicaPlanner(plan)
         self._ways = Ways()
-        self._seen: dict[str, None] = {}
+        self._seen: dict[str, bool] = {}  # whether the guard has put its model aside
+        self.said: Counter[str] = Counter()
+        self.trips = 0
         pipeline.watchers.append(self._watch)
         pipeline.sim.after(forecast.bin_seconds, self._look)
 
     def _watch(self, trip: Trip, comes: bool) -> None:
         if comes:
-            self._seen[trip.request.modality] = None
+            self._seen.setdefault(trip.request.modality, False)
             self.forecast.observe(self._pipeline.sim.now, trip.request.modality)
         else:
             self._ways.left(trip)
@@ -164,6 +167,7 @@ class Ahead:
             return
         now = pipeline.sim.now
         told = {modality: self.forecast.forecast(now, modality) for modality in self._seen}
+        self._count(told)
         tested = all(one.reason in (ForecastReason.BEST, ForecastReason.QUIET) for one in told.values())
         rates = self._ways.rates(
             {modality: max(0.0, *one.high) / self._options.bin_seconds for modality, one in told.items()}
@@ -179,6 +183,14 @@ class Ahead:
             if isinstance(pool, GatedPool):
                 pool.raise_limits(plan.batch_limit)
         pipeline.sim.after(self._options.bin_seconds, self._look)
+
+    def _count(self, told: Mapping[str, Forecast]) -> None:
+        for modality, one in told.items():
+            guarded = one.reason is ForecastReason.GUARDED
+            self.trips += guarded and not self._seen[modality]
+            self._seen[modality] = guarded
+            self.said[f"model_{one.model.value}"] += 1
+            self.said[f"because_{one.reason.value}"] += 1
 
     def _state(self, stage: int, rates: Mapping[int, float]) -> PoolState | None:
         pool, bounds = self._pipeline.pools[stage], self._stages[stage]

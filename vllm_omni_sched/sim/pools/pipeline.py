@@ -213,12 +213,23 @@ class Pipeline:
         self._restart_seconds[pool.stage, index] = restart_seconds
         lost = pool.notice(index)
         if self.repair is not None:
-            self.repair.died(pool.stage, index, lost)
-        else:
-            for trip in lost:
-                self.fails(trip)
-            if self._respawn:
-                self.start_again(pool.stage, index)
+            self.repair.suspected(pool.stage, index)
+            self.sim.after(0.0, self._died, (pool, index, lost))  # when all that died with it are suspected, too
+            return
+        for trip in lost:
+            self.fails(trip)
+        if self._respawn:
+            self.start_again(pool.stage, index)
+        self._give_up_waiting(pool)
+
+    def _died(self, dead: tuple[Pool, int, list[Trip]]) -> None:
+        pool, index, lost = dead
+        assert self.repair is not None
+        self.repair.died(pool.stage, index, lost)
+        self._give_up_waiting(pool)
+
+    def _give_up_waiting(self, pool: Pool) -> None:
+        """Nobody is there for those in the queue, and nobody will be."""
         if isinstance(pool, GatedPool) and not self.comes(pool.stage):
             while pool.waiting:  # with each that fails, one that followed it may begin to wait
                 self.fails(next(iter(pool.waiting.values())))

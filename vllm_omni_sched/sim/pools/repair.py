@@ -21,6 +21,7 @@ from vllm_omni_sched.monitor.recovery.events import (
     Replica,
     Restart,
     Restarted,
+    Suspected,
     Tick,
 )
 from vllm_omni_sched.monitor.recovery.policy import Recovery
@@ -67,6 +68,10 @@ class Repair:
     def skipped(self, trip: Trip, attempt: int) -> None:
         """A request has nothing to do where it was placed."""
         self._tell(Finished(trip.name, attempt))
+
+    def suspected(self, stage: int, index: int) -> None:
+        """A replica seems to be gone, and nothing is moved there; it is dead next. As in `omni.stages.repair`."""
+        self._tell(Suspected(Replica(stage, index), "killed"))
 
     def died(self, stage: int, index: int, lost: Sequence[Trip]) -> None:
         """A replica is gone, with what was there."""

@@ -45,6 +45,9 @@ class Replicas(ABC):
 
     1. A replica that died holds its devices, and is sent requests until that is noticed.
     2. A replica that drains gets no request, and leaves when it is empty.
+
+    ``deaths``, ``added``, ``gone``: replicas so far. ``serving_seconds``: of replicas that could work, together;
+    ``empty_seconds``: without any that could.
     """
 
     def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make) -> None:
@@ -56,6 +59,8 @@ class Replicas(ABC):
         self._next_index = 0
         self._starting = 0
         self._past: Counter[str] = Counter()  # busy seconds of servers that are gone
+        self.deaths = self.added = self.gone = 0
+        self.serving_seconds = self.empty_seconds = 0.0
         self._held_seconds, self._held_since = 0.0, sim.now
         for _ in range(spec.replicas):
             self._serve(self._new())
@@ -82,6 +87,11 @@ class Replicas(ABC):
     def target(self) -> int:
         """Replicas that are there or come, without those that are to leave."""
         return self.held - sum(one.draining for one in self.replicas.values())
+
+    @property
+    def serving(self) -> int:
+        """Replicas that can work now."""
+        return sum(one.server is not None for one in self.replicas.values())
 
     @property
     def starting(self) -> int:
@@ -111,6 +121,8 @@ class Replicas(ABC):
         replica = self.replicas.get(index)
         if replica is None or replica.server is None:
             return False
+        self._count_held()
+        self.deaths += 1
         lost = replica.server.kill()
         self._past.update(replica.server.busy_seconds())
         replica.server = None
@@ -140,6 +152,7 @@ class Replicas(ABC):
     def add(self) -> None:
         """Start one more replica; it is there after ``startup_seconds``."""
         self._count_held()
+        self.added += 1
         self._starting += 1
         self.sim.after(self.spec.startup_seconds, self._started)
 
@@ -171,6 +184,7 @@ class Replicas(ABC):
         if replica.in_flight or replica.index not in self.replicas:
             return
         self._count_held()
+        self.gone += 1
         del self.replicas[replica.index]
         if replica.server is not None:
             self._past.update(replica.server.busy_seconds())
@@ -184,6 +198,7 @@ class Replicas(ABC):
         return replica
 
     def _serve(self, replica: Replica) -> None:
+        self._count_held()
         replica.server = self._make(replica.index, self._done)
         at = bisect_left(self.live, replica.index, key=index_of)
         if at == len(self.live) or self.live[at] is not replica:
@@ -195,5 +210,8 @@ class Replicas(ABC):
 
     def _count_held(self) -> None:
         now = self.sim.now
-        self._held_seconds += self.held * (now - self._held_since)
+        passed, serving = now - self._held_since, self.serving
+        self._held_seconds += self.held * passed
+        self.serving_seconds += serving * passed
+        self.empty_seconds += 0.0 if serving else passed
         self._held_since = now

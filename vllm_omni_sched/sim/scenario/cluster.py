@@ -62,9 +62,10 @@ class Autoscale(Options):
     maximum: int = Field(ge=1, description="Most replicas.")
     start_seconds: float = Field(90.0, ge=0, description="Until a new replica can work.")
     every_seconds: float = Field(30.0, gt=0, description="Time between decisions.")
-    mode: Literal["reactive", "forecast", "forecast-guarded-off"] = Field(
+    mode: Literal["reactive", "forecast", "forecast-unguarded"] = Field(
         "reactive",
-        description="By the load now; by the forecast; or by the forecast even where it has been wrong lately.",
+        description="By the load now; by the forecast, in which a guard lets the naive one speak while the model does "
+        "worse; or by what the model says even then, to see what the guard is worth.",
     )
     utilisation: float = Field(0.7, gt=0, le=1, description="Part of what replicas can do that is to be used.")
     at_once: int | None = Field(
@@ -76,6 +77,11 @@ class Autoscale(Options):
         None, gt=0, description="Requests per second that a replica can do, for forecasts; default: as measured."
     )
     season_seconds: float = Field(86_400.0, gt=0, description="Length of a season of the load, for forecasts.")
+    stabilisation_seconds: float = Field(
+        300.0,
+        ge=0,
+        description="Replicas that were not needed for so long are given up: all with `reactive`, else one at a time.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "Autoscale":

@@ -57,6 +57,10 @@ class Scenario(Options):
     )
     stages: tuple[Stage, ...] = Field(description="What a request goes through, in order.")
     failures: tuple[Failures, ...] = Field((), description="What dies.")
+    respawn: bool = Field(
+        False,
+        description="Without recovery, start dead replicas again, as Kubernetes does; what they had at work fails.",
+    )
     autoscale: Autoscale | None = Field(None, description="What follows the load; absent: nothing.")
 
     @field_validator("stages", "failures", mode="before")

@@ -11,6 +11,7 @@ from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Progress, Result, Run
 from vllm_omni_sched.sim.study.options import FOLLOWS, Search
+from vllm_omni_sched.sim.study.over_time import over_time
 from vllm_omni_sched.sim.study.plan import Point, value_at
 from vllm_omni_sched.sim.study.searching import largest, needed
 
@@ -23,8 +24,8 @@ class Finding:
     """What was found at a point.
 
     ``summary``: of its run; of a search, of the run that it ends at. ``found``: by the search, under ``value`` and
-    with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run.
-    ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
+    with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run;
+    ``over_time``: columns of bins. ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
     """
 
     variant: str
@@ -35,6 +36,7 @@ class Finding:
     found: dict[str, Any] | None = None
     curves: dict[str, list[float]] = field(default_factory=dict)
     timeline: list[dict[str, Any]] = field(default_factory=list)
+    over_time: dict[str, list[Any]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     runs: int = 0
     error: str = ""
@@ -56,6 +58,8 @@ def evaluate(
 
     if search is None:
         result = one({})
+        scenario = point.scenario()
+        finding.over_time = over_time(result, scenario.warm_up_seconds, scenario.duration_seconds)
     else:
         finding.found, result = _SEARCHES[search.kind](point, search, one)
     finding.summary = result.summary()

@@ -64,6 +64,12 @@ class Study:
         """Whether it is one plain run."""
         return len(self.points) == 1 and self.search is None
 
+    @property
+    def changes(self) -> bool:
+        """Whether replicas come and go at some point of it."""
+        runs = [point.scenario() for point in self.points]
+        return any(run.failures or run.autoscale is not None for run in runs)
+
 
 def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Study:
     """All that a TOML file asks for; a file that says nothing of a study asks for one run.

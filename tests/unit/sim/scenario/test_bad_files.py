@@ -69,7 +69,7 @@ BAD = [
     ("[[failures]]", "[failures]", "'failures' must be a list of tables, [[failures]], got {"),
     ("[[failures]]", "[autoscale]\nmaximum = 4", "'stages.llm.replicas' is 8, outside 'autoscale.minimum' 1 and 'autoscale.maximum' 4"),
     ("[[failures]]", "[autoscale]\nmaximum = 9", "the stages need 9 devices (llm 9 × 1)"),
-    ("[[failures]]", "[autoscale]\nmode = 'guess'\nmaximum = 8", "'autoscale.mode' must be one of ['reactive', 'forecast', 'forecast-guarded-off']"),
+    ("[[failures]]", "[autoscale]\nmode = 'guess'\nmaximum = 8", "'autoscale.mode' must be one of ['reactive', 'forecast', 'forecast-unguarded']"),
     ('name = "speech"\nkind = "servers"\nseconds = { distribution = "hyperexponential", mean = 0.5, cv = 2.0 }', 'name = "later"\nkind = "video"', "'stages.later' of kind 'video' stands after 'stages.llm' of kind 'engine': move it before"),
     ("[[failures]]", "[autoscale]\nmaximum = 0", "'autoscale.maximum': input should be greater than or equal to 1, got 0"),
     ("[[failures]]", "[autoscale]\nminimum = 5\nmaximum = 2", "in 'autoscale': 'minimum' must not be above 'maximum': 5 > 2"),
