@@ -120,7 +120,7 @@ class _Run:
             sim.now,
             max(scenario.duration_seconds - scenario.warm_up_seconds, 1e-9),
             sim.events,
-            steps=sum(engine.decodes.gaps.steps for engine in cluster.engine_servers()),
+            steps=sum(engine.decodes.steps for engine in cluster.engine_servers()),
             lost=cluster.pipeline.in_flight,
             busy_seconds=busy,
             held_seconds=held,

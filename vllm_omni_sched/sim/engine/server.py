@@ -74,6 +74,9 @@ class EngineServer:
         self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
         self._idle_since = 0.0
         self._measures = policies.measures
+        self._plain = False  # the next step is as this one: nobody waits, and no prompt is computed
+        # as each step looks at them
+        self._kv_tokens, self._step_seconds, self._gap = limits.kv_tokens, costs.step_seconds, itl.add
 
     # -- what it is told ---------------------------------------------------
 
@@ -107,6 +110,7 @@ class EngineServer:
         sequence = Sequence(job, self._policies.sla(job.request.sla), self._sim.now)
         self._jobs[job.request.number] = (job, sequence)
         self.waiting.push(sequence, self._sim.now)
+        self._plain = False
         self._wake()
 
     def abort(self, job: Job) -> None:
@@ -136,18 +140,16 @@ class EngineServer:
             self.ahead.kill()
             for sequence in self.prompts.running:
                 self.ahead.ledger.release(sequence.name)
-        for sequence in self.waiting.first(len(self.waiting), self._sim.now):
+        for sequence in self.waiting.first(len(self.waiting.sequences), self._sim.now):
             self.waiting.remove(sequence)
             if self.ahead is not None:
                 self.ahead.ledger.release(sequence.name)
         for sequence in list(self.decodes.sequences.values()):
             self.decodes.remove(sequence)
-        self.prompts.running.clear()
-        self.prompts.computed = 0
-        self.prompts.clear()
+        self.prompts.forget()
         self.encoding.clear()
         self.in_flight = 0
-        self._stepping = False
+        self._stepping = self._plain = False
         self._front_until = 0.0
         return lost
 
@@ -173,11 +175,11 @@ class EngineServer:
 
     def _begin(self) -> None:
         decodes, prompts, sim = self.decodes, self.prompts, self._sim
-        decoding = len(decodes.sequences)
-        if decodes.context + prompts.computed + decoding > self._limits.kv_tokens:
+        decoding = decodes.number
+        if decodes.context + prompts.computed + decoding > self._kv_tokens:
             decoding = self._make_room()
         encode = 0.0
-        if prompts.running or (len(self.waiting) and prompts.room()):
+        if prompts.running or (self.waiting.sequences and prompts.room()):
             prompts.plan(sim.now)
             for modality, (items, embeds) in self.encoding.step.items():
                 encode += self._costs.encode_seconds(modality, embeds, items)
@@ -187,11 +189,12 @@ class EngineServer:
             prompts.clear()
             self.encoding.begin()
         tokens = prompts.tokens
+        self._plain = not (prompts.running or prompts.chunks or self.waiting.sequences) and self._watcher is None
         if not decoding and not tokens:
             self._stepping = False
             self._idle_since = sim.now
             return
-        seconds = self._costs.step_seconds(decoding, decodes.context, tokens, prompts.pairs)
+        seconds = self._step_seconds(decoding, decodes.context, tokens, prompts.pairs)
         if self.ahead is not None:
             self._rest = 0.0
             if self.ahead.lane.working:
@@ -233,7 +236,7 @@ class EngineServer:
     def _make_room(self) -> int:
         """Rule 4; how many decode then."""
         decodes, prompts = self.decodes, self.prompts
-        while len(decodes) and prompts.kv_tokens + len(decodes) > self._limits.kv_tokens:
+        while decodes.number and prompts.kv_tokens + decodes.number > self._limits.kv_tokens:
             if prompts.running:
                 sequence = prompts.running[-1]
                 prompts.remove(sequence)
@@ -245,25 +248,31 @@ class EngineServer:
             self.encoding.release(sequence)
             sequence.restart()
             self.waiting.push(sequence, self._sim.now, again=True)
-        return len(decodes)
+        return decodes.number
 
     def _end(self, epoch: int) -> None:
         if epoch != self._epoch:
             return
-        now, decodes = self._sim.now, self.decodes
-        decoding = len(decodes.sequences)
+        sim, decodes = self._sim, self.decodes
+        now, decoding = sim.now, decodes.number
         if decoding:
             gap = now - self._last_end
-            decodes.context += decoding
-            steps = decodes.gaps.add(gap)
-            self._itl.add(gap, decoding)
-            if decodes.ends[0][0] <= steps:
+            self._gap(gap, decoding)
+            if decodes.step(gap):
                 for sequence in decodes.finished():
                     self._finish(sequence)
         self._last_end = now
         if self._measures:
             self._measure(now, decoding)
-        if self.prompts.chunks:
+        if self._plain:  # what `_begin` would do, where it does nothing else
+            decoding, context = decodes.number, decodes.context
+            beside = self.ahead is not None and (self._rest or self.ahead.lane.working)
+            if decoding and context + decoding <= self._kv_tokens and not beside:
+                seconds = self._step_seconds(decoding, context, 0, 0.0)
+                self._llm_seconds += seconds
+                sim.soon(seconds, self._end, epoch)
+                return
+        elif self.prompts.chunks:
             for sequence in self.prompts.done():
                 self._first(sequence, now)
         self._begin()
@@ -302,26 +311,25 @@ class EngineServer:
     def _come_back(self, sequences: list[Sequence]) -> None:
         for sequence in reversed(sequences):
             self.waiting.push(sequence, self._sim.now, again=True)
+        self._plain = False
         self._wake()
 
     # -- what the policies see ---------------------------------------------
 
     def _loads(self) -> tuple[DecodeLoad, ...]:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
-        number = len(self.decodes) + len(self.prompts.running)
+        number = self.decodes.number + len(self.prompts.running)
         if not number:
             return ()
         policies = self._policies
-        targets = {sequence.sla.itl_seconds for sequence in self.decodes.sequences.values()}
-        targets |= {sequence.sla.itl_seconds for sequence in self.prompts.running}
         itl = policies.steps.itl.seconds
         in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
-        target = min(policies.itl_target_seconds, *targets)
+        target = min(policies.itl_target_seconds, *self.decodes.targets.counts, *self.prompts.targets.counts)
         return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
 
     def _measure(self, now: float, decoding: int) -> None:
         policies, tokens = self._policies, self.prompts.tokens
-        running = len(self.decodes) + len(self.prompts.running)
+        running = self.decodes.number + len(self.prompts.running)
         encoded = bool(self.encoding.step)
         seconds = policies.steps.step(now, running, tokens, rest_seconds=self._rest, encoded=encoded)
         if self.encoding.step:
