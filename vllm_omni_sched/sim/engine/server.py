@@ -43,6 +43,38 @@ class EngineServer:
     ``steps``: that began. ``preempted``: how often rule 4 was needed.
     """
 
+    __slots__ = (
+        "_costs",
+        "_done",
+        "_encode_seconds",
+        "_epoch",
+        "_front_until",
+        "_gap",
+        "_idle_since",
+        "_itl",
+        "_jobs",
+        "_kv_tokens",
+        "_lane_seconds",
+        "_last_end",
+        "_limits",
+        "_llm_seconds",
+        "_measures",
+        "_plain",
+        "_policies",
+        "_rest",
+        "_sim",
+        "_step_seconds",
+        "_stepping",
+        "_watcher",
+        "ahead",
+        "decodes",
+        "encoding",
+        "in_flight",
+        "preempted",
+        "prompts",
+        "waiting",
+    )
+
     def __init__(
         self,
         sim: Simulator,
@@ -88,7 +120,7 @@ class EngineServer:
         """
         request, now = job.request, self._sim.now
         needs = request.prompt_tokens + request.output_tokens
-        if needs > self._limits.kv_tokens:
+        if needs > self._kv_tokens:
             raise ConfigError(
                 f"request {request.number} needs {needs} tokens of KV cache, and a replica has "
                 f"{self._limits.kv_tokens}; give it more devices, more of their memory, or shorter requests"
@@ -156,7 +188,9 @@ class EngineServer:
     def busy_seconds(self) -> dict[str, float]:
         """Seconds of steps by what they went to, and those of the lane in which no step ran."""
         busy = {"llm": self._llm_seconds, "encode": self._encode_seconds}
-        return busy if self.ahead is None else {**busy, "lane": self._lane_seconds}
+        if self.ahead is not None:
+            busy["lane"] = self._lane_seconds
+        return busy
 
     # -- steps -------------------------------------------------------------
 
