@@ -42,7 +42,6 @@ class Failures(Options):
     restart_seconds: float = Field(90.0, ge=0, description="Until a replica that is started again can work.")
     rack_replicas: int = Field(8, ge=1, description="Replicas that a rack holds.")
 
-
     @field_validator("at_seconds", mode="before")
     @classmethod
     def _sequence(cls, value: Any) -> Any:
