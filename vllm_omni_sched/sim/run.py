@@ -1,6 +1,9 @@
 """One simulation, from a scenario to what it has shown."""
 
+import gc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vllm_omni_sched.errors import OmniSchedError
 from vllm_omni_sched.sim.build.cluster import Cluster
@@ -24,7 +27,21 @@ def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans 
     Raises:
         ConfigError: a model does not fit where it is to run, a file cannot be read, or a request fits nowhere.
     """
-    return _Run(scenario, spans).run(progress)
+    with _no_collections():
+        return _Run(scenario, spans).run(progress)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without the search for cycles: a run makes none for each request, and it would look at all engines again and
+    again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class _Run:

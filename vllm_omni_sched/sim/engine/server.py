@@ -59,14 +59,17 @@ class EngineServer:
         "_jobs",
         "_kv_tokens",
         "_lane_seconds",
+        "_lane_shares",
         "_last_end",
         "_limits",
         "_llm_seconds",
+        "_may_be_plain",
         "_measures",
         "_plain",
         "_policies",
         "_rest",
         "_sim",
+        "_spoke",
         "_step_seconds",
         "_stepping",
         "_watcher",
@@ -113,7 +116,8 @@ class EngineServer:
         self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
         self._idle_since = 0.0
         self._measures = policies.measures
-        self._plain = False  # the next step is as this one: nobody waits, and no prompt is computed
+        self._may_be_plain = watcher is None and not self._lane_shares
+        self._plain = False  # nobody waits, and no prompt is computed: the next step is as this one
         # as each step looks at them
         self._kv_tokens, self._step_seconds, self._gap = limits.kv_tokens, costs.step_seconds, itl.add
 
@@ -230,7 +234,7 @@ class EngineServer:
             prompts.clear()
             self.encoding.begin()
         tokens = prompts.tokens
-        self._plain = not (prompts.running or prompts.chunks or self.waiting.sequences) and self._watcher is None
+        self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self.waiting.sequences)
         if not decoding and not tokens:
             self._stepping = False
             self._idle_since = sim.now
