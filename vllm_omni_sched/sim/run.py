@@ -14,7 +14,8 @@ from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import Scenario
 
 _EVENTS = 20_000  # between two words of progress
-_SAMPLES = 200  # of a timeline
+_SAMPLES = 200  # of a timeline, while requests arrive
+_SPARSER = 1.1  # from one to the next, from then on
 
 
 def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans | None = None) -> Result:
@@ -96,6 +97,8 @@ class _Run:
             self._busy_before[name], self._held_before[name] = busy, held
         self._timeline.append(Sample(self._sim.now, queued, replicas, utilisation))
         if self._cluster.pipeline.active():
+            if self._sim.now >= self._scenario.duration_seconds:  # the rest may take many times as long
+                self._every *= _SPARSER
             self._sim.after(self._every, self._sample)
 
     def _check(self) -> None:
