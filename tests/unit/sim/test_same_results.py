@@ -36,7 +36,16 @@ CASES = {
     "two choices": (10.0, "", 3, 'balance = "sampled"'),
     "deaths": (10.0, OURS + DEATHS, 3, 'encoder = "lane"'),
 }
-DIGESTS: dict[str, str] = {}
+DIGESTS = {
+    "stock": "66f32f55b9395260",
+    "short of KV memory": "a5960ae76df66330",
+    "ours": "a65e53e96c8d3a24",
+    "ours, short of KV memory": "cc5e88498e4f3adf",
+    "on shared processors": "f8039fdfae6794bb",
+    "all policies": "c3d38d0681510693",
+    "two choices": "855eba16d8d83389",
+    "deaths": "f22615eb8406fb9c",
+}
 
 
 @pytest.mark.parametrize("case", CASES)
