@@ -1,4 +1,4 @@
-"""What one decision costs with 10,000 requests waiting: in the SLA queue of an engine, and before the gate of a stage."""
+"""What one decision costs with 10,000 that wait: in the SLA queue of an engine, and before the gate of a stage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def queue(waiting: int, decisions: int, seed: int = 0) -> dict[str, Any]:
         held.push(request, now)
         pops += between - begun
         pushes += time.perf_counter_ns() - between
-    return {"waiting": waiting, "pop_us": round(pops / decisions / 1e3, 2), "push_us": round(pushes / decisions / 1e3, 2)}
+    return {
+        "waiting": waiting,
+        "pop_us": round(pops / decisions / 1e3, 2),
+        "push_us": round(pushes / decisions / 1e3, 2),
+    }
 
 
 def gate(waiting: int, decisions: int, seed: int = 0) -> dict[str, Any]:
