@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import random
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from rich.table import Table
 
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
-from benchmarks.sim_scale import waiting
+from benchmarks.policy_cost.bench import Decision
+from benchmarks.policy_cost.waiting import DECISIONS
 from benchmarks.sim_scale.cases import Case, run
 from benchmarks.sim_scale.plot import plot
 
@@ -41,10 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timed = [alone(Case(one, gpus, _RATE, part * of, seed, timed=True)) for one, gpus, of in _TIMED]
     exponents = {one: exponent(of(scale, one), _GPUS) for one in variants}
     by_rate = {one: exponent(of(rates, one), "rate_per_gpu") for one in variants}
-    held = {
-        "sla_queue": [waiting.queue(number, 2000, seed) for number in (100, 1_000, 10_000)],
-        "gate": [waiting.gate(number, 50, seed) for number in (100, 1_000, 10_000)],
-    }
+    held = [
+        {"decision": one.name, "waiting": number, "median_us": median_us(one, number, seed)}
+        for one in DECISIONS
+        if one.barred
+        for number in (100, 1_000, 10_000)
+    ]
     console.print(table(scale))
     console.print(f"exponent against GPUs: {exponents}; against the rate: {by_rate}")
     results = {
@@ -73,6 +78,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def of(rows: Sequence[Mapping[str, Any]], variant: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["variant"] == variant]
+
+
+def median_us(decision: Decision, waiting: int, seed: int) -> float:
+    """Of a decision with so many requests waiting, as in ``policy_cost``."""
+    taken = decision.make(waiting, random.Random(seed)).seconds(500, 0.2)
+    return round(1e6 * statistics.median(taken), 2)
 
 
 def exponent(rows: Sequence[Mapping[str, Any]], key: str) -> float:

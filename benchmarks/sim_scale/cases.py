@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.share import EncodeShare
-from vllm_omni_sched.sim.pools import gated
+from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import load
@@ -124,7 +124,7 @@ def _timers() -> dict[str, _Timer]:
         (EncodeShare, "place", "EncodeShare.place"),
         (Balanced, "choose", "balancer: sampled"),
         (InTurn, "choose", "balancer: round robin"),
-        (gated, "ask", "gate"),
+        (StageGate, "release", "StageGate.release"),
     ]
     for holder, attribute, name in places:
         timers[name] = _Timer()

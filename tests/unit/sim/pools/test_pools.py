@@ -18,6 +18,7 @@ from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue, ReplicaSt
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
+from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.sim.kernel import Simulator
@@ -29,8 +30,9 @@ from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
 from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Pool, StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.work import Item, Request
@@ -106,9 +108,9 @@ def test_of_a_sample_the_balancer_picks():
     live = [Replica(index, None) for index in range(50)]
     for one in live:
         one.in_flight = one.index
-    chooser = Balanced(LeastQueue(), random.Random(2), sample=50)
+    chooser = Balanced(SampledBalancer(LeastQueue(), choices=50), random.Random(2))
     assert chooser.choose(0.0, live, 0.0).index == 0
-    two = Balanced(LeastQueue(), random.Random(2), sample=2)
+    two = Balanced(SampledBalancer(LeastQueue()), random.Random(2))
     found = {two.choose(0.0, live, 0.0).index for _ in range(200)}
     assert len(found) > 20
     assert 49 not in found  # of two the fuller one is never taken
@@ -312,7 +314,6 @@ def test_forecast_scaling_has_replicas_for_what_is_to_come():
         lambda: FailureSpec(0, every_seconds=1.0, at_seconds=(1.0,)),
         lambda: LinkSpec("a", 0.0),
         lambda: ReactiveOptions(at_once=0),
-        lambda: Balanced(LeastQueue(), random.Random(0), sample=0),
         lambda: run([], [StageSpec("a")], {"": (1,)}),
         lambda: run([], [StageSpec("a")], {"text": (0,)}),
     ],
