@@ -67,9 +67,7 @@ class NonNegativeFit:
 
     def _descend(self) -> None:
         weights, ridge = self.weights, self._RIDGE
-        rows = [
-            (i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown
-        ]
+        rows = [(i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown]
         for _ in range(self._SWEEPS):
             for i, row, xy, pull, square in rows:
                 best = (xy - sum(map(mul, row, weights)) + pull) / square

@@ -15,7 +15,7 @@ from vllm_omni_sched.sim.scenario import Scenario
 
 _EVENTS = 20_000  # between two words of progress
 _SAMPLES = 200  # of a timeline, while requests arrive
-_SPARSER = 1.1  # from one to the next, from then on
+_SPARSER = 0.1  # of the time since then: from one to the next
 
 
 def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans | None = None) -> Result:
@@ -58,6 +58,7 @@ class _Run:
         self._held_at_start: dict[str, float] = {}
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
+        self._next_sample = 0.0
         self._every = scenario.duration_seconds / _SAMPLES
         self._sim.at(scenario.warm_up_seconds, self._warm)
         self._sim.at(0.0, self._sample)
@@ -86,6 +87,16 @@ class _Run:
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
 
     def _sample(self, _: None) -> None:
+        now, active = self._sim.now, self._cluster.pipeline.active()
+        if now >= self._next_sample or not active:
+            self._timeline.append(self._look())
+            # once no more requests come, the rest may take many times as long
+            late = now >= self._scenario.duration_seconds
+            self._next_sample = now + (_SPARSER * (now - self._scenario.duration_seconds) if late else 0.0)
+        if active:
+            self._sim.after(self._every, self._sample)
+
+    def _look(self) -> Sample:
         queued, replicas, utilisation = {}, {}, {}
         for pool in self._pools:
             name = pool.spec.name
@@ -95,11 +106,7 @@ class _Run:
             worked = busy - self._busy_before.get(name, 0.0)
             utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
             self._busy_before[name], self._held_before[name] = busy, held
-        self._timeline.append(Sample(self._sim.now, queued, replicas, utilisation))
-        if self._cluster.pipeline.active():
-            if self._sim.now >= self._scenario.duration_seconds:  # the rest may take many times as long
-                self._every *= _SPARSER
-            self._sim.after(self._every, self._sample)
+        return Sample(self._sim.now, queued, replicas, utilisation)
 
     def _check(self) -> None:
         """Every request that came has left once, or is here.

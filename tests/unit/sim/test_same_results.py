@@ -43,7 +43,7 @@ DIGESTS = {
     "ours, short of KV memory": "cc5e88498e4f3adf",
     "on shared processors": "f8039fdfae6794bb",
     "all policies": "c3d38d0681510693",
-    "two choices": "855eba16d8d83389",
+    "two choices": "1b86759fe1a8a033",
     "deaths": "f22615eb8406fb9c",
 }
 
