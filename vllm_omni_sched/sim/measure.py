@@ -140,7 +140,7 @@ class Gaps:
     Steps are numbered from 0. A stack of stretches between marks that no later one exceeds, and the stretch since the
     last mark, of which only the largest step is kept.
 
-    ``steps``: so far. ``largest``: of those since the last mark.
+    ``steps``: so far. ``largest``: of those since the last mark. Whoever has the steps brings both up to date.
     """
 
     __slots__ = ("_marked", "_numbers", "_seconds", "largest", "steps")
@@ -151,13 +151,6 @@ class Gaps:
         self._marked = 0
         self._numbers: list[int] = []  # of the first step of each stretch
         self._seconds: list[float] = []
-
-    def add(self, seconds: float) -> int:
-        """The next step took so long; how many there are now."""
-        if seconds > self.largest:
-            self.largest = seconds
-        self.steps += 1
-        return self.steps
 
     def mark(self) -> int:
         """The number of the next step, for `largest_since`."""

@@ -1,6 +1,7 @@
 """Sequences that wait to run: by arrival, as in vLLM, or by the order of `WaitingQueue`."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Protocol
 
 from vllm_omni_sched.graph.order import WaitingOrder, WaitingRequest
@@ -12,12 +13,11 @@ _AFFINITY_ITEMS = 16  # as the real scheduler looks at
 
 
 class Waiting(Protocol):
-    """Who runs next.
+    """Who runs next."""
 
-    ``sequences``: all that wait, by name.
-    """
-
-    sequences: dict[str, Sequence]
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """All that wait, by name."""
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
         """It waits; ``again``: it ran before, or was looked at and held back."""
