@@ -12,7 +12,8 @@ def tables(results: Mapping[str, Any]) -> str:
         ("policies", "GPUs", "events", "events/s", "processor s per simulated s", "µs per request", "peak MiB"),
         (
             (row["variant"], f"{row['gpus']:,}", f"{row['events']:,}", f"{row['events_per_second']:,}",
-             f"{row['cpu_seconds_per_simulated_second']:.3g}", f"{row['cpu_us_per_request']:,.0f}", f"{row['peak_mib']:,}")
+             f"{row['cpu_seconds_per_simulated_second']:.3g}", f"{row['cpu_us_per_request']:,.0f}",
+             f"{row['peak_mib']:,}")
             for row in results["scale"]
         ),
     )  # fmt: skip
