@@ -219,4 +219,5 @@ class WorthIndex:
         return self._since.get(entry[2]) == entry[1]
 
     def _used(self, encoding: Encoding, now: float) -> Encoding:
-        return replace(encoding, log_uses=self.uses.add(encoding.log_uses, now))
+        log_uses = self.uses.add(encoding.log_uses, now)
+        return Encoding(encoding.mm_hash, encoding.num_bytes, encoding.encode_seconds, log_uses)

@@ -67,13 +67,13 @@ class Simulator:
         done = 0
         try:
             while heap and done < most:
-                event = heappop(heap)
-                if event[0] > until:
-                    heappush(heap, event)
+                when, number, action, argument = heappop(heap)
+                if when > until:
+                    heappush(heap, (when, number, action, argument))
                     break
-                self.now = event[0]
+                self.now = when
                 done += 1
-                event[2](event[3])
+                action(argument)
         finally:
             self.events += done
         if until < math.inf and (not heap or heap[0][0] > until):

@@ -4,41 +4,79 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
-from math import log
+
+import numpy as np
 
 _PER_E = 200  # bins for a factor of e: each is half a per cent wide
 _LEAST = 1e-6  # seconds; what is shorter counts as that
-_FIRST = int(log(_LEAST) * _PER_E)
+_BLOCK = 4096  # durations that are put into bins together
 
 
 class Histogram:
-    """Durations with weights, in bins half a per cent wide; a quantile is off by a quarter of a per cent at most."""
+    """Durations with weights, in bins half a per cent wide; a quantile is off by a quarter of a per cent at most.
 
-    __slots__ = ("_bins", "count", "largest", "total")
+    What is added is put into its bin some thousand at a time, or when somebody asks.
+    """
+
+    __slots__ = ("_bins", "_count", "_largest", "_seconds", "_total", "_weights")
 
     def __init__(self) -> None:
         self._bins: dict[int, float] = {}
-        self.count = 0.0
-        self.total = 0.0
-        self.largest = 0.0
+        self._count = 0.0
+        self._total = 0.0
+        self._largest = 0.0
+        self._seconds: list[float] = []  # not in their bins yet
+        self._weights: list[float] = []
 
     def add(self, seconds: float, weight: float = 1.0) -> None:
         """So long a duration, ``weight`` times."""
-        at = int(log(seconds) * _PER_E) if seconds > _LEAST else _FIRST
+        new = self._seconds
+        new.append(seconds)
+        self._weights.append(weight)
+        if len(new) >= _BLOCK:
+            self._fold()
+
+    def _fold(self) -> None:
+        if not self._seconds:
+            return
+        seconds, weights = np.array(self._seconds, dtype=float), np.array(self._weights, dtype=float)
+        self._seconds.clear()
+        self._weights.clear()
+        at = (np.log(np.maximum(seconds, _LEAST)) * _PER_E).astype(np.int64)
+        first = int(at.min())
+        counts = np.bincount(at - first, weights)
         bins = self._bins
-        if at in bins:
-            bins[at] += weight
-        else:
-            bins[at] = weight
-        self.count += weight
-        self.total += seconds * weight
-        if seconds > self.largest:
-            self.largest = seconds
+        for position in np.flatnonzero(counts).tolist():
+            bins[first + position] = bins.get(first + position, 0.0) + float(counts[position])
+        # one after the other, as a loop would: a sum by halves has other last digits
+        self._count = float(np.add.accumulate(np.append(self._count, weights))[-1])
+        self._total = float(np.add.accumulate(np.append(self._total, seconds * weights))[-1])
+        self._largest = max(self._largest, float(seconds.max()))
 
     def clear(self) -> None:
         """Forget all."""
         self._bins.clear()
-        self.count = self.total = self.largest = 0.0
+        self._seconds.clear()
+        self._weights.clear()
+        self._count = self._total = self._largest = 0.0
+
+    @property
+    def count(self) -> float:
+        """The weight of all."""
+        self._fold()
+        return self._count
+
+    @property
+    def total(self) -> float:
+        """Seconds, by their weight."""
+        self._fold()
+        return self._total
+
+    @property
+    def largest(self) -> float:
+        """The longest; 0 while there is nothing."""
+        self._fold()
+        return self._largest
 
     @property
     def mean(self) -> float:
@@ -97,30 +135,37 @@ class Record:
 
 
 class Gaps:
-    """The largest of the last steps, whichever one begins with: for the largest gap of each request, O(1) a step.
+    """The largest of the last steps, from marks on: for the largest gap of each request, O(1) a step.
 
-    Steps are numbered from 0. A stack of those that no later one exceeds.
+    Steps are numbered from 0. A stack of stretches between marks that no later one exceeds, and the stretch since the
+    last mark, of which only the largest step is kept.
+
+    ``steps``: so far. ``largest``: of those since the last mark. Whoever has the steps brings both up to date.
     """
 
-    __slots__ = ("_numbers", "_seconds", "steps")
+    __slots__ = ("_marked", "_numbers", "_seconds", "largest", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
-        self._numbers: list[int] = []
+        self.largest = 0.0
+        self._marked = 0
+        self._numbers: list[int] = []  # of the first step of each stretch
         self._seconds: list[float] = []
 
-    def add(self, seconds: float) -> int:
-        """The next step took so long; how many there are now."""
-        kept, numbers = self._seconds, self._numbers
-        while kept and kept[-1] <= seconds:
-            kept.pop()
-            numbers.pop()
-        kept.append(seconds)
-        numbers.append(self.steps)
-        self.steps += 1
+    def mark(self) -> int:
+        """The number of the next step, for `largest_since`."""
+        if self.steps > self._marked:
+            kept, numbers, largest = self._seconds, self._numbers, self.largest
+            while kept and kept[-1] <= largest:
+                kept.pop()
+                numbers.pop()
+            kept.append(largest)
+            numbers.append(self._marked)
+            self._marked, self.largest = self.steps, 0.0
         return self.steps
 
     def largest_since(self, step: int) -> float:
-        """Of that step and all after it; 0 if there is none."""
+        """Of that step, which `mark` has returned, and all after it; 0 if there is none."""
+        self.mark()
         at = bisect_left(self._numbers, step)
         return self._seconds[at] if at < len(self._seconds) else 0.0

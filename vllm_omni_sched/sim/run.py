@@ -1,6 +1,9 @@
 """One simulation, from a scenario to what it has shown."""
 
+import gc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vllm_omni_sched.errors import OmniSchedError
 from vllm_omni_sched.sim.build.cluster import Cluster
@@ -12,7 +15,8 @@ from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import Scenario
 
 _EVENTS = 20_000  # between two words of progress
-_SAMPLES = 200  # of a timeline
+_SAMPLES = 200  # of a timeline, while requests arrive
+_SPARSER = 0.1  # of the time since then: from one to the next
 
 
 def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans | None = None) -> Result:
@@ -25,7 +29,21 @@ def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans 
     Raises:
         ConfigError: a model does not fit where it is to run, a file cannot be read, or a request fits nowhere.
     """
-    return _Run(scenario, spans).run(progress)
+    with _no_collections():
+        return _Run(scenario, spans).run(progress)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without the search for cycles: a run makes none for each request, and it would look at all engines again and
+    again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class _Run:
@@ -43,6 +61,7 @@ class _Run:
         self._changes_at_start: Counter[str] = Counter()
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
+        self._next_sample = 0.0
         self._every = scenario.duration_seconds / _SAMPLES
         self._sim.at(scenario.warm_up_seconds, self._warm)
         self._sim.at(0.0, self._sample)
@@ -73,6 +92,16 @@ class _Run:
         self._changes_at_start = self._changes()
 
     def _sample(self, _: None) -> None:
+        now, active = self._sim.now, self._cluster.pipeline.active()
+        if now >= self._next_sample or not active:
+            self._timeline.append(self._look())
+            # once no more requests come, the rest may take many times as long
+            late = now >= self._scenario.duration_seconds
+            self._next_sample = now + (_SPARSER * (now - self._scenario.duration_seconds) if late else 0.0)
+        if active:
+            self._sim.after(self._every, self._sample)
+
+    def _look(self) -> Sample:
         queued, replicas, utilisation, serving = {}, {}, {}, {}
         for pool in self._pools:
             name = pool.spec.name
@@ -82,9 +111,7 @@ class _Run:
             worked = busy - self._busy_before.get(name, 0.0)
             utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
             self._busy_before[name], self._held_before[name] = busy, held
-        self._timeline.append(Sample(self._sim.now, queued, replicas, utilisation, serving))
-        if self._cluster.pipeline.active():
-            self._sim.after(self._every, self._sample)
+        return Sample(self._sim.now, queued, replicas, utilisation, serving)
 
     def _check(self) -> None:
         """Every request that came has left once, or is here.
@@ -151,7 +178,7 @@ class _Run:
             sim.now,
             max(scenario.duration_seconds - scenario.warm_up_seconds, 1e-9),
             sim.events,
-            steps=sum(engine.decodes.gaps.steps for engine in cluster.engine_servers()),
+            steps=sum(engine.decodes.steps for engine in cluster.engine_servers()),
             lost=cluster.pipeline.in_flight,
             busy_seconds=busy,
             held_seconds=held,

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+_INF = math.inf
+
 
 class Clip(NamedTuple):
     """A video file, as far as decoding it costs something. ``wanted`` frames go to the model, evenly spaced."""
@@ -50,7 +52,7 @@ class Request:
     client: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.arrival < math.inf:
+        if not 0 <= self.arrival < _INF:
             raise ValueError(f"request {self.number}: arrival must be finite and >= 0, got {self.arrival}")
         if self.text_tokens < 0 or self.output_tokens < 1:
             raise ValueError(f"request {self.number}: text_tokens must be 0 or more and output_tokens 1 or more")
@@ -58,7 +60,7 @@ class Request:
     @property
     def prompt_tokens(self) -> int:
         """All of them."""
-        return self.text_tokens + sum(item.embeds for item in self.items)
+        return self.text_tokens + sum([item.embeds for item in self.items])
 
     @property
     def modality(self) -> str:

@@ -107,6 +107,8 @@ class Ahead:
 
     def send(self) -> None:
         """Give the lane what was decided for it."""
+        if not self.ledger.num_pending and not self.ledger.has_orders:
+            return
         for content, ticket in self.ledger.take_orders().submit:
             modality, embeds, _ = self._wanted[content]
             self.lane.submit(content, ticket, modality, embeds)

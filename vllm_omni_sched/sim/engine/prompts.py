@@ -3,7 +3,7 @@
 from vllm_omni_sched.graph.pieces import Work
 from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan, ModalityDemand
 from vllm_omni_sched.sim.engine.ahead import Ahead
-from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.decoding import Decodes, Targets
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
@@ -37,6 +37,7 @@ class Prompts:
         self._waiting, self._decodes, self._encoding = waiting, decodes, encoding
         self.ahead: Ahead | None = None
         self.running: list[Sequence] = []
+        self.targets = Targets()  # of their inter-token latency
         self.computed = 0  # tokens in the KV cache of those
         self.chunks: list[tuple[Sequence, int]] = []
         self.tokens = 0
@@ -53,18 +54,18 @@ class Prompts:
 
     def room(self) -> bool:
         """Whether one more may run."""
-        return len(self._decodes) + len(self.running) < self._limit()
+        return self._decodes.number + len(self.running) < self._limit()
 
     def _limit(self) -> int:
         most = self._limits.max_num_seqs
         if self._policies.batch is not None:
-            most = min(most, max(self._policies.batch.limit, len(self._decodes) + len(self.running)))
+            most = min(most, max(self._policies.batch.limit, self._decodes.number + len(self.running)))
         return most
 
     def plan(self, now: float) -> None:
         """Fill ``chunks``."""
         self.clear()
-        decoding = len(self._decodes)
+        decoding = self._decodes.number
         budget = self._limits.max_num_batched_tokens - decoding
         if self._policies.prefill is not None and decoding:
             budget = min(budget, self._policies.prefill.limit)
@@ -90,10 +91,11 @@ class Prompts:
             budget -= tokens
             self._waiting.pop(now)
             self.running.append(one)
+            self.targets.add(one.sla.itl_seconds)
 
     def _alone(self) -> bool:
         held = len(self.ahead.held) if self.ahead is not None else 0
-        return len(self._decodes) + len(self.running) + len(self._waiting) + held <= 1
+        return self._decodes.number + len(self.running) + len(self._waiting.sequences) + held <= 1
 
     def _fits(self, sequence: Sequence) -> bool:
         left = sum(one.prompt - one.computed for one in self.running)
@@ -160,7 +162,15 @@ class Prompts:
                 whole.append(sequence)
         return whole
 
+    def forget(self) -> None:
+        """The engine died."""
+        self.running.clear()
+        self.targets.counts.clear()
+        self.computed = 0
+        self.clear()
+
     def remove(self, sequence: Sequence) -> None:
         """Its prompt is computed no more."""
         self.running.remove(sequence)
+        self.targets.remove(sequence.sla.itl_seconds)
         self.computed -= sequence.computed

@@ -47,6 +47,41 @@ class EngineServer:
     ``steps``: that began. ``preempted``: how often rule 4 was needed.
     """
 
+    __slots__ = (
+        "_costs",
+        "_done",
+        "_encode_seconds",
+        "_epoch",
+        "_front_until",
+        "_gap",
+        "_idle_since",
+        "_itl",
+        "_jobs",
+        "_kv_tokens",
+        "_lane_seconds",
+        "_lane_shares",
+        "_last_end",
+        "_limits",
+        "_llm_seconds",
+        "_may_be_plain",
+        "_measures",
+        "_plain",
+        "_policies",
+        "_rest",
+        "_sim",
+        "_spoke",
+        "_step_seconds",
+        "_stepping",
+        "_watcher",
+        "ahead",
+        "decodes",
+        "encoding",
+        "in_flight",
+        "preempted",
+        "prompts",
+        "waiting",
+    )
+
     def __init__(
         self,
         sim: Simulator,
@@ -81,6 +116,10 @@ class EngineServer:
         self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
         self._idle_since = 0.0
         self._measures = policies.measures
+        self._may_be_plain = watcher is None and not self._lane_shares
+        self._plain = False  # nobody waits, and no prompt is computed: the next step is as this one
+        # as each step looks at them
+        self._kv_tokens, self._step_seconds, self._gap = limits.kv_tokens, costs.step_seconds, itl.add
 
     # -- what it is told ---------------------------------------------------
 
@@ -92,7 +131,7 @@ class EngineServer:
         """
         request, now = job.request, self._sim.now
         needs = request.prompt_tokens + request.output_tokens
-        if needs > self._limits.kv_tokens:
+        if needs > self._kv_tokens:
             raise ConfigError(
                 f"request {request.number} needs {needs} tokens of KV cache, and a replica has "
                 f"{self._limits.kv_tokens}; give it more devices, more of their memory, or shorter requests"
@@ -114,6 +153,7 @@ class EngineServer:
         sequence = Sequence(job, self._policies.sla(job.request.sla), self._sim.now)
         self._jobs[job.request.number] = (job, sequence)
         self.waiting.push(sequence, self._sim.now)
+        self._plain = False
         self._wake()
 
     def abort(self, job: Job) -> None:
@@ -143,25 +183,25 @@ class EngineServer:
             self.ahead.kill()
             for sequence in self.prompts.running:
                 self.ahead.ledger.release(sequence.name)
-        for sequence in self.waiting.first(len(self.waiting), self._sim.now):
+        for sequence in self.waiting.first(len(self.waiting.sequences), self._sim.now):
             self.waiting.remove(sequence)
             if self.ahead is not None:
                 self.ahead.ledger.release(sequence.name)
         for sequence in list(self.decodes.sequences.values()):
             self.decodes.remove(sequence)
-        self.prompts.running.clear()
-        self.prompts.computed = 0
-        self.prompts.clear()
+        self.prompts.forget()
         self.encoding.clear()
         self.in_flight = 0
-        self._stepping = False
+        self._stepping = self._plain = False
         self._front_until = 0.0
         return lost
 
     def busy_seconds(self) -> dict[str, float]:
         """Seconds of steps by what they went to, and those of the lane in which no step ran."""
         busy = {"llm": self._llm_seconds, "encode": self._encode_seconds}
-        return busy if self.ahead is None else {**busy, "lane": self._lane_seconds}
+        if self.ahead is not None:
+            busy["lane"] = self._lane_seconds
+        return busy
 
     # -- steps -------------------------------------------------------------
 
@@ -180,11 +220,11 @@ class EngineServer:
 
     def _begin(self) -> None:
         decodes, prompts, sim = self.decodes, self.prompts, self._sim
-        decoding = len(decodes.sequences)
-        if decodes.context + prompts.computed + decoding > self._limits.kv_tokens:
+        decoding = decodes.number
+        if decodes.context + prompts.computed + decoding > self._kv_tokens:
             decoding = self._make_room()
         encode = 0.0
-        if prompts.running or (len(self.waiting) and prompts.room()):
+        if prompts.running or (self.waiting.sequences and prompts.room()):
             prompts.plan(sim.now)
             for modality, (items, embeds) in self.encoding.step.items():
                 encode += self._costs.encode_seconds(modality, embeds, items)
@@ -194,13 +234,14 @@ class EngineServer:
             prompts.clear()
             self.encoding.begin()
         tokens = prompts.tokens
+        self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self.waiting.sequences)
         if not decoding and not tokens:
             self._stepping = False
             self._idle_since = sim.now
             if self._lane_shares:
                 self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
             return
-        seconds = self._costs.step_seconds(decoding, decodes.context, tokens, prompts.pairs)
+        seconds = self._step_seconds(decoding, decodes.context, tokens, prompts.pairs)
         if self.ahead is not None:
             self._rest = 0.0
             if self.ahead.lane.working:
@@ -245,7 +286,7 @@ class EngineServer:
     def _make_room(self) -> int:
         """Rule 4; how many decode then."""
         decodes, prompts = self.decodes, self.prompts
-        while len(decodes) and prompts.kv_tokens + len(decodes) > self._limits.kv_tokens:
+        while decodes.number and prompts.kv_tokens + decodes.number > self._limits.kv_tokens:
             if prompts.running:
                 sequence = prompts.running[-1]
                 prompts.remove(sequence)
@@ -257,25 +298,31 @@ class EngineServer:
             self.encoding.release(sequence)
             sequence.restart()
             self.waiting.push(sequence, self._sim.now, again=True)
-        return len(decodes)
+        return decodes.number
 
     def _end(self, epoch: int) -> None:
         if epoch != self._epoch:
             return
-        now, decodes = self._sim.now, self.decodes
-        decoding = len(decodes.sequences)
+        sim, decodes = self._sim, self.decodes
+        now, decoding = sim.now, decodes.number
         if decoding:
             gap = now - self._last_end
-            decodes.context += decoding
-            steps = decodes.gaps.add(gap)
-            self._itl.add(gap, decoding)
-            if decodes.ends[0][0] <= steps:
+            self._gap(gap, decoding)
+            if decodes.step(gap):
                 for sequence in decodes.finished():
                     self._finish(sequence)
         self._last_end = now
         if self._measures:
             self._measure(now, decoding)
-        if self.prompts.chunks:
+        if self._plain:  # what `_begin` would do, where it does nothing else
+            decoding, context = decodes.number, decodes.context
+            beside = self.ahead is not None and (self._rest or self.ahead.lane.working)
+            if decoding and context + decoding <= self._kv_tokens and not beside:
+                seconds = self._step_seconds(decoding, context, 0, 0.0)
+                self._llm_seconds += seconds
+                sim.soon(seconds, self._end, epoch)
+                return
+        elif self.prompts.chunks:
             for sequence in self.prompts.done():
                 self._first(sequence, now)
         self._begin()
@@ -323,26 +370,25 @@ class EngineServer:
     def _come_back(self, sequences: list[Sequence]) -> None:
         for sequence in reversed(sequences):
             self.waiting.push(sequence, self._sim.now, again=True)
+        self._plain = False
         self._wake()
 
     # -- what the policies see ---------------------------------------------
 
     def _loads(self) -> tuple[DecodeLoad, ...]:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
-        number = len(self.decodes) + len(self.prompts.running)
+        number = self.decodes.number + len(self.prompts.running)
         if not number:
             return ()
         policies = self._policies
-        targets = {sequence.sla.itl_seconds for sequence in self.decodes.sequences.values()}
-        targets |= {sequence.sla.itl_seconds for sequence in self.prompts.running}
         itl = policies.steps.itl.seconds
         in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
-        target = min(policies.itl_target_seconds, *targets)
+        target = min(policies.itl_target_seconds, *self.decodes.targets.counts, *self.prompts.targets.counts)
         return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
 
     def _measure(self, now: float, decoding: int) -> None:
         policies, tokens = self._policies, self.prompts.tokens
-        running = len(self.decodes) + len(self.prompts.running)
+        running = self.decodes.number + len(self.prompts.running)
         encoded = bool(self.encoding.step)
         seconds = policies.steps.step(now, running, tokens, rest_seconds=self._rest, encoded=encoded)
         if self.encoding.step:

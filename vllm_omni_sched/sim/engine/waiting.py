@@ -1,6 +1,7 @@
 """Sequences that wait to run: by arrival, as in vLLM, or by the order of `WaitingQueue`."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Protocol
 
 from vllm_omni_sched.graph.order import WaitingOrder, WaitingRequest
@@ -14,7 +15,9 @@ _AFFINITY_ITEMS = 16  # as the real scheduler looks at
 class Waiting(Protocol):
     """Who runs next."""
 
-    def __len__(self) -> int: ...
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """All that wait, by name."""
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
         """It waits; ``again``: it ran before, or was looked at and held back."""
@@ -36,27 +39,24 @@ class ByArrival:
     """First come, first served; who comes again goes to the front."""
 
     def __init__(self) -> None:
-        self._queue: OrderedDict[str, Sequence] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        self.sequences: OrderedDict[str, Sequence] = OrderedDict()
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
-        self._queue[sequence.name] = sequence
+        self.sequences[sequence.name] = sequence
         if again:
-            self._queue.move_to_end(sequence.name, last=False)
+            self.sequences.move_to_end(sequence.name, last=False)
 
     def peek(self, now: float) -> Sequence | None:
-        return next(iter(self._queue.values()), None)
+        return next(iter(self.sequences.values()), None)
 
     def pop(self, now: float) -> Sequence:
-        return self._queue.popitem(last=False)[1]
+        return self.sequences.popitem(last=False)[1]
 
     def remove(self, sequence: Sequence) -> bool:
-        return self._queue.pop(sequence.name, None) is not None
+        return self.sequences.pop(sequence.name, None) is not None
 
     def first(self, count: int, now: float) -> list[Sequence]:
-        return [sequence for sequence, _ in zip(self._queue.values(), range(count), strict=False)]
+        return [sequence for sequence, _ in zip(self.sequences.values(), range(count), strict=False)]
 
 
 class BySla:
@@ -68,13 +68,10 @@ class BySla:
     def __init__(self, order: WaitingOrder, costs: CostModel) -> None:
         self.queue = WaitingQueue(order)
         self._costs = costs
-        self._sequences: dict[str, Sequence] = {}
-
-    def __len__(self) -> int:
-        return len(self._sequences)
+        self.sequences: dict[str, Sequence] = {}
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
-        self._sequences[sequence.name] = sequence
+        self.sequences[sequence.name] = sequence
         self.queue.push(self._request(sequence), now)
 
     def _request(self, sequence: Sequence) -> WaitingRequest:
@@ -94,19 +91,19 @@ class BySla:
 
     def peek(self, now: float) -> Sequence | None:
         placed = self.queue.peek(now)
-        return None if placed is None else self._sequences[placed.request.request_id]
+        return None if placed is None else self.sequences[placed.request.request_id]
 
     def pop(self, now: float) -> Sequence:
         placed = self.queue.pop(now)
         assert placed is not None
-        return self._sequences.pop(placed.request.request_id)
+        return self.sequences.pop(placed.request.request_id)
 
     def remove(self, sequence: Sequence) -> bool:
-        if self._sequences.pop(sequence.name, None) is None:
+        if self.sequences.pop(sequence.name, None) is None:
             return False
         self.queue.remove(sequence.name)
         return True
 
     def first(self, count: int, now: float) -> list[Sequence]:
         ordered = self.queue.ordered(now)
-        return [self._sequences[one.request_id] for one, _ in zip(ordered, range(count), strict=False)]
+        return [self.sequences[one.request_id] for one, _ in zip(ordered, range(count), strict=False)]

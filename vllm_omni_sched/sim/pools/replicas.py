@@ -110,11 +110,12 @@ class Replicas(ABC):
 
     def busy_seconds(self) -> dict[str, float]:
         """Device seconds so far by what they went to, of all replicas there were."""
-        total = Counter(self._past)
+        total: dict[str, float] = dict(self._past)
         for replica in self.replicas.values():
             if replica.server is not None:
-                total.update(replica.server.busy_seconds())
-        return dict(total)
+                for work, seconds in replica.server.busy_seconds().items():
+                    total[work] = total.get(work, 0.0) + seconds
+        return total
 
     def kill(self, index: int) -> bool:
         """A replica dies, which nobody notices yet; whether it was alive."""

@@ -88,9 +88,9 @@ class ServeGenImages(ServeGenText):
         images = endless(lambda n: IMAGES.draw(counts, n))
         embeds = endless(lambda n: IMAGE_TOKENS.draw(tokens, n))
         content = contents(names)
-        for arrival in super().arrivals(text):
-            count = next(images)
-            yield arrival._replace(items=tuple(Item("image", next(embeds), next(content)) for _ in range(count)))
+        for at, text_tokens, output, _, sla, client in super().arrivals(text):
+            items = tuple([Item("image", next(embeds), next(content)) for _ in range(next(images))])
+            yield Arrival(at, text_tokens, output, items, sla, client)
 
 
 def clients(rate: float) -> list[tuple[float, float]]:
