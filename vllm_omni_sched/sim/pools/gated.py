@@ -162,9 +162,9 @@ class GatedPool(Pool):
     def _units(self, trip: Trip) -> int:
         return units_of(self.spec.kind, trip.features[self.stage])
 
-    @staticmethod
-    def _path(trip: Trip) -> list[str]:
-        return [str(stage) for stage in trip.path]
+    def _path(self, trip: Trip) -> list[str]:
+        """From here on: where another one's work was its own before, it has held nothing."""
+        return [str(stage) for stage in trip.path[trip.path.index(self.stage) :]]
 
     def _take(self, trip: Trip) -> bool:
         credits = self.shared.credits
