@@ -162,9 +162,10 @@ class GatedPool(Pool):
     def _units(self, trip: Trip) -> int:
         return units_of(self.spec.kind, trip.features[self.stage])
 
-    def _path(self, trip: Trip) -> list[str]:
-        """From here on: where another one's work was its own before, it has held nothing."""
-        return [str(stage) for stage in trip.path[trip.path.index(self.stage) :]]
+    @staticmethod
+    def _path(trip: Trip) -> list[str]:
+        """From here on: one that shared another's work before has never entered."""
+        return [str(stage) for stage in trip.path[trip.position :]]
 
     def _take(self, trip: Trip) -> bool:
         credits = self.shared.credits
@@ -241,10 +242,6 @@ class GatedPool(Pool):
         book = self.shared.affinity[self.stage]
         if book is not None and replica.index not in self.replicas:
             book.forget(replica.index)
-
-    def _serve(self, replica: Replica) -> None:
-        super()._serve(replica)
-        self.release()
 
     @property
     def present(self) -> int:
