@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".logs"
 # tests of what knows no vLLM
 PURE = ["benchmarks", "contracts", "docs", "omni", "patches"]
-PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "monitor", "resource")]
+PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "monitor", "resource", "sim")]
 FOLDERS = {folder.name for folder in (ROOT / "tests").iterdir() if folder.is_dir()}
 
 

@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import result_tables  # noqa: E402 - the root has to be importable first
+import simulator_tables  # noqa: E402
 import stage_tables  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
@@ -50,7 +51,7 @@ from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
 from vllm_omni_sched.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -254,6 +255,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
+    "scenario": simulator_tables.keys,
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),

@@ -61,7 +61,7 @@ class TimedConnector(SharedMemoryConnector):
             return None
         self._gets += 1
         if self._gets % YIELD_EVERY == 0:
-            time.sleep(0)
+            time.sleep(0)  # how long other threads keep the interpreter is measured
             self._stamps.write(YIELD, f"{from_stage}->{to_stage}", get_key, end, time.monotonic())
         self._stamps.write(GET, f"{from_stage}->{to_stage}", get_key, begin, end)
         payload, nbytes = result

@@ -76,10 +76,11 @@ class Child:
         """Events until the child ends. Raises ChildFailed when it ends with an error."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith(MARK):
-                yield json.loads(line.removeprefix(MARK))
-            else:
-                self.log.write(line)
+            # another process of the child's may have begun the line without ending it
+            before, mark, event = line.partition(MARK)
+            self.log.write(before)
+            if mark:
+                yield json.loads(event)
         if self.process.wait() != 0:
             raise ChildFailed(f"{self.module} ended with status {self.process.returncode}\n{self.log_tail()}")
 

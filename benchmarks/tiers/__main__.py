@@ -28,6 +28,7 @@ EDGE = Edge("0", "1")
 MIB = 1 << 20
 VARIANTS = ("without tiers", "with tiers")
 WARM_UP = 8
+PATIENCE_SECONDS = 60  # for a message that was put
 SMALL_RING = 1 << 20
 
 
@@ -84,9 +85,10 @@ def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, flo
         for i in range(count):
             began = time.perf_counter()
             while i not in refused and (found := path.get(EDGE, f"{i}")) is None:
+                if time.perf_counter() - began > PATIENCE_SECONDS:
+                    raise TimeoutError(f"message {i} did not come in {PATIENCE_SECONDS} s")
                 time.sleep(1e-4)  # it was about to move
             if i not in refused:
-                assert found is not None
                 assert np.array_equal(found.open(), payload)
                 gets.append(time.perf_counter() - began)
                 del found

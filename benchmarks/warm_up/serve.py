@@ -29,7 +29,7 @@ async def main() -> None:
         if options.beside:
             text = Arrival(0.0, 10, (), 16_000)
             beside = asyncio.create_task(stream(engine, "text", prompt_of(text), text))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # until it decodes
         for i in range(options.requests):
             arrival = Arrival(0.0, 10, (options.seed * 1000 + i,), 4)
             answer = await stream(engine, f"image-{i}", prompt_of(arrival), arrival)

@@ -88,6 +88,7 @@ def test_discard_takes_back_what_nobody_has_got_on_all_edges(sender: Path, recei
     assert receiver.get(AB, "k") is None
     assert receiver.get(BC, "k") is None
     assert get(receiver, "other") == 3
+    assert receiver.discard("other") == 0  # it did not send it
 
 
 def test_discard_of_what_was_got_takes_nothing_back(sender: Path, receiver: Path) -> None:

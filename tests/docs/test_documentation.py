@@ -81,7 +81,7 @@ def test_the_site_builds_strictly_and_is_self_contained(tmp_path):
 
 def test_every_page_is_in_the_navigation():
     navigation = re.findall(r"^  - .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(navigation) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert sorted(navigation) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 def test_documents_name_no_machine():

@@ -1,14 +1,11 @@
 """A Mooncake master on loopback, and paths to it, in a network namespace where nobody else is.
 
-Mooncake clients listen on all interfaces, so nothing of it runs outside such a namespace. A thread that is inside one
-makes threads, sockets and processes there; those of a path stay there.
+Mooncake clients listen on all interfaces, so nothing of it runs outside such a namespace.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import os
 import shutil
 import signal
 import socket
@@ -17,20 +14,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.support.namespaces import Namespace, home
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
 from vllm_omni_sched.connectors.mooncake.store import load_library
 from vllm_omni_sched.errors import ConfigError
 
-NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-HERE = "/proc/thread-self/ns/net"
 START_SECONDS = 15.0
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
@@ -46,52 +39,6 @@ def why_not() -> str:
     except OSError as error:
         return f"no network namespace can be made here ({error.strerror}): that takes root"
     return ""
-
-
-class Namespace:
-    """A network namespace with loopback and nothing else.
-
-    Raises:
-        OSError: we may not make one.
-    """
-
-    def __init__(self) -> None:
-        with _back_where_we_were():
-            _check(_libc.unshare(NEW_NETWORK))
-            self._fd = os.open(HERE, os.O_RDONLY | os.O_CLOEXEC)
-            ip("link", "set", "lo", "up")
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """This thread, and what it starts, is in there meanwhile."""
-        with _back_where_we_were():
-            _check(_libc.setns(self._fd, NEW_NETWORK))
-            yield
-
-    def link(self, other: Namespace, ours: str, theirs: str) -> None:
-        """A cable between two namespaces: device ``link0`` at both ends, with these addresses."""
-        with self.inside():
-            far_end = f"/proc/{os.getpid()}/fd/{other._fd}"
-            ip("link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", far_end)
-        for end, address in ((self, ours), (other, theirs)):
-            with end.inside():
-                ip("addr", "add", f"{address}/24", "dev", "link0")
-                ip("link", "set", "link0", "up")
-
-    def set_link(self, state: str) -> None:
-        """``up`` or ``down``."""
-        with self.inside():
-            ip("link", "set", "link0", state)
-
-    def close(self) -> None:
-        """It ends with the last process in it."""
-        os.close(self._fd)
-
-
-@cache
-def home() -> Namespace:
-    """The namespace of all paths of this process: the library's first threads stay where they began, and serve all."""
-    return Namespace()
 
 
 class Master:
@@ -264,37 +211,20 @@ class Child:
                 stream.close()
 
 
-def received(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
-    """The payload, once it is there; None when it does not come in time."""
+def arrived(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
+    """The arrival, once it is there; None when it does not come in time."""
     until = time.monotonic() + seconds
     while (arrival := path.get(edge, key)) is None:
         if time.monotonic() > until:
             return None
         time.sleep(0.001)
-    return arrival.open()
+    return arrival
 
 
-def ip(*arguments: str) -> None:
-    """Run the command `ip` where this thread is."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
-@contextmanager
-def _back_where_we_were() -> Iterator[None]:
-    before = os.open(HERE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield
-    finally:
-        _check(_libc.setns(before, NEW_NETWORK))
-        os.close(before)
-
-
-def _check(result: int) -> None:
-    if result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+def received(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
+    """The payload, once it is there; None when it does not come in time."""
+    arrival = arrived(path, edge, key, seconds)
+    return None if arrival is None else arrival.open()
 
 
 def _free_ports(host: str, count: int) -> list[int]:

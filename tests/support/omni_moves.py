@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.omni_stages import Rig, Runtime, StageSpec
 from vllm_omni_sched.monitor.recovery import Replica
+from vllm_omni_sched.omni.stages.moves import Outcome
 
 
 class PlacedRuntime(Runtime):
@@ -56,6 +58,18 @@ class MovingRig(Rig):
                 return
         raise AssertionError("a move does not come to rest")
 
+    async def hand_over(self, replica: Replica, stage_id: int) -> Outcome:
+        """Until it is over."""
+        return await self._over(self.moves.hand_over(replica, stage_id))
+
+    async def relocate(self, replica: Replica, devices: str) -> Outcome:
+        """Until it is over."""
+        return await self._over(self.moves.relocate(replica, devices))
+
+    async def _over(self, move: Any) -> Outcome:
+        await self.tick()
+        return result(move)
+
     async def tick(self, seconds: float = 0.1) -> None:
         await self.settle()
         self.moves.tick()
@@ -80,3 +94,11 @@ def config_of(spec: StageSpec, devices: str, width: int) -> Any:
 
 def at(stage_id: int, index: int) -> Replica:
     return Replica(stage_id, index)
+
+
+def result(task: Any) -> Outcome:
+    """Of a move that is over."""
+    assert isinstance(task, asyncio.Task)
+    assert task.done()
+    outcome: Outcome = task.result()
+    return outcome

@@ -221,6 +221,11 @@ class Rig:
             self.at(stage_id)[name].finish(name)
         await self.settle()
 
+    async def finish_all(self) -> None:
+        """All that the engines have, stage by stage."""
+        for stage_id in range(len(self.stages)):
+            await self.finish(stage_id, *self.at(stage_id))
+
     def replica_id(self, stage_id: int, name: str) -> int:
         """Where a request runs."""
         clients = self.omni.stage_pools[stage_id].clients

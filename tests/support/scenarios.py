@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.scenario import Known
 
 
-def check_workload(kind: str, options: Mapping[str, Any], where: str) -> None:
-    for key in options:
-        if key not in ("pictures", "file"):
-            raise ConfigError(f"'{where}.{key}' is unknown to workload '{kind}'")
+class Images(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    rate: float
+    pictures: int = 1
+
+
+class Trace(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    rate: float | None = None
+    file: str
+
+
+class Nested(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    rate: float
+    of: dict[str, Any]
+
+
+def make_workload(table: Mapping[str, Any], where: str, folder: Path) -> object:
+    if table.get("pictures") == 13:
+        raise ConfigError(f"{where}: there are never 13 pictures")
+    return table
 
 
 KNOWN = Known(
     devices=("a100-80gb", "h100-80gb"),
     models=("qwen2.5-vl-7b", "qwen2.5-vl-32b"),
-    workloads=("servegen-mm-image", "text", "video-clips", "trace"),
-    check_workload=check_workload,
+    workloads={"servegen-mm-image": Images, "text": Images, "video-clips": Images, "trace": Trace, "day-night": Nested},
+    make_workload=make_workload,
 )
 
 GOOD = """

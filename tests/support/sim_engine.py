@@ -54,20 +54,35 @@ class PlainCosts:
 class Run:
     """An engine, and what came out of it: ``ended`` has (job, when) in the order in which they ended."""
 
-    def __init__(self, costs: PlainCosts | None = None, limits: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        costs: PlainCosts | None = None,
+        limits: dict[str, Any] | None = None,
+        watched: bool = True,
+        **options: Any,
+    ) -> None:
         self.sim = Simulator()
         self.ended: list[tuple[Job, float]] = []
+        self._ends: dict[int, float] = {}
         self.itl = Histogram()
         self.steps: list[tuple[float, float, dict[str, float]]] = []
         self.limits = EngineLimits(**{"kv_tokens": 10**9, **(limits or {})})
         self.policies = EnginePolicies(OmniSchedConfig(**options), self.limits)
         self.engine = EngineServer(
-            self.sim, costs or PlainCosts(), self.limits, self.policies, self._end, self.itl, self._step
+            self.sim,
+            costs or PlainCosts(),
+            self.limits,
+            self.policies,
+            self._end,
+            self.itl,
+            self._step if watched else None,
         )
         self.jobs: dict[int, Job] = {}
 
     def _end(self, job: Job) -> None:
         self.ended.append((job, self.sim.now))
+        assert job.request.number not in self._ends
+        self._ends[job.request.number] = self.sim.now
 
     def _step(self, name: str, start: float, seconds: float, **facts: float) -> None:
         self.steps.append((start, seconds, facts))
@@ -87,5 +102,4 @@ class Run:
 
     def end(self, number: int) -> float:
         """When a request ended."""
-        (when,) = [when for job, when in self.ended if job.request.number == number]
-        return when
+        return self._ends[number]

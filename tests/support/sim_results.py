@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -69,6 +70,11 @@ def synthetic(scenario: Scenario, capacity: float = 10.0) -> Result:
         sources={"llm": "assumed: for a test"},
         timeline=timeline,
     )
+
+
+def dies(scenario: Scenario, progress: Progress | None = None, spans: Any = None) -> Result:
+    """As a run that the kernel ends for want of memory."""
+    os._exit(9)
 
 
 def run(scenario: Scenario, progress: Progress | None = None, spans: Any = None) -> Result:

@@ -1,10 +1,11 @@
-"""Options of the stage scheduler: where they are found, and that every refusal names key, value and fix."""
+"""Options of the stage scheduler: where they are found, and what they are when nothing is said."""
 
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.stage_files import deploy
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.resource.pid import PidGains
@@ -12,12 +13,6 @@ from vllm_omni_sched.stage_config import VARIABLE, check_against, load_stage_con
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
-
-
-def deploy(folder: Path, text: str, name: str = "deploy.yaml") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
 
 
 def test_without_the_key_and_the_variable_there_is_nothing(tmp_path):
@@ -100,117 +95,6 @@ def test_the_options_of_a_stage():
     check_against(config, {0: "thinker", 1: "talker", 2: "code2wav"})
 
 
-@pytest.mark.parametrize(
-    ("stages", "says"),
-    [
-        ({"talkr": {}}, "'batching.stages.talkr': there is no such stage; did you mean 'talker'?"),
-        ({"qqqq": {}}, "no such stage; known stages: 0, 1, thinker, talker"),
-        ({"talker": {}, 1: {}}, "'batching.stages.talker' and 'batching.stages.1' are of one stage: join them"),
-    ],
-)
-def test_unknown_stages_are_refused(stages, says):
-    config = read_stage_options({"batching": {"stages": stages}}, "here")
-    with pytest.raises(ConfigError, match=says):
-        check_against(config, {0: "thinker", 1: "talker"})
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("batchin: {}", "'omni_sched': unknown option 'batchin'; did you mean 'batching'?"),
-        ("batching: {max_batch: 3}", "unknown option 'batching.max_batch'; did you mean 'batching.max_batch_size'?"),
-        ("runtime: {recovery: {restarts: 3}}", "did you mean 'runtime.recovery.restart'?"),
-        ("runtime: {credits: {capacity: 0}}", "'runtime.credits.capacity'.*got 0; the nearest valid value is 1"),
-        ("runtime: {credits: {capacity: '8'}}", "'runtime.credits.capacity': .*valid integer, got '8'"),
-        (
-            "runtime: {connectors: {local: {extra: {}}}}",
-            "'runtime.connectors.local.name' is missing: Registered",
-        ),
-        ("runtime: {connectors: {local: 3}}", "'runtime.connectors.local' must be a mapping of name, extra, got 3"),
-        ("runtime: {connectors: {local: {name: a, extras: {}}}}", "did you mean 'runtime.connectors.local.extra'?"),
-        (
-            "runtime: {connectors: {a: {name: A}}, edges: {x->y: b}}",
-            r"in 'runtime': option 'edges.x->y' must be one of the connectors \['a'\], got 'b'",
-        ),
-        (
-            "runtime: {connectors: {a: {name: A}}, edges: {xy: a}}",
-            "'edges.xy' must name two stages, such as 'thinker->",
-        ),
-        (
-            "runtime: {connectors: {a: {name: A}, b: {name: B}}}",
-            "'connectors.a': no edge has it; name one in 'edges', or remove it",
-        ),
-        ("monitoring: {enabled: false, forecast: {enabled: true}}", "'forecast.enabled' needs 'enabled': turn both on"),
-        (
-            "graph: {priority: {classes: {vip: {rank: -1}}}}",
-            "'graph.priority.classes.vip.rank'.*nearest .* is 0",
-        ),
-        ("graph: {priority: {classes: {vip: {ttft_ms: 0}}}}", "classes.vip.ttft_ms'.*greater than 0, got 0"),
-        ("graph: {priority: {classes: {}}}", "'graph.priority.classes'"),
-        (
-            "graph: {priority: {default_class: vip}}",
-            r"'default_class' must be one of the classes \['realtime', .* got 'vip'",
-        ),
-        (
-            "graph: {priority: {by_modality: {audio: vip}}}",
-            "in 'graph.priority': option 'by_modality.audio' must be one of .* got 'vip'",
-        ),
-        ("monitoring: {anomaly: {max_stage_seconds: 0.5}}", "must not be above 'max_stage_seconds': 1 > 0.5; lower"),
-        ("batching: {target_latency_ms: .inf}", "'batching.target_latency_ms': .*finite number, got inf"),
-        ("graph: 3", "option 'graph' must be a mapping of merging, priority, affinity, partition, got 3"),
-        ("batching: {stages: 3}", "option 'batching.stages' must be a mapping, got 3"),
-        ("batching: {min_batch_size: 40}", "'min_batch_size' must not be above 'max_batch_size': 40 > 32"),
-        (
-            "batching: {max_batch_size: 4, stages: {talker: {min_batch_size: 5}}}",
-            "in 'batching': option 'stages.talker.min_batch_size' must not be above .*: 5 > 4; lower the one",
-        ),
-        (
-            "balancing: {policy: costs}",
-            "'balancing.policy' must be one of .* got 'costs'; did you mean 'cost'",
-        ),
-        (
-            "pools: {shares: {text: 0.5}}",
-            "in 'pools.shares': shares must sum to 1 at most: text 0.5 .* = 1.3",
-        ),
-        (
-            "batching: {1: 2}",
-            "deploy.yaml: 'omni_sched': option 'batching': its keys must be text, got 1; put it in quotes",
-        ),
-        ("runtime: {recovery: {3: 2}}", "option 'runtime.recovery': its keys must be text, got 3"),
-        ("batching: {on: 3}", "option 'batching': its keys must be text, got True; .* takes a bare on"),
-        ("on: 3", "names of options must be text, got True; put it in quotes"),
-        ("runtime: {connectors: {1: {name: a}}}", "option 'runtime.connectors': its keys must be text, got 1"),
-        ("runtime: {edges: {yes: a}}", "option 'runtime.edges': its keys must be text, got True"),
-        ("batching: {stages: {talker: {7: 1}}}", "option 'batching.stages.talker': its keys must be text, got 7"),
-        (
-            "monitoring: {forecast: {move_replicas: true}}",
-            "'monitoring.forecast': .* 'move_replicas' needs 'enabled': turn",
-        ),
-        (
-            "graph: {priority: {by_modality: {audoi: realtime}}}",
-            "in 'graph.priority.by_modality': option 'audoi' must be one of the modalities .*; did you mean 'audio'",
-        ),
-        (
-            "graph: {priority: {classes: {vip: {ttft_ms: 300, e2e_ms: 200}}, default_class: vip}}",
-            "in 'graph.priority.classes.vip': option 'ttft_ms' must not be above 'e2e_ms': 300 > 200; lower",
-        ),
-        (
-            "runtime: {recovery: {hang_seconds: 5}}, monitoring: {anomaly: {enabled: false}}",
-            "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.anomaly.enabled' nothing .* or set .* null",
-        ),
-        (
-            "runtime: {recovery: {hang_seconds: 5}}, monitoring: {enabled: false}",
-            "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.enabled' nothing",
-        ),
-        ("monitoring: {forecast: {horizon_seconds: 6}}", "'horizon_seconds' must not be below 'bin_seconds': 6 < 60"),
-        ("monitoring: {anomaly: {leak_significance: 1}}", "anomaly.leak_significance': .*less than 0.5, got 1"),
-    ],
-)
-def test_what_is_wrong_is_named(tmp_path, text, says):
-    with pytest.raises(ConfigError, match=says):
-        load_stage_config(deploy(tmp_path, f"omni_sched: {{{text}}}\n"), {})
-
-
 @pytest.mark.parametrize("monitoring", [{"enabled": False}, {"anomaly": {"enabled": False}}])
 def test_hangs_that_nobody_asked_for_need_no_monitoring(monitoring):
     assert read_stage_options({"monitoring": monitoring}, "here").runtime.recovery.hang_seconds == 60
@@ -224,32 +108,6 @@ def test_an_empty_section_has_its_defaults(tmp_path):
     assert load_stage_config(None, {VARIABLE: str(tmp_path / "ours.yaml")}) == StageSchedConfig()
     own = read_stage_options({"batching": {"stages": {"talker": None}}}, "here").batching
     assert own.of_stage(1, "talker") == StageSchedConfig().batching.of_stage(1, "talker")
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "lines"),
-    [
-        ("batching: {}\npools: {}\nbatching: {}\n", "batching", "1 and 3"),
-        ("batching:\n  kp: 1\n  ki: 1\n  kp: 2\n", "batching.kp", "2 and 4"),
-        ("batching:\n  stages:\n    1: {}\n    '1': {}\n", "batching.stages.1", "3 and 4"),
-    ],
-)
-def test_what_is_there_twice_is_refused(tmp_path, text, key, lines):
-    says = f"ours.yaml: option '{key}' is there twice, in lines {lines}: keep one"
-    file = deploy(tmp_path, text, "ours.yaml")
-    with pytest.raises(ConfigError, match=says):
-        load_stage_config(None, {VARIABLE: str(file)})
-    with pytest.raises(ConfigError, match=says):
-        load_stage_config(deploy(tmp_path, "omni_sched: ours.yaml\n"), {})
-
-
-def test_in_the_deploy_yaml_only_what_is_ours_is_refused(tmp_path):
-    theirs = deploy(tmp_path, "stages: []\nstages: [{a: 1, a: 2}]\nomni_sched: {}\n")
-    assert load_stage_config(theirs, {}) == StageSchedConfig()
-    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched.pools' is there twice, in lines 1 and 1"):
-        load_stage_config(deploy(tmp_path, "omni_sched: {pools: {}, pools: {}}\n"), {})
-    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched' is there twice"):
-        load_stage_config(deploy(tmp_path, "omni_sched: {}\nomni_sched: {}\n"), {})
 
 
 def test_what_several_sections_share_is_not_there_twice(tmp_path):
@@ -293,17 +151,3 @@ def test_the_layout_of_the_design_article_loads(tmp_path):
     }
     assert config.pools.shares.image == 0.4
     assert config.monitoring.forecast.enabled
-
-
-def test_files_that_cannot_be_used(tmp_path):
-    with pytest.raises(ConfigError, match=f"{VARIABLE} names the file 'no.yaml', which cannot be read: No such file"):
-        load_stage_config(None, {VARIABLE: "no.yaml"})
-    with pytest.raises(ConfigError, match=r"deploy.yaml: 'omni_sched' names the file '.*no.yaml', which cannot"):
-        load_stage_config(deploy(tmp_path, "omni_sched: no.yaml\n"), {})
-    with pytest.raises(ConfigError, match=r"the deploy YAML names the file .*, which cannot be read"):
-        load_stage_config(tmp_path / "none.yaml", {})
-    with pytest.raises(ConfigError, match="must be a mapping of options or the path of a YAML file, got int"):
-        load_stage_config(deploy(tmp_path, "omni_sched: 3\n"), {})
-    both = {VARIABLE: str(EXAMPLE)}
-    with pytest.raises(ConfigError, match=f"both .*'omni_sched' and {VARIABLE}=.* give options .*: remove one"):
-        load_stage_config(deploy(tmp_path, "omni_sched: {}\n"), both)

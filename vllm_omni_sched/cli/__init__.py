@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_omni_sched.cli import decode, doctor, record, simulate
+from vllm_omni_sched.cli import calibrate, decode, doctor, record, simulate
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -20,5 +20,6 @@ def _root() -> None:
 
 app.command("doctor")(doctor.doctor)
 app.command("decode")(decode.decode)
+app.command("calibrate")(calibrate.calibrate)
 app.command("record")(record.record)
 app.command("simulate")(simulate.simulate)

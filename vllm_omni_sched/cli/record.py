@@ -42,7 +42,7 @@ def record(
     Exit status: 0 when all is well, also after Ctrl-C; 1 when the server is gone, or nothing was recorded; 2 when the
     call makes no sense.
     """
-    if not _LEAST_SECONDS <= min(seconds, interval) <= max(seconds, interval) < math.inf:
+    if not all(_LEAST_SECONDS <= length < math.inf for length in (seconds, interval)):
         _leave(_USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
     address = _metrics_address(url)
     if out.exists():
@@ -99,10 +99,10 @@ def _record(
     with bar:
         task = bar.add_task("Recording", total=looks)
         for number in range(1, looks + 1):
-            now = monotonic_seconds() - begin
-            if number < looks and now >= (number + 1) * interval:  # the look before took so long
+            wait = begin + min(number * interval, seconds) - monotonic_seconds()
+            if wait <= 0:  # the look before took so long
                 continue
-            sleep_seconds(max(0.0, min(number * interval, seconds) - now))
+            sleep_seconds(wait)
             try:
                 scrape = look()
             except (OSError, HTTPException, ConfigError) as error:
@@ -136,8 +136,12 @@ def _metrics_address(url: str) -> str:
 def _look(address: str) -> Scrape:
     from vllm_omni_sched.sim.workloads.recorder import read_metrics
 
-    with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
-        return read_metrics(answer.read().decode("utf-8", "replace"))
+    try:
+        with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
+            return read_metrics(answer.read().decode("utf-8", "replace"))
+    except HTTPError as error:
+        error.close()  # it is an answer, too
+        raise
 
 
 def _said(error: Exception) -> str:

@@ -130,11 +130,6 @@ class StageGraph:
         """
         return self._successors[self.stage(stage_id).stage_id]
 
-    @cached_property
-    def sinks(self) -> tuple[int, ...]:
-        """The stages whose output no stage reads, by id."""
-        return tuple(stage.stage_id for stage in self.stages if not self._successors[stage.stage_id])
-
     def remaining(self, stage_id: int) -> tuple[int, ...]:
         """This stage and all that work on what it makes, in order.
 

@@ -168,11 +168,7 @@ class WorthIndex:
             KeyError: it is not there.
             ValueError: nobody holds it.
         """
-        if self._held[mm_hash] == 0:
-            raise ValueError(f"{mm_hash} is released more often than it was used")
-        self._held[mm_hash] -= 1
-        if self._held[mm_hash] == 0:
-            self._may_go(mm_hash)
+        self._let_go(mm_hash, 1)
 
     def release_all(self, mm_hash: str) -> None:
         """All its users let go, and it can be evicted.
@@ -181,10 +177,14 @@ class WorthIndex:
             KeyError: it is not there.
             ValueError: nobody holds it.
         """
+        self._let_go(mm_hash, self._held[mm_hash])
+
+    def _let_go(self, mm_hash: str, users: int) -> None:
         if self._held[mm_hash] == 0:
             raise ValueError(f"{mm_hash} is released more often than it was used")
-        self._held[mm_hash] = 0
-        self._may_go(mm_hash)
+        self._held[mm_hash] -= users
+        if self._held[mm_hash] == 0:
+            self._may_go(mm_hash)
 
     def _may_go(self, mm_hash: str) -> None:
         self._turn += 1

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import multiprocessing
+import os
 import sys
 import time
 import traceback
@@ -39,11 +40,11 @@ def main(folder_name: str, model: str, prefix: str) -> None:
     import vllm_omni.entrypoints.async_omni  # noqa: F401  while the server imports it, too
 
     forkserver.use_for_stages()
-    folder = Path(folder_name)
+    folder, parent = Path(folder_name), os.getppid()
     for number in itertools.count():
         spec_file = folder / f"{number}.spec.json"
         while not spec_file.exists():
-            if (folder / "end").exists():
+            if (folder / "end").exists() or os.getppid() != parent:  # who asks is gone
                 return
             time.sleep(POLL_SECONDS)
         spec = RunSpec(**json.loads(spec_file.read_text()))

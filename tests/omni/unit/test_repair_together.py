@@ -23,12 +23,6 @@ def recovery(**how: Any) -> dict[str, Any]:
     return {"runtime": {"recovery": how}}
 
 
-async def finish(rig: Rig) -> None:
-    """All that the engines have, stage by stage."""
-    for stage_id in range(len(rig.stages)):
-        await rig.finish(stage_id, *rig.at(stage_id))
-
-
 @pytest.mark.parametrize("dead", [0, 1])
 async def test_it_runs_again_in_all_stages_under_a_new_name(dead: int) -> None:
     async with Rig(FIRST_TWICE, SECOND_TWICE, async_chunk=True) as rig:
@@ -41,7 +35,7 @@ async def test_it_runs_again_in_all_stages_under_a_new_name(dead: int) -> None:
         assert rig.at(0)[again[0]].requests[again[0]].external_req_id == again[0], "connectors know pieces by that name"
         other = rig.at(1 - dead)[again[0]]
         assert (other.took, other.aborted) == (["a", *again], ["a"])
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a") == rig.expected()
         assert not rig.left_over()
 
@@ -55,7 +49,7 @@ async def test_pieces_of_the_run_that_is_over_are_not_taken_and_do_not_lie_about
         await rig.finish(0, "a")
         assert "a_0_0" in rig.edges.lying
         await rig.kill(dead, rig.replica_id(1, "a") if dead else 0)
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a") == rig.expected()
         assert not rig.edges.lying
         assert not rig.left_over()
@@ -76,7 +70,7 @@ async def test_its_client_hears_nothing_twice(kind: Any, dead: int) -> None:
         await rig.step(0, again)
         await rig.step(0, again)
         assert len(rig.told("a")) == said
-        await finish(rig)
+        await rig.finish_all()
         heard = [one.engine_outputs.outputs[0].token_ids for one in rig.told("a") if one.stage_id == 0]
         thought = [token for part in heard for token in part] if kind is DELTA else list(heard[-1])
         assert thought == rig.expected((1, 2, 3, 4), stages=1)
@@ -92,7 +86,7 @@ async def test_others_go_on_as_if_nothing_was() -> None:
         await rig.kill(1, rig.replica_id(1, "a"))
         assert "b" in rig.at(0)
         assert "b" in rig.at(1)
-        await finish(rig)
+        await rig.finish_all()
         assert len(rig.ends("a")) == len(rig.ends("b")) == 1
         assert not rig.left_over()
 
@@ -105,7 +99,7 @@ async def test_what_an_engine_still_says_of_the_run_that_is_over_is_dropped() ->
         rig.replica(0).requests["a"] = rig.replica(0).requests[next(iter(rig.at(0)))]
         rig.replica(0).say("a", [7], last=True)  # the abort has not reached it
         await rig.settle()
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a")
         assert not rig.left_over()
 
@@ -116,7 +110,7 @@ async def test_a_request_that_is_moved_twice_has_three_names() -> None:
         for _ in range(2):
             await rig.kill(1, rig.replica_id(1, next(iter(rig.at(1)))))
         assert len(set(rig.replica(0).took)) == 3
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a") == rig.expected()
         assert not rig.left_over()
 
@@ -128,7 +122,7 @@ async def test_what_was_finished_and_perhaps_not_sent_on_runs_again() -> None:
         await rig.finish(0, "a")
         rig.edges.lying.clear()  # it died before it could send
         await rig.kill(0, at)
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a") == rig.expected()
         assert not rig.left_over()
 
@@ -142,8 +136,25 @@ async def test_requests_wait_for_the_only_replica() -> None:
         assert not rig.told("a")
         rig.runtime.go.set()
         await rig.settle()
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a") == rig.expected()
+        assert not rig.left_over()
+
+
+async def test_what_was_taken_back_is_no_more_counted_where_it_ran() -> None:
+    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
+        await rig.ask("a")
+        board = rig.policies.board
+        rig.runtime.go.clear()
+        await rig.kill(1)
+        assert not rig.at(0)
+        facts = board.replicas[0, 0]
+        assert (facts.running, facts.requests, facts.ended["aborted"]) == (0, {}, 1)
+        await rig.abort("a")
+        assert [one.running for one in board.replicas.values()] == [0, 0]
+        rig.runtime.go.set()
+        await rig.settle()
+        assert (facts.running, facts.ended["aborted"]) == (0, 1)
         assert not rig.left_over()
 
 
@@ -158,7 +169,7 @@ async def test_what_waits_in_other_stages_does_not_start_before() -> None:
         rig.runtime.go.set()
         await rig.settle()
         for _ in "ab":
-            await finish(rig)
+            await rig.finish_all()
         assert [rig.answer(name) for name in "ab"] == [rig.expected((ord(name),)) for name in "ab"]
         assert not rig.left_over()
 
@@ -168,73 +179,8 @@ async def test_replicas_of_two_stages_that_die_at_once() -> None:
         await rig.ask("a")
         rig.replica(0).dead = rig.replica(1).dead = True
         await rig.settle()
-        await finish(rig)
+        await rig.finish_all()
         assert rig.answer("a") == rig.expected()
-        assert not rig.left_over()
-
-
-@pytest.mark.parametrize("dead", [0, 1])
-async def test_equal_requests_are_both_answered(dead: int) -> None:
-    async with Rig(FIRST_TWICE, SECOND_TWICE, async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        await rig.kill(dead, rig.replica_id(dead, "a"))
-        assert len(rig.at(0)) == len(rig.at(1)) == 1
-        await finish(rig)
-        assert rig.answer("a") == rig.answer("b") == rig.expected()
-        assert not rig.left_over()
-
-
-async def test_equal_requests_of_which_a_stage_was_through_are_both_answered() -> None:
-    async with Rig(FIRST, SECOND_TWICE, async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        await rig.finish(0, "a")
-        await rig.kill(1, rig.replica_id(1, "a"))
-        await finish(rig)
-        assert rig.answer("a") == rig.answer("b") == rig.expected()
-        assert not rig.left_over()
-
-
-@pytest.mark.parametrize("leaves", ["a", "b"])
-async def test_one_that_leaves_before_leaves_the_work_to_the_other(leaves: str) -> None:
-    async with Rig(FIRST, SECOND_TWICE, async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        await rig.abort(leaves)
-        await rig.kill(1, rig.replica_id(1, "a"))
-        await finish(rig)
-        assert rig.answer("b" if leaves == "a" else "a") == rig.expected()
-        assert not rig.left_over()
-
-
-@pytest.mark.parametrize("leaves", ["a", "b"])
-async def test_one_that_leaves_while_the_work_waits_leaves_it_to_the_other(leaves: str) -> None:
-    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        rig.runtime.go.clear()
-        await rig.kill(1)
-        await rig.abort(leaves)
-        rig.runtime.go.set()
-        await rig.settle()
-        await finish(rig)
-        assert rig.answer("b" if leaves == "a" else "a") == rig.expected()
-        assert not rig.left_over()
-
-
-async def test_when_all_leave_while_it_waits_it_runs_no_more() -> None:
-    async with Rig(FIRST, SECOND, async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        rig.runtime.go.clear()
-        await rig.kill(1)
-        await rig.abort("a")
-        await rig.abort("b")
-        rig.runtime.go.set()
-        await rig.settle()
-        assert not rig.at(0)
-        assert not rig.at(1)
         assert not rig.left_over()
 
 

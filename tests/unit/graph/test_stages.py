@@ -22,7 +22,7 @@ DIAMOND = StageGraph.of([stage(0, final=True), stage(1, 0), stage(3, 0), stage(2
 
 def test_a_line():
     assert LINE.order == (0, 1, 2)
-    assert (LINE.entries, LINE.sinks) == ((0,), (2,))
+    assert LINE.entries == (0,)
     assert LINE.remaining(1) == (1, 2)
     assert LINE.stage(1).name == "talker"
 
@@ -31,7 +31,6 @@ def test_a_diamond():
     assert DIAMOND.order == (0, 1, 2, 3, 4)
     assert DIAMOND.successors(0) == (1, 3)
     assert DIAMOND.remaining(3) == (3, 4)
-    assert DIAMOND.sinks == (4,)
 
 
 def test_ties_in_the_order_go_by_id_and_not_by_depth():

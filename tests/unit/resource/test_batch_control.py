@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl, FixedBatch, LimitReason
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill, LineFit
+from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 
 TARGET = 0.05
 
@@ -206,50 +206,6 @@ def test_fixed_stays():
     assert (control.limit, control.reason) == (4, LimitReason.FIXED)
 
 
-def test_prefill_budget_knows_the_line_after_a_few_steps():
-    control = AdaptivePrefill(maximum=2048)
-    for i in range(60):
-        control.observe(0.02 + 2e-5 * control.limit, float(i))
-    assert control.base_seconds == pytest.approx(0.02, rel=0.1)
-    assert control.seconds_per_token == pytest.approx(2e-5, rel=0.1)
-    assert control.limit == pytest.approx(1500, rel=0.05)
-
-
-def test_one_hiccup_does_not_cost_the_prefill_budget_for_long():
-    control = AdaptivePrefill(maximum=2048)
-    for i in range(400):
-        control.observe(300.0 if i == 250 else 0.02 + 2e-5 * control.limit, float(i))
-    assert control.limit == pytest.approx(1500, rel=0.1)
-
-
-def test_a_slow_step_without_prompts_says_nothing_against_them():
-    control = AdaptivePrefill(maximum=2048)
-    for i in range(60):
-        control.observe(0.02 + 2e-5 * control.limit, float(i))
-    before = control.limit
-    control.observe(0.06, 60.0, size=0)
-    assert control.limit >= 0.8 * before
-    control.observe(0.06, 61.0, size=before)
-    assert control.limit <= before
-
-
-@pytest.mark.parametrize("points", [[(0, 1), (10, 3)], [(5, 2), (5, 2), (1, 1.2)]])
-def test_line_fit(points):
-    fit = LineFit(0.98)
-    for _ in range(100):
-        for x, y in points:
-            fit.add(x, y)
-    assert (fit.at_zero, fit.slope) == (pytest.approx(1, rel=0.02), pytest.approx(0.2, rel=0.02))
-
-
-def test_line_fit_stays_sober_when_nothing_new_comes():
-    fit = LineFit(0.9)
-    for i in range(10_000):
-        fit.add(0.5, 1.0 + 0.01 * (-1) ** i)
-    fit.add(0.6, 1.1)
-    assert fit.at_zero + 0.5 * fit.slope == pytest.approx(1.0, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -281,55 +237,3 @@ def test_pid_integral_does_not_run_ahead_of_an_output_that_is_cut():
     assert control.limit == 2
     control.observe(0.06, 2.0)
     assert control.limit <= 2
-
-
-def observed(control: PidBatch, latency: float, times: int, used: float, start: float = 0.0) -> list[int]:
-    """The limit after each of so many intervals of full steps, with such a part of the memory in use."""
-    control.note_memory(used)
-    found = []
-    for number in range(times):
-        control.observe(latency, start + number * 1.0)
-        found.append(control.limit)
-    return found
-
-
-def test_with_too_much_memory_in_use_the_limit_falls_however_fast_steps_are():
-    control = PidBatch(TARGET, start=16, memory_high=0.9)
-    limits = observed(control, TARGET / 4, 200, used=0.99)
-    assert all(later <= earlier for earlier, later in pairwise([16, *limits]))
-    assert (limits[-1], control.reason) == (1, LimitReason.MEMORY)
-    freed = observed(control, TARGET / 4, 20, used=0.5, start=1000.0)
-    assert freed[-1] > 8
-
-
-def test_it_falls_though_steps_are_on_target_or_never_full():
-    on_target, not_full = (PidBatch(TARGET, start=16, memory_high=0.9) for _ in range(2))
-    assert observed(on_target, TARGET, 50, used=1.0)[-1] < 16
-    not_full.note_memory(1.0)
-    for number in range(50):
-        not_full.observe(TARGET / 4, float(number), size=1)
-    assert not_full.limit < 16
-
-
-def test_too_slow_steps_make_it_fall_faster_than_memory_does():
-    by_memory, by_both = (PidBatch(TARGET, start=32, memory_high=0.9) for _ in range(2))
-    assert observed(by_both, TARGET * 4, 3, used=0.95)[-1] < observed(by_memory, TARGET, 3, used=0.95)[-1]
-    assert by_both.reason is LimitReason.OVER_TARGET
-
-
-def test_what_is_to_come_raises_no_limit_while_memory_is_short():
-    control = PidBatch(TARGET, start=4, memory_high=0.9)
-    control.note_memory(0.95)
-    control.raise_to(8)
-    assert control.limit == 4
-    control.note_memory(0.9)
-    control.raise_to(8)
-    assert control.limit == 8
-
-
-@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
-def test_memory_is_a_number(bad):
-    with pytest.raises(ValueError, match="used"):
-        PidBatch().note_memory(bad)
-    with pytest.raises(ConfigError, match="memory_high"):
-        PidBatch(memory_high=bad)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.counts import MessageCounts
 
 ALIVE_FOR = 0.5
 """Seconds: a receiver that was found alive is not asked again."""
@@ -30,18 +31,11 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class OutboxCounts:
-    """What has become of messages."""
+class OutboxCounts(MessageCounts):
+    """What has become of messages; discarded are also those that were got, and given back by receivers that died."""
 
-    put: int = 0
-    put_bytes: int = 0
     inline: int = 0
-    consumed: int = 0
-    replaced: int = 0
-    discarded: int = 0  # with those that were got, and given back by receivers that died
-    expired: int = 0
     given_back: int = 0  # by receivers that died
-    refused: int = 0
     damaged: int = 0  # in the index, by somebody else
     waiting: Counter[Edge] = field(default_factory=Counter)  # messages that nobody has got, as far as is known
     waiting_bytes: Counter[Edge] = field(default_factory=Counter)

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.counts import MessageCounts
 from vllm_omni_sched.connectors.disk import files
 from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.disk.options import DiskOptions
@@ -34,19 +35,6 @@ class Sent:
     put_at: float
 
 
-@dataclass
-class OutboxCounts:
-    """What has become of messages."""
-
-    put: int = 0
-    put_bytes: int = 0
-    consumed: int = 0
-    replaced: int = 0
-    discarded: int = 0
-    expired: int = 0
-    refused: int = 0
-
-
 class Outbox(Turns):
     """Messages of one process. The lock is about the books, never held while bytes are written."""
 
@@ -59,7 +47,7 @@ class Outbox(Turns):
         self.sent: OrderedDict[bytes, Sent] = OrderedDict()  # by name; who was looked at longest ago comes first
         self._by_key: dict[str, set[bytes]] = {}
         self.waiting: Counter[Edge] = Counter()
-        self.counts = OutboxCounts()
+        self.counts = MessageCounts()
         self.progress = 0  # messages gone: it tells whether there may be room again
 
     def put(self, message: Message) -> bool:

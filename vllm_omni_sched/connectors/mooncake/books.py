@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
+from vllm_omni_sched.connectors.counts import MessageCounts
 from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.turns import Turns
 
@@ -38,16 +39,9 @@ class Sent:
 
 
 @dataclass
-class OutboxCounts:
+class OutboxCounts(MessageCounts):
     """What has become of messages."""
 
-    put: int = 0
-    put_bytes: int = 0
-    consumed: int = 0
-    replaced: int = 0
-    discarded: int = 0
-    expired: int = 0
-    refused: int = 0
     restored: int = 0  # put again after the master had lost them
     lost: int = 0  # by the master, when we had no copy
     handed_over: int = 0  # to another segment, at the end

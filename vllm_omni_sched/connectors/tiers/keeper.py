@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.base import Edge, InFlight, Path, Traffic
+from vllm_omni_sched.connectors.counts import MessageCounts
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.expect import Waits
@@ -20,16 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TierCounts:
+class TierCounts(MessageCounts):
     """What has become of messages."""
 
-    put: int = 0
-    put_bytes: int = 0
-    consumed: int = 0
-    replaced: int = 0
-    discarded: int = 0
-    expired: int = 0
-    refused: int = 0
     got: int = 0
     got_bytes: int = 0
     repeated: int = 0  # copies of messages that were got before, left by a mover that died

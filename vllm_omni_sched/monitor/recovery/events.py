@@ -76,72 +76,53 @@ class OutputLost:
 
 
 @dataclass(frozen=True)
-class Suspected:
+class ReplicaEvent:
+    """Something has happened to a replica."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class CausedEvent(ReplicaEvent):
+    """And it is known why."""
+
+    cause: str = ""
+
+
+class Suspected(CausedEvent):
     """A replica does not answer."""
 
-    replica: Replica
-    cause: str = ""
 
-
-@dataclass(frozen=True)
-class Cleared:
+class Cleared(ReplicaEvent):
     """It answers after all."""
 
-    replica: Replica
 
-
-@dataclass(frozen=True)
-class Died:
+class Died(CausedEvent):
     """It is gone, or is to be taken for gone."""
 
-    replica: Replica
-    cause: str = ""
 
-
-@dataclass(frozen=True)
-class Restarted:
+class Restarted(ReplicaEvent):
     """It can take requests again."""
 
-    replica: Replica
 
-
-@dataclass(frozen=True)
-class RestartFailed:
+class RestartFailed(CausedEvent):
     """It did not come up."""
 
-    replica: Replica
-    cause: str = ""
 
-
-@dataclass(frozen=True)
-class Draining:
+class Draining(ReplicaEvent):
     """It is to be stopped when it is empty: no request is moved there any more."""
 
-    replica: Replica
 
-
-@dataclass(frozen=True)
-class Stays:
+class Stays(CausedEvent):
     """It is not to be stopped after all."""
 
-    replica: Replica
-    cause: str = ""
 
-
-@dataclass(frozen=True)
-class Left:
+class Left(CausedEvent):
     """It was stopped on purpose, empty: that is no death."""
 
-    replica: Replica
-    cause: str = ""
 
-
-@dataclass(frozen=True)
-class Joined:
+class Joined(CausedEvent):
     """One that was not there before, or had left, can take requests."""
-
-    replica: Replica
-    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class Together:
             if work is lost or not pool.queue.withdraw(work):
                 continue
             taken.append(work)
+            orchestrator.policies.board.aborted(stage_id, replica_id, name)  # it may run elsewhere, or never again
             if pool.output_processor is not None:
                 pool.output_processor.abort_requests([work.runs_as], internal=True)
             client = pool.clients[replica_id]

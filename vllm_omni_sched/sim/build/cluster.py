@@ -14,6 +14,8 @@ from vllm_omni_sched.sim.build.decoders import decoder_of
 from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
@@ -68,7 +70,9 @@ class Cluster:
         pools: list[Pool] = []
         for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
             if policies is not None and stage.balance is None:
-                pools.append(GatedPool(sim, at, spec, make, policies))
+                pools.append(pool := GatedPool(sim, at, spec, make, policies))
+                if isinstance(make, Engines):
+                    make.spoke = pool.spoke
             else:
                 needs = stage.balance in ("cost", "sampled") or _scaled(scenario, stage)
                 pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
@@ -87,8 +91,10 @@ class Cluster:
             deaths = FailureSpec(
                 self._index(failures.stage),
                 failures.every_seconds,
-                rack=failures.rack_replicas if failures.kind == "rack" else 1,
-                restart_seconds=failures.restart_seconds,
+                failures.at_seconds,
+                failures.rack_replicas if failures.kind == "rack" else 1,
+                failures.restart_seconds,
+                failures.detection_seconds,
             )
             self.pipeline.fail_by(deaths, self._dice(f"failures {number}"))
         self.scaler = self._scaler()
@@ -117,6 +123,8 @@ class Cluster:
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
+        if isinstance(costs, MeasuredCosts) and costs.calibration.step.steadiness:
+            costs = UnsteadyCosts(costs, self._dice(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
             return make_encoders(sim, stage, costs)

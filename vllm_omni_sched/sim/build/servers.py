@@ -39,7 +39,7 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
 class Engines:
     """Replicas of an engine; each has policies of its own.
 
-    ``made``: all that were made, with those that died.
+    ``made``: all that were made, with those that died. ``spoke``: called with each job that has its first token.
     """
 
     def __init__(
@@ -55,13 +55,18 @@ class Engines:
         self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
         self._config = scenario.policy.model_copy(update={"encode_ahead": scenario.encoder_of(stage) == "lane"})
         self.made: list[EngineServer] = []
+        self.spoke: Done | None = None
 
     def __call__(self, index: int, done: Done) -> Server:
         policies = EnginePolicies(self._config, self._limits)
         watcher = self._watch(index) if self._watch is not None else None
-        engine = EngineServer(self._sim, self._costs, self._limits, policies, done, self._itl, watcher)
+        engine = EngineServer(self._sim, self._costs, self._limits, policies, done, self._itl, watcher, self._speaks)
         self.made.append(engine)
         return engine
+
+    def _speaks(self, job: Job) -> None:
+        if self.spoke is not None:
+            self.spoke(job)
 
 
 def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:

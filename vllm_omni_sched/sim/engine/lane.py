@@ -8,49 +8,98 @@ from vllm_omni_sched.sim.kernel import Simulator
 Encoded = Callable[[str, int, float], None]
 
 
+class _Place:
+    """Where one item is encoded at a time. ``left``: seconds of work that its item needed at ``since``."""
+
+    __slots__ = ("begun", "content", "end", "left", "queue", "since", "speed", "ticket", "turn")
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[str, int, str, int]] = deque()
+        self.content: str | None = None
+        self.ticket = 0
+        self.speed = 1.0
+        self.begun = self.since = self.left = self.end = 0.0
+        self.turn = 0  # of its planned end; earlier plans are void
+
+    @property
+    def held(self) -> int:
+        return len(self.queue) + (self.content is not None)
+
+
 class SimLane:
-    """Encodes items in the order in which they come, some at a time.
+    """Encodes items, each in one of its places.
+
+    1. An item goes to the place that holds fewest, of several to the first, and stays there (`LaneTeam`).
+    2. A place does its items in the order in which they came, one at a time.
+    3. The last place may depend on what others leave it: from `slow_last` on it works at that part of its speed.
 
     Args:
-        places: how many at a time.
+        places: how many items at a time.
         seconds: what an item takes, of (modality, embeddings).
         encoded: called with the content, the ticket and the seconds of each that is done.
     """
 
-    __slots__ = ("_encoded", "_epoch", "_queue", "_seconds", "_sim", "busy_seconds", "places", "until", "working")
+    __slots__ = ("_encoded", "_epoch", "_places", "_seconds", "_sim", "busy_seconds", "until", "working")
 
     def __init__(self, sim: Simulator, seconds: Callable[[str, int], float], encoded: Encoded, places: int = 1) -> None:
-        self._sim, self._seconds, self._encoded, self.places = sim, seconds, encoded, places
-        self._queue: deque[tuple[str, int, str, int]] = deque()
+        self._sim, self._seconds, self._encoded = sim, seconds, encoded
+        self._places = [_Place() for _ in range(places)]
         self._epoch = 0
         self.working = 0  # items that are being encoded
         self.busy_seconds = 0.0
-        self.until = 0.0  # when the last of those that are being encoded will be done
+        self.until = 0.0  # when the last of those that are being encoded will be done, or was
 
     def submit(self, content: str, ticket: int, modality: str, embeds: int) -> None:
         """Encode an item when its turn comes."""
-        self._queue.append((content, ticket, modality, embeds))
-        self._begin()
+        place = min(self._places, key=lambda one: one.held)
+        place.queue.append((content, ticket, modality, embeds))
+        self._begin(place)
 
-    def _begin(self) -> None:
-        while self._queue and self.working < self.places:
-            content, ticket, modality, embeds = self._queue.popleft()
-            seconds = self._seconds(modality, embeds)
-            self.working += 1
-            self.busy_seconds += seconds
-            self.until = max(self.until, self._sim.now + seconds)
-            self._sim.after(seconds, self._end, (self._epoch, content, ticket, seconds))
-
-    def _end(self, begun: tuple[int, str, int, float]) -> None:
-        epoch, content, ticket, seconds = begun
-        if epoch != self._epoch:
+    def slow_last(self, part: float) -> None:
+        """From now on the last place works at this part of its speed, in (0, 1]."""
+        place = self._places[-1]
+        if part == place.speed:
             return
+        if place.content is not None:
+            place.left = max(place.left - (self._sim.now - place.since) * place.speed, 0.0)
+        place.speed = part
+        if place.content is not None:
+            self._plan(place)
+
+    def _begin(self, place: _Place) -> None:
+        if place.content is not None or not place.queue:
+            return
+        place.content, place.ticket, modality, embeds = place.queue.popleft()
+        place.left = self._seconds(modality, embeds)
+        place.begun = self._sim.now
+        self.working += 1
+        self._plan(place)
+
+    def _plan(self, place: _Place) -> None:
+        place.turn += 1
+        place.since = self._sim.now
+        place.end = place.since + place.left / place.speed
+        self.until = max(one.end for one in self._places if one.content is not None)
+        self._sim.at(place.end, self._end, (self._epoch, place, place.turn))
+
+    def _end(self, planned: tuple[int, _Place, int]) -> None:
+        epoch, place, turn = planned
+        content = place.content
+        if epoch != self._epoch or turn != place.turn or content is None:
+            return
+        seconds = self._sim.now - place.begun
+        self.busy_seconds += seconds
         self.working -= 1
-        self._begin()
+        place.content = None
+        ticket = place.ticket
+        self._begin(place)
         self._encoded(content, ticket, seconds)
 
     def kill(self) -> None:
         """Forget everything."""
         self._epoch += 1
         self.working = 0
-        self._queue.clear()
+        for place in self._places:
+            place.queue.clear()
+            place.content = None
+            place.speed = 1.0

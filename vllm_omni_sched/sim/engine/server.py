@@ -16,6 +16,8 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done, Job
 
+_BESIDE_STEPS = 0.1  # of a processor, for a process of niceness 10 (`encode_lane_nice`) beside one of 0
+
 
 class Watcher(Protocol):
     """Is told of each step, for a trace."""
@@ -30,6 +32,7 @@ class EngineServer:
     2. A step: those who decode make a token each, prompts are computed (`Prompts`), items are encoded in front of
        that (`Encoding`). The next one begins when it ends.
     3. With ``encode_ahead`` items are encoded in a lane meanwhile (`Ahead`); then the LLM has what the lane leaves.
+       Where the lane has processors of its own and a place on the LLM's, that place has what steps leave it.
     4. Where those who decode have no KV memory left, the one that was let in last gives back all that it has and
        waits again; what it had is computed anew.
 
@@ -39,6 +42,7 @@ class EngineServer:
     Args:
         done: called with each job when its client has its last token.
         itl: takes the time between tokens of every request.
+        spoke: called with each job when it has its first token.
 
     ``steps``: that began. ``preempted``: how often rule 4 was needed.
     """
@@ -52,9 +56,10 @@ class EngineServer:
         done: Done,
         itl: Histogram,
         watcher: Watcher | None = None,
+        spoke: Done | None = None,
     ) -> None:
         self._sim, self._costs, self._limits, self._policies = sim, costs, limits, policies
-        self._done, self._itl, self._watcher = done, itl, watcher
+        self._done, self._itl, self._watcher, self._spoke = done, itl, watcher, spoke
         self.waiting = policies.waiting()
         self.decodes = Decodes()
         self.encoding = Encoding(limits, policies)
@@ -63,6 +68,8 @@ class EngineServer:
         if policies.share is not None:
             self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._loads, self._come_back)
             self.prompts.ahead = self.ahead
+        # a lane with processors of its own, and a place on the LLM's
+        self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
         self.in_flight = 0
         self.preempted = 0
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}
@@ -190,6 +197,8 @@ class EngineServer:
         if not decoding and not tokens:
             self._stepping = False
             self._idle_since = sim.now
+            if self._lane_shares:
+                self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
             return
         seconds = self._costs.step_seconds(decoding, decodes.context, tokens, prompts.pairs)
         if self.ahead is not None:
@@ -205,6 +214,9 @@ class EngineServer:
         if self._watcher is not None:
             facts = {"decodes": decoding, "prefill_tokens": tokens, "encode_seconds": encode}
             self._watcher("step", sim.now, seconds, **facts)
+        if self._lane_shares and seconds:
+            left = (self._rest + _BESIDE_STEPS * (seconds - self._rest)) / seconds
+            self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
         sim.soon(seconds, self._end, self._epoch)
 
     def _beside_lane(self, alone: float, decoding: int) -> float:
@@ -273,6 +285,8 @@ class EngineServer:
         sequence.made += 1
         if sequence.last_token is None:
             sequence.job.first = now + self._costs.answer_seconds
+            if self._spoke is not None:
+                self._spoke(sequence.job)
         else:
             gap = now - sequence.last_token
             sequence.largest_gap = max(sequence.largest_gap, gap)
@@ -284,15 +298,22 @@ class EngineServer:
 
     def _finish(self, sequence: Sequence) -> None:
         job = sequence.job
-        del self._jobs[job.request.number]
-        self.in_flight -= 1
         job.largest_gap = sequence.largest_gap
         self._forget(sequence)
+        self._jobs[job.request.number] = (job, None)  # until its client has the answer
         answer = self._costs.answer_seconds
         if answer:
-            self._sim.after(answer, self._done, job)
+            self._sim.after(answer, self._answered, (self._epoch, job))
         else:
-            self._done(job)
+            self._answered((self._epoch, job))
+
+    def _answered(self, ended: tuple[int, Job]) -> None:
+        epoch, job = ended
+        if epoch != self._epoch or self._jobs.get(job.request.number, (None,))[0] is not job:
+            return
+        del self._jobs[job.request.number]
+        self.in_flight -= 1
+        self._done(job)
 
     def _forget(self, sequence: Sequence) -> None:
         self.encoding.release(sequence)

@@ -10,6 +10,7 @@ from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.spread import groups, measure
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
+_LEAST = 1e-6  # seconds; a log axis has no 0
 _MOST_LINES = len(style.COLOURS)
 _SWEPT = {
     "ttft_p99_seconds": "TTFT, P99 in seconds",
@@ -58,11 +59,14 @@ def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: 
         axes.plot(one.curves[key], PARTS, color=colour, linewidth=1.8)
         ends.append((_name(one), one.curves[key][-1], 1.0, colour))
     axes.set_xscale("log")
-    axes.set_xlim(left=min(one.curves[key][_LEFT] for one in shown) / 1.5)
+    promised = study.base.slo.ttft_seconds if key == "ttft_seconds" else study.base.slo.itl_seconds
+    furthest = max(promised, *(one.curves[key][-1] for one in shown))
+    nearest = min(one.curves[key][_LEFT] for one in shown)
+    axes.set_xlim(max(nearest / 1.5, _LEAST), furthest * 1.3)
     axes.set_ylim(0, 1.0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("part of requests" if key == "ttft_seconds" else "part of gaps")
-    _promise(axes, study.base.slo.ttft_seconds if key == "ttft_seconds" else study.base.slo.itl_seconds)
+    _promise(axes, promised)
     _plain(axes.xaxis)
     style.label_ends(axes, _apart(axes, ends))
     left = f" ({len(shown)} of {len(findings)} points)" if len(shown) < len(findings) else ""
@@ -74,7 +78,8 @@ def _shown(findings: Sequence[Finding]) -> Sequence[Finding]:
     """All, or where that is too many to tell apart those at the values in the middle of the sweep."""
     if len(findings) <= _MOST_LINES:
         return findings
-    middle = findings[len(findings) // 2].values
+    swept = [one.values for at, one in enumerate(findings) if one.values not in [two.values for two in findings[:at]]]
+    middle = swept[len(swept) // 2]
     return [one for one in findings if one.values == middle][:_MOST_LINES]
 
 

@@ -146,9 +146,12 @@ class Pipeline:
     def _release_before(self, trip: Trip) -> None:
         """A stage has room again: those before it may have been waiting for that."""
         for stage in trip.path[: trip.position]:
-            pool = self.pools[stage]
-            if isinstance(pool, GatedPool):
-                pool.release()
+            self._release(self.pools[stage])
+
+    @staticmethod
+    def _release(pool: Pool) -> None:
+        if isinstance(pool, GatedPool):
+            pool.release()
 
     def _leave(self, trip: Trip, outcome: Outcome) -> None:
         request, now = trip.request, self.sim.now
@@ -194,8 +197,7 @@ class Pipeline:
         self._leave(trip, Outcome.FAILED)
         if self.policies is not None:
             for pool in self.pools:
-                if isinstance(pool, GatedPool):
-                    pool.release()
+                self._release(pool)
 
     def abort(self, number: int) -> bool:
         """The client of a request takes it back; it counts as failed. Whether it was here."""
@@ -218,8 +220,8 @@ class Pipeline:
             if self._respawn:
                 self.start_again(pool.stage, index)
         if isinstance(pool, GatedPool) and not self.comes(pool.stage):
-            for trip in list(pool.waiting.values()):
-                self.fails(trip)
+            while pool.waiting:  # with each that fails, one that followed it may begin to wait
+                self.fails(next(iter(pool.waiting.values())))
 
     def comes(self, stage: int) -> bool:
         """Whether a replica of a stage is there, or will be."""
@@ -237,6 +239,7 @@ class Pipeline:
         self.pools[stage].restart(index)
         if self.repair is not None:
             self.repair.restarted(stage, index)
+        self._release(self.pools[stage])
 
     def place_again(self, name: str, stage: int, index: int, attempt: int) -> None:
         """Recovery has a place for a request that lost its own."""
@@ -260,6 +263,7 @@ class Pipeline:
     def joined(self, stage: int, index: int) -> None:
         if self.repair is not None:
             self.repair.joined(stage, index)
+        self._release(self.pools[stage])
 
     def drain(self, pool: Pool) -> bool:
         """One replica less, as soon as it is empty; whether there is one to spare."""

@@ -1,8 +1,8 @@
 """What there is, what is promised, what breaks, and what grows."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.stage_options.base import Options
 
@@ -39,9 +39,22 @@ class Failures(Options):
 
     stage: str = Field(description="Whose replicas die.")
     kind: Literal["replica", "rack"] = Field("replica", description="One replica, or `rack_replicas` at once.")
-    every_seconds: float = Field(gt=0, description="Mean time between failures of the stage.")
+    every_seconds: float | None = Field(None, gt=0, description="Mean time between failures of the stage.")
+    at_seconds: tuple[float, ...] = Field((), description="Or when they happen.")
+    detection_seconds: float = Field(1.0, ge=0, description="Until a death is noticed.")
     restart_seconds: float = Field(90.0, ge=0, description="Until a replica that is started again can work.")
     rack_replicas: int = Field(8, ge=1, description="Replicas that a rack holds.")
+
+    @field_validator("at_seconds", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _when(self) -> "Failures":
+        if (self.every_seconds is None) == (not self.at_seconds):
+            raise ValueError("give one of 'every_seconds' and 'at_seconds'")
+        return self
 
 
 class Autoscale(Options):

@@ -2,31 +2,33 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
 class Known:
     """What there are costs and workloads for.
 
-    ``check_workload(kind, options, where)`` raises `ConfigError` where a workload cannot have those further keys;
-    ``video_kinds``: workloads whose requests all bring videos that have to be decoded.
+    ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
+    of a ``[workload]`` table, and raises `ConfigError` where it cannot; ``where`` is for messages, files are named from
+    ``folder``. ``video_kinds``: workloads whose requests bring videos that have to be decoded.
     """
 
     devices: Collection[str]
     models: Collection[str]
-    workloads: Collection[str]
-    check_workload: Callable[[str, Mapping[str, Any], str], None]
+    workloads: Mapping[str, type[BaseModel]]
+    make_workload: Callable[[Mapping[str, Any], str, Path], object]
     video_kinds: Collection[str] = ("video-clips",)
 
 
 def installed() -> Known:
     """What this package has."""
+    # not above: they need numpy
     from vllm_omni_sched.sim.costs.hardware import DEVICES
     from vllm_omni_sched.sim.costs.models import MODELS
     from vllm_omni_sched.sim.workloads.registry import KINDS, build
 
-    def check(kind: str, options: Mapping[str, Any], where: str) -> None:
-        build({"kind": kind, **options}, where)
-
-    return Known(tuple(DEVICES), tuple(MODELS), tuple(KINDS), check)
+    return Known(tuple(DEVICES), tuple(MODELS), KINDS, build)

@@ -115,7 +115,7 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: Known) -> Sce
     except ValidationError as error:
         problems = [tell(one, Scenario, values) for one in error.errors()] + problems
     else:
-        problems += _unknown(scenario, known)
+        problems += _unknown(scenario, known, folder)
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems))
     return scenario
@@ -152,7 +152,7 @@ def _resolve(values: dict[str, Any], folder: Path) -> None:
             holder[key] = str(folder / named)
 
 
-def _unknown(scenario: Scenario, known: Known) -> Iterator[str]:
+def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
     """Names and files that are not there."""
     yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
     for stage in scenario.stages:
@@ -165,22 +165,42 @@ def _unknown(scenario: Scenario, known: Known) -> Iterator[str]:
                 f"'stages.{stage.name}.calibration': there is no file {Path(file).name!r} where the scenario lies; "
                 "`vllm-omni-sched calibrate` writes one"
             )
-    yield from _of_workload(scenario, known)
+    yield from _of_workload(scenario, known, folder)
 
 
-def _of_workload(scenario: Scenario, known: Known) -> Iterator[str]:
+def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
     workload = scenario.workload
     if missing := list(_not_in(known.workloads, workload.kind, "workload.kind", "workload")):
         yield from missing
         return
-    if workload.rate is None and workload.kind != "trace":
+    options = known.workloads[workload.kind]
+    rate = options.model_fields.get("rate")
+    if rate is not None and rate.is_required() and workload.rate is None:
         yield f"'workload.rate' is missing: mean requests per second of '{workload.kind}'"
+        return
+    table = workload.table()
     try:
-        known.check_workload(workload.kind, workload.table(), "workload")
+        options.model_validate(table)
+        known.make_workload({"kind": workload.kind, **table}, "[workload]", folder)
+    except ValidationError as error:
+        yield from (tell(one, options, table, "workload") for one in error.errors())
     except ConfigError as error:
         yield str(error)
-    if workload.kind in known.video_kinds and not any(stage.kind == "video" for stage in scenario.stages):
+    kinds = set(_kinds({"kind": workload.kind, **workload.options}))
+    if kinds & set(known.video_kinds) and not any(stage.kind == "video" for stage in scenario.stages):
         yield f"'workload.kind' is '{workload.kind}', but no stage of kind 'video' decodes its videos: add one"
+
+
+def _kinds(table: Any) -> Iterator[str]:
+    """Of a workload, and of those it is made of."""
+    if isinstance(table, Mapping):
+        if isinstance(kind := table.get("kind"), str):
+            yield kind
+        for inner in table.values():
+            yield from _kinds(inner)
+    elif isinstance(table, list):
+        for inner in table:
+            yield from _kinds(inner)
 
 
 def _not_in(names: Collection[str], name: str, key: str, what: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ class Exponential(Options):
 
 
 class Hyperexponential(Options):
-    """Of two exponentials with balanced means: more spread than one of them."""
+    """Of two exponentials with balanced means: more spread than one."""
 
     distribution: Literal["hyperexponential"] = Field(
         description="With `mean` and `cv`; of two phases, balanced means."

@@ -68,11 +68,11 @@ class EngineStage(_Stage):
     encoder_budget_embeds: int | None = Field(
         None, ge=1, description="Embeddings encoded in a step; default: `max_num_batched_tokens`, as in vLLM."
     )
-    lane_items: int = Field(1, ge=1, le=1024, description="Items that the lane encodes at a time.")
+    lane_items: int = Field(1, ge=1, description="Items that the lane of encode-ahead works at at a time.")
     lane_on: Literal["device", "beside", "shared"] = Field(
         "device",
-        description="Where the lane works: on the LLM's device; or on a CPU, with processors of its own besides, or "
-        "on the LLM's alone.",
+        description="The lane works on the engine's `device`; or on processors: `beside` those of the LLM, too, or "
+        "`shared` with it.",
     )
 
     @property

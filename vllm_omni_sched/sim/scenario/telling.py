@@ -10,15 +10,17 @@ from pydantic import BaseModel
 from vllm_omni_sched.config import explain
 
 
-def tell(error: Any, model: type[BaseModel], raw: Any) -> str:
+def tell(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
     """One error of pydantic.
 
     Args:
         error: an entry of ``ValidationError.errors()``.
         model: what was validated.
         raw: the value it was validated from, for names of entries in lists.
+        within: the key that holds it all.
     """
     path, owner, name = _walk(tuple(error["loc"]), model, raw)
+    path = [within, *path] if within else path
     kind, at = error["type"], ".".join((*path, name) if name else path)
     if kind == "value_error":
         problem = str(error["msg"]).removeprefix("Value error, ")

@@ -52,6 +52,9 @@ def _at_once(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
                     yield _failed(waiting[future], "its process died; there may be too little memory: try fewer --jobs")
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            if not all(future.done() for future in waiting):  # interrupted: nobody will want what they are at
+                for child in multiprocessing.active_children():
+                    child.terminate()
 
 
 def _die_on_interrupt() -> None:

@@ -133,9 +133,8 @@ class Replay:
 
 def spread_times(random: np.random.Generator, number: int, cv: float | None) -> Any:
     """So many times from 0 to 1, in order, with Gamma gaps; a coefficient of variation of 1: even at random."""
-    gaps = random.standard_gamma(1 / (cv or 1.0) ** 2, number + 1)
-    total = gaps.sum()
-    return np.cumsum(gaps[:-1]) / total if total > 0 else np.sort(random.random(number))
+    ends = np.cumsum(random.standard_gamma(1 / (cv or 1.0) ** 2, number + 1))
+    return ends[:-1] / ends[-1] if ends[-1] > 0 else np.sort(random.random(number))
 
 
 @lru_cache(maxsize=4096)

@@ -85,3 +85,12 @@ def _by_start_code(data: bytes) -> Iterator[bytes]:
         if nal:
             yield nal
         begin = end
+
+
+def skip_scaling_list(bits: Bits, size: int) -> None:
+    """One of H.264 (7.3.2.1.1.1), of ``size`` numbers."""
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.se()) % 256
+        last = following or last

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
-from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, unescaped
+from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, skip_scaling_list, unescaped
 
 _SLICE, _PARTITION_A, _IDR, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8
 _RECOVERY_POINT = 6
@@ -116,7 +116,7 @@ class H264Reader:
             if bits.flag():
                 for i in range(8 if chroma != 3 else 12):
                     if bits.flag():
-                        _skip_scaling_list(bits, 16 if i < 6 else 64)
+                        skip_scaling_list(bits, 16 if i < 6 else 64)
         frame_num_bits = bits.ue() + 4
         order = bits.ue()
         if order == 0:
@@ -129,14 +129,6 @@ class H264Reader:
         if not bits.flag():  # frame_mbs_only_flag
             self._fields[number] = frame_num_bits
         return number
-
-
-def _skip_scaling_list(bits: Bits, size: int) -> None:
-    last = following = 8
-    for _ in range(size):
-        if following:
-            following = (last + bits.se()) % 256
-        last = following or last
 
 
 def _is_exact_recovery_point(data: bytes) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, unescaped
+from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, skip_scaling_list, unescaped
 
 START_CODE = b"\x00\x00\x00\x01"
 _SPS = 7
@@ -119,7 +119,7 @@ def _may_hold_fields(sps: bytes) -> bool:
         if bits.read(1):
             for i in range(12 if chroma == 3 else 8):
                 if bits.read(1):
-                    _skip_scaling_list(bits, 16 if i < 6 else 64)
+                    skip_scaling_list(bits, 16 if i < 6 else 64)
     bits.ue()
     order = bits.ue()
     if order == 0:
@@ -135,11 +135,3 @@ def _may_hold_fields(sps: bytes) -> bool:
     bits.ue()
     bits.ue()
     return not bits.read(1)
-
-
-def _skip_scaling_list(bits: Bits, size: int) -> None:
-    last = following = 8
-    for _ in range(size):
-        if following:
-            following = (last + bits.se()) % 256
-        last = following or last

@@ -35,20 +35,6 @@ def waits(path: DiskPath) -> bool:
     return path.holds(EDGE, "k") and path.discard("k") == 1
 
 
-def test_a_message_that_is_being_leased_is_not_taken_for_got(path: DiskPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = disk.files.read
-
-    def reaped_meanwhile(file: Path) -> np.ndarray:
-        assert path.reap() == 0
-        return read(file)
-
-    monkeypatch.setattr(disk.files, "read", reaped_meanwhile)
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    assert lease.give_back()
-    assert waits(path)
-
-
 def test_a_message_that_is_given_back_while_others_are_looked_at_is_not_taken_for_got(
     path: DiskPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,15 +76,18 @@ def test_a_message_leased_after_it_was_looked_at_is_not_taken_for_got(
     assert waits(path)
 
 
-def test_of_two_that_lease_a_message_one_does(path: DiskPath, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("another", [False, True])
+def test_a_message_that_is_being_leased_is_not_taken_for_got_and_not_leased_twice(
+    path: DiskPath, monkeypatch: pytest.MonkeyPatch, another: bool
+) -> None:
     read = disk.files.read
 
-    def leased_meanwhile(file: Path) -> np.ndarray:
-        assert path.lease(EDGE, "k") is None
+    def meanwhile(file: Path) -> np.ndarray:
+        assert not another or path.lease(EDGE, "k") is None
         assert path.reap() == 0
         return read(file)
 
-    monkeypatch.setattr(disk.files, "read", leased_meanwhile)
+    monkeypatch.setattr(disk.files, "read", meanwhile)
     lease = path.lease(EDGE, "k")
     assert lease is not None
     assert lease.give_back()

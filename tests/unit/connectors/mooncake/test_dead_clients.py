@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.mooncake import Child, Deployment, Master, Namespace, received
+from tests.support.mooncake import Child, Deployment, Master, received
 from tests.support.mooncake_faults import EDGE, MIB, SOON, put
+from tests.support.namespaces import Namespace
 from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 
@@ -22,7 +23,7 @@ say("closed")
 RECEIVES = """
 def stuck(key):
     say("read")
-    time.sleep(60)
+    time.sleep(60)  # it is killed before
 path._store.claim = stuck
 received(path, edge, "m")
 """

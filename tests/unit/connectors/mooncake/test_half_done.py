@@ -30,7 +30,7 @@ def busy(number):
 threads = [threading.Thread(target=busy, args=(number,)) for number in range(6)]
 for thread in threads:
     thread.start()
-time.sleep(1)
+time.sleep(1)  # all of them are at it
 path.close()
 for thread in threads:
     thread.join()
@@ -101,7 +101,7 @@ def test_what_was_taken_after_all_is_there_for_the_next_get(own: Deployment, mon
     claim = receiver._store.claim
 
     def claims_slowly(key: str) -> int:
-        time.sleep(1.0)
+        time.sleep(1.0)  # longer than the path waits for a call
         return claim(key)
 
     monkeypatch.setattr(receiver._store, "claim", claims_slowly)
@@ -132,7 +132,7 @@ def test_a_full_store_says_so_and_takes_more_once_something_was_got(mooncake: No
         assert said.startswith("no room for")
         assert "raise its `segment`" in said
         assert count > 50
-        time.sleep(2)
+        time.sleep(2)  # until leases are over, and the master may evict
         threading.Timer(0.3, lambda: received(receiver, EDGE, "m0")).start()
         put(sender, "more", np.full(MIB, 99, np.uint8), deadline=monotonic_seconds() + SOON)
         assert receiver.health().facts["got"] == 1

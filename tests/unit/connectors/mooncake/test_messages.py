@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.mooncake import Deployment, received
+from tests.support.mooncake import Deployment, arrived, received
+from tests.support.mooncake_faults import wait_for
 from vllm_omni_sched.connectors.base import Edge, Status, name_of
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakePath
@@ -44,8 +45,8 @@ def test_bytes_arrive(sender: MooncakePath, receiver: MooncakePath, nbytes: int)
 @pytest.mark.parametrize("payload", [b"", {}, None, "", []])
 def test_a_payload_of_nothing_arrives(sender: MooncakePath, receiver: MooncakePath, payload: Any) -> None:
     put(sender, "nothing", payload)
-    while (arrival := receiver.get(EDGE, "nothing")) is None:
-        time.sleep(0.001)
+    arrival = arrived(receiver, EDGE, "nothing")
+    assert arrival is not None
     assert arrival.open() == payload
 
 
@@ -88,7 +89,7 @@ def test_the_last_put_is_what_arrives(sender: MooncakePath, receiver: MooncakePa
     for payload in ("one", "two!", "three", "four"):
         put(sender, "again", payload)
     assert received(receiver, EDGE, "again") == "four"
-    time.sleep(0.2)
+    time.sleep(0.2)  # one of the others would be found by now
     assert receiver.get(EDGE, "again") is None
     put(sender, "again", "five")
     assert received(receiver, EDGE, "again") == "five"
@@ -101,7 +102,7 @@ def test_what_a_process_before_us_left_is_replaced(
     put(before, "left", "old")
     put(sender, "left", "new, and longer")
     assert received(receiver, EDGE, "left") == "new, and longer"
-    time.sleep(0.1)
+    time.sleep(0.1)  # the old one would be found by now
     assert receiver.get(EDGE, "left") is None
 
 
@@ -136,7 +137,7 @@ def test_who_waits_is_served_soon(sender: MooncakePath, receiver: MooncakePath) 
     took = []
     waiter = threading.Thread(target=lambda: took.append((received(receiver, EDGE, "late"), time.monotonic())))
     waiter.start()
-    time.sleep(0.5)
+    time.sleep(0.5)  # it has looked for it for a while
     put(sender, "late", "here")
     start = time.monotonic()
     waiter.join()
@@ -160,15 +161,15 @@ def test_each_message_is_got_once_by_two_receivers(
     threads = [threading.Thread(target=receives, args=(path,)) for path in (receiver, second)]
     for thread in threads:
         thread.start()
-    for i in range(count):
-        put(sender, f"race{i}", i)
-    until = time.monotonic() + 20
-    while len(got) < count and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.2)
-    done.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for i in range(count):
+            put(sender, f"race{i}", i)
+        wait_for(lambda: len(got) >= count)
+        time.sleep(0.2)  # what is got twice is got by now
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
     assert sorted(got) == list(range(count))
 
 
@@ -189,12 +190,13 @@ def test_replacing_while_somebody_reads_never_mixes(
 
     thread = threading.Thread(target=receives)
     thread.start()
-    for number in range(150):
-        put(sender, "mixed", np.full(MIB + 64 * (number % 3), number, np.uint8))
-    while sender.reap() or sender.health().facts["in_flight"]:
-        time.sleep(0.01)
-    done.set()
-    thread.join()
+    try:
+        for number in range(150):
+            put(sender, "mixed", np.full(MIB + 64 * (number % 3), number, np.uint8))
+        wait_for(lambda: not sender.reap() and not sender.health().facts["in_flight"])
+    finally:
+        done.set()
+        thread.join()
     assert not mixed
     assert seen == sorted(set(seen))
     assert seen[-1] == 149
@@ -205,9 +207,7 @@ def test_a_message_that_nobody_gets_expires_and_is_counted(
 ) -> None:
     short = shared.path(ttl_seconds=0.3)
     put(short, "old", "news")
-    until = time.monotonic() + 10
-    while not short.health().facts["expired"] and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for(lambda: short.health().facts["expired"])
     assert receiver.get(EDGE, "old") is None
     assert "expired: nobody got it" in caplog.text
     health = short.health()
@@ -219,9 +219,7 @@ def test_copies_go_when_their_messages_were_got(sender: MooncakePath, receiver: 
     put(sender, "copy", np.zeros(MIB, np.uint8))
     assert sender.health().facts["buffer_used_bytes"] >= MIB
     assert received(receiver, EDGE, "copy") is not None
-    until = time.monotonic() + 10
-    while sender.health().facts["in_flight"] and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_for(lambda: not sender.health().facts["in_flight"])
     assert sender.health().facts["buffer_used_bytes"] < MIB
 
 

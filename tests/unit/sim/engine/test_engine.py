@@ -1,12 +1,16 @@
 """The simulated engine, step by step, against what one adds up by hand."""
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
 
 from tests.support.sim_engine import PlainCosts, Run
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.server import Job
+from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.sim.work import Item, Request
 
 
@@ -175,3 +179,27 @@ def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:
     assert first == ends()
     assert len(first) == 300
     assert math.isfinite(sum(when for _, when in first))
+
+
+def test_steps_in_proportion_to_requests_are_processor_sharing() -> None:
+    """Against the exact server, which `test_closed_forms` holds against E[T] = E[S] / (1 - rho)."""
+    random = np.random.default_rng(0)
+    n, load, tokens, each = 1_500, 0.6, 100, 0.004
+    at = np.cumsum(random.exponential(tokens * each / load, n))
+    lengths = np.where(random.random(n) < 0.8, random.integers(40, 81, n), random.integers(200, 321, n))
+    # the first token comes with a prompt that costs nothing
+    requests = [Request(i, float(at[i]), 1, int(lengths[i]) + 1) for i in range(n)]
+    run = Run(PlainCosts(decode=each), {"max_num_seqs": n, "max_num_batched_tokens": 10**6}, watched=False)
+    run.serve(requests)
+    sim, exact = Simulator(), dict[int, float]()
+    server = SharedServer(
+        sim, lambda job: exact.update({job.request.number: sim.now}), lambda job, _: lengths[job.request.number] * each,
+        Random(0),
+    )  # fmt: skip
+    for request in requests:
+        sim.at(request.arrival, server.submit, Job(request, 0))
+    sim.run()
+    ours = np.array([run.end(i) for i in range(n)]) - at
+    theirs = np.array([exact[i] for i in range(n)]) - at
+    assert ours.mean() == pytest.approx(theirs.mean(), rel=0.02)
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.999

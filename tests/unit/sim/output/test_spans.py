@@ -45,10 +45,15 @@ def test_what_nests_shares_a_thread_and_what_overlaps_does_not(tmp_path: Path) -
     spans = Spans()
     spans.span("llm", 0, "inner", 0.2, 0.1)  # told before what it lies in
     spans.span("llm", 0, "outer", 0.0, 1.0)
+    spans.span("llm", 0, "first", 0.0, 0.1)  # begins with the outer one, and is told after it
+    spans.span("llm", 0, "zero", 0.0, 0.0)
+    spans.span("llm", 0, "inner first", 2.0, 0.1)
+    spans.span("llm", 0, "outer second", 2.0, 1.0)
     spans.span("llm", 0, "across", 0.9, 0.5)
     spans.span("llm", 0, "encode", 0.0, 1.0, track="lane")
     tid = {event["name"]: event.get("tid") for event in events(spans, tmp_path) if event["ph"] == "X"}
-    assert tid["inner"] == tid["outer"]
+    assert tid["inner"] == tid["outer"] == tid["first"] == tid["zero"]
+    assert tid["inner first"] == tid["outer second"]
     assert len({tid["outer"], tid["across"], tid["encode"]}) == 3
 
 

@@ -25,7 +25,11 @@ BAD = [
     ("[slo]", "[[slo]]", "'slo' must be a table, got [{"),
     ("rate = 4", "rate = -4", "'workload.rate': input should be greater than 0, got -4"),
     ("rate = 4", "", "'workload.rate' is missing: mean requests per second of 'servegen-mm-image'"),
-    ("rate = 4", "ratte = 4", "'workload.ratte' is unknown to workload 'servegen-mm-image'"),
+    ("rate = 4", "ratte = 4", "'workload.rate' is missing"),
+    ("pictures = 2", "picture = 2", "unknown option 'workload.picture'; did you mean 'workload.pictures'?"),
+    ("pictures = 2", "pictures = 'two'", "option 'workload.pictures': input should be a valid integer, got 'two'"),
+    ("servegen-mm-image", "trace", "'workload.file' is missing"),
+    ("pictures = 2", "pictures = 13", "[workload]: there are never 13 pictures"),
     ('kind = "servegen-mm-image"', "", "'workload.kind' is missing"),
     ('"servegen-mm-image"', '"servegen-image"', "no workload 'servegen-image'; did you mean 'servegen-mm-image'?"),
     ('device = "a100-80gb"', 'device = "a100"', "'cluster.device': there is no device 'a100'; did you mean 'a100-80gb'?"),
@@ -93,6 +97,16 @@ def test_a_workload_of_videos_needs_a_stage_that_decodes_them(tmp_path: Path) ->
     assert stage in GOOD
     text = GOOD.replace(stage, "").replace("servegen-mm-image", "video-clips")
     path.write_text(text)
+    with pytest.raises(ConfigError, match="no stage of kind 'video' decodes its videos: add one"):
+        load(path, known=KNOWN)
+
+
+def test_so_does_a_workload_made_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    nested = GOOD.replace("pictures = 2", 'of = { kind = "video-clips" }').replace("servegen-mm-image", "day-night")
+    path.write_text(nested)
+    assert load(path, known=KNOWN).workload.kind == "day-night"
+    path.write_text(nested.replace('kind = "video"', 'kind = "servers"\nseconds = 1').replace("per_replica = 16", ""))
     with pytest.raises(ConfigError, match="no stage of kind 'video' decodes its videos: add one"):
         load(path, known=KNOWN)
 

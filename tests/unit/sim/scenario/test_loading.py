@@ -84,7 +84,7 @@ def test_an_empty_table_empties(tmp_path: Path) -> None:
         ("stages.llm", "'stages.llm' is an entry; name a key of it"),
         ("seed.more", "'seed.more' cannot be set: 'seed' is 3, no table"),
         ("stages..replicas", "'stages..replicas' is no dotted key"),
-        ("workload.tempo", "'workload.tempo' is unknown to workload"),
+        ("workload.tempo", "unknown option 'workload.tempo'"),
         ("stages.llm.replica", "unknown option 'stages.llm.replica'; did you mean 'stages.llm.replicas'?"),
     ],
 )

@@ -71,6 +71,18 @@ def test_places_work_beside_each_other():
     assert server.busy_seconds() == {"serve": 5.0}
 
 
+def test_a_place_is_free_when_a_job_is_taken_back():
+    sim, done = Simulator(), {}
+    server = QueueServer(sim, lambda one: done.update({one: sim.now}), 1, lambda *_: 4.0, random.Random(0))
+    first, second = job(0), job(1)
+    server.submit(first)
+    server.submit(second)
+    sim.at(1.0, server.abort, first)
+    sim.run()
+    assert done == {second: 5.0}
+    assert server.busy_seconds() == {"serve": 5.0}
+
+
 def test_shared_ones_slow_each_other_down():
     seconds = {0: 3.0, 1: 1.0, 2: 1.0}
     found, server = ends(

@@ -108,7 +108,7 @@ def test_a_bad_study_is_told(tmp_path: Path, more: str, said: str) -> None:
 
 def test_a_search_needs_a_value_to_start_from(tmp_path: Path) -> None:
     path = tmp_path / "one.toml"
-    text = GOOD.replace("servegen-mm-image", "trace").replace("rate = 4\n", "")
+    text = GOOD.replace("servegen-mm-image", "trace").replace("rate = 4\npictures = 2", "file = 'week.csv'")
     path.write_text(text + "[search]\nkind = 'max_rate'\n")
     with pytest.raises(ConfigError, match=r"'workload\.rate', which has no value above 0: set it, or 'search\.start'"):
         load_study(path, known=KNOWN)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.scenarios import GOOD, KNOWN
-from tests.support.sim_results import record, run, synthetic
+from tests.support.sim_results import dies, record, run, synthetic
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.result import Result
@@ -146,6 +146,14 @@ def test_several_processes_find_the_same(tmp_path: Path) -> None:
     alone = findings(tmp_path, sweep)
     together = findings(tmp_path, sweep, jobs=2)
     assert sorted(together, key=lambda one: one.label) == alone
+
+
+def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
+    found = findings(tmp_path, '[sweep]\n"workload.rate" = [1, 2]\n', dies, jobs=2)
+    assert {one.error for one in found} == {
+        "its process died; there may be too little memory: try fewer --jobs"
+    }  # fmt: skip
+    assert sorted(one.label for one in found) == ["workload.rate 1", "workload.rate 2"]
 
 
 def test_seeds_are_spread(tmp_path: Path) -> None:

@@ -104,22 +104,22 @@ def test_the_traffic_of_clients_together_is_burstier_than_poisson():
 @pytest.mark.parametrize(
     ("table", "tolerance"),
     [
-        ({"kind": "servegen-mm-image", "rate": 4.0}, 0.06),
-        ({"kind": "servegen-mm-image", "rate": 4.0, "clients": False}, 0.02),
-        ({"kind": "text", "rate": 40.0}, 0.06),
-        ({"kind": "azure-lmm", "rate": 4.0, "max_images": 1, "burst_every_seconds": 10.0, "burst_seconds": 5.0}, 0.06),
-        ({"kind": "video-clips", "rate": 0.5}, 0.02),
-        ({"kind": "mixed", "rate": 2.4}, 0.02),
+        ({"kind": "servegen-mm-image", "rate": 4.0}, 0.1),
+        ({"kind": "servegen-mm-image", "rate": 4.0, "clients": False}, 0.04),
+        ({"kind": "text", "rate": 40.0}, 0.1),
+        ({"kind": "azure-lmm", "rate": 4.0, "max_images": 1, "burst_every_seconds": 10.0, "burst_seconds": 5.0}, 0.08),
+        ({"kind": "video-clips", "rate": 0.5}, 0.04),
+        ({"kind": "mixed", "rate": 2.4}, 0.04),
         ({"kind": "realtime", "rate": 125.0}, 0.001),
-        ({"kind": "poisson", "rate": 3.0}, 0.02),
-        ({"kind": "mix", "rate": 6.0, "parts": [{"kind": "poisson"}, {"kind": "video-clips", "weight": 2}]}, 0.02),
-        ({"kind": "day-night", "rate": 6.0, "season_seconds": 60.0, "of": {"kind": "poisson"}}, 0.02),
+        ({"kind": "poisson", "rate": 3.0}, 0.04),
+        ({"kind": "mix", "rate": 6.0, "parts": [{"kind": "poisson"}, {"kind": "video-clips", "weight": 2}]}, 0.04),
+        ({"kind": "day-night", "rate": 6.0, "season_seconds": 60.0, "of": {"kind": "poisson"}}, 0.04),
     ],
 )
 def test_the_rate_is_the_one_asked_for(table, tolerance):
     workload = build(table)
     assert workload.rate == pytest.approx(table["rate"])
-    number = 20_000
+    number = 10_000
     last = next(islice(requests(workload, 5), number - 1, None))
     assert number / last.arrival == pytest.approx(table["rate"], rel=tolerance)
 
@@ -155,36 +155,6 @@ def test_poisson_gaps_are_exponential():
     found = np.diff(times)
     for part in (0.1, 0.5, 0.9, 0.99):
         assert np.quantile(found, part) == pytest.approx(-np.log(1 - part) / 2, rel=0.05)
-
-
-def test_the_mixed_load_is_that_of_the_benchmark():
-    from benchmarks.mixed.workload import arrivals
-
-    theirs = arrivals(1.0, 5000.0, 1)
-    ours = list(takewhile_until(5000.0, requests(build({"kind": "mixed", "rate": 2.4, "embeds": 9}), 1)))
-    for kind in ("text", "image"):
-        one = [a for a in theirs if a.kind == kind]
-        other = [a for a in ours if a.modality == kind]
-        assert len(other) == pytest.approx(len(one), rel=0.08)
-        assert np.mean([a.text_tokens for a in other]) == pytest.approx(
-            np.mean([a.prompt_words for a in one]) + 1, rel=0.03
-        )
-        assert np.mean([a.output_tokens for a in other]) == pytest.approx(
-            np.mean([a.output_tokens for a in one]), rel=0.03
-        )
-        sizes = [
-            np.bincount([len(a) for a in b], minlength=10) / len(b)
-            for b in ([a.items for a in other], [a.image_seeds for a in one])
-        ]
-        assert sizes[0] == pytest.approx(sizes[1], abs=0.03)
-    assert {item.embeds for a in ours for item in a.items} == {9}
-
-
-def takewhile_until(end, stream):
-    for one in stream:
-        if one.arrival >= end:
-            return
-        yield one
 
 
 def test_a_distribution_that_cannot_be_is_refused():

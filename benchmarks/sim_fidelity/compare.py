@@ -1,0 +1,80 @@
+"""Measured against simulated: figures, and whether they are near enough."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.harness.stats import Summary, quantile
+from benchmarks.sim_fidelity import SHOULD_BE
+from benchmarks.sim_fidelity.simulate import simulate
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.measure import Histogram
+
+Rounds = Sequence[dict[str, Any]]
+"""Each has ``variant``, ``load``, ``seed`` and ``requests`` as `serve.py` tells them."""
+
+PARTS = {"P50": 0.5, "P99": 0.99}
+
+
+def compare(rounds: Rounds, costs: MeasuredCosts) -> list[dict[str, Any]]:
+    """One record for each variant, load and figure, over the requests of all its rounds."""
+    found = []
+    for (variant, load), own in grouped(rounds):
+        for name, (measured, simulated) in series(variant, own, costs).items():
+            for part, q in PARTS.items():
+                real, sim = quantile(measured, q), simulated[part]
+                off = sim / real - 1
+                found.append(
+                    {
+                        "variant": variant,
+                        "load": load,
+                        "measure": f"{name} {part}",
+                        "measured_ms": round(1e3 * real, 3),
+                        "simulated_ms": round(1e3 * sim, 3),
+                        "off": round(off, 4),
+                        "within": abs(off) <= SHOULD_BE[part],
+                        "samples": len(measured),
+                        # how far rounds of the same load are apart by themselves
+                        "measured_rounds_ms": rounds_apart(name, own, q),
+                    }
+                )
+    return found
+
+
+def series(variant: str, rounds: Rounds, costs: MeasuredCosts) -> dict[str, tuple[list[float], dict[str, float]]]:
+    """By figure, all that was measured, in seconds, and P50 and P99 of what was simulated."""
+    itl, ttft = Histogram(), []
+    for one in rounds:
+        ttft += simulate(costs, variant, one["requests"], itl)
+    of_ttft = {part: quantile(ttft, q) for part, q in PARTS.items()}
+    of_itl = {part: itl.quantile(q) for part, q in PARTS.items()}
+    return {"TTFT": (ttfts(rounds), of_ttft), "ITL": (gaps(rounds), of_itl)}
+
+
+def grouped(rounds: Rounds) -> list[tuple[tuple[str, float], list[dict[str, Any]]]]:
+    """By variant and load."""
+
+    def key(one: dict[str, Any]) -> tuple[str, float]:
+        return one["variant"], one["load"]
+
+    # "stock" comes after "ours" by name
+    ordered = sorted(rounds, key=key, reverse=True)
+    return [(name, list(own)) for name, own in itertools.groupby(ordered, key)]
+
+
+def ttfts(rounds: Rounds) -> list[float]:
+    """Of all requests, in seconds."""
+    return [request["ttft"] for one in rounds for request in one["requests"]]
+
+
+def gaps(rounds: Rounds) -> list[float]:
+    """Between outputs of all requests, in seconds."""
+    return [gap for one in rounds for request in one["requests"] for gap in request["gaps"]]
+
+
+def rounds_apart(name: str, rounds: Rounds, q: float) -> dict[str, float]:
+    """The same figure round by round, in milliseconds."""
+    values = [ttfts([one]) if name == "TTFT" else gaps([one]) for one in rounds]
+    return Summary.of([1e3 * quantile(own, q) for own in values if own]).as_dict(3)

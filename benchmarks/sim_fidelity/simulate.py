@@ -1,0 +1,89 @@
+"""One measured round once more, on the simulated engine: the same arrivals, the same options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from benchmarks.mixed import VARIANTS
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.server import EngineServer
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Histogram
+from vllm_omni_sched.sim.server import Job
+from vllm_omni_sched.sim.work import Item, Request
+
+BATCHED_TOKENS, SEQUENCES, LANES = 2048, 64, 2
+"""As `benchmarks.mixed.serve` starts its engines; and the encoder processes that ours has on two cores."""
+
+
+WARM_UP_SECONDS, EMBEDS = 30.0, 576
+
+
+class AfterWarmUp(Histogram):
+    """Counts nothing before a request of the round can have a token."""
+
+    __slots__ = ("_sim", "_within")
+
+    def __init__(self, sim: Simulator, within: Histogram) -> None:
+        super().__init__()
+        self._sim, self._within = sim, within
+
+    def add(self, seconds: float, weight: float = 1.0, *_: Any) -> None:
+        if self._sim.now >= WARM_UP_SECONDS:
+            self._within.add(seconds, weight)
+
+
+def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, Any]], itl: Histogram) -> list[float]:
+    """TTFT of each request, in seconds; ``itl`` takes the gaps.
+
+    The engine has served something before, as the real one has: its policies know what an image costs.
+    """
+    sim, costs = Simulator(), UnsteadyCosts(steady, Random(len(requests)))
+    ours = VARIANTS[variant]
+    limits = EngineLimits(
+        costs.kv_tokens,
+        SEQUENCES,
+        BATCHED_TOKENS,
+        BATCHED_TOKENS,
+        BATCHED_TOKENS,
+        lane_items=LANES,
+        paced=True,
+        lane_beside=True,
+    )
+    policies = EnginePolicies(OmniSchedConfig(**(ours or {})), limits)
+    done: list[Job] = []
+    server = EngineServer(sim, costs, limits, policies, done.append, AfterWarmUp(sim, itl))
+    before = [Job(request, 0) for request in warm_up()]
+    jobs = [Job(request, 0) for request in trace(requests, len(before))]
+    for job in before + jobs:
+        sim.at(job.request.arrival, server.submit, job)
+    sim.run()
+    if len(done) != len(before) + len(jobs):
+        raise RuntimeError(f"{len(before) + len(jobs) - len(done)} requests never left the simulated engine")
+    return [job.first - job.request.arrival for job in jobs]
+
+
+def warm_up() -> list[Request]:
+    """Two images, the second while another request decodes; all is over when the round begins."""
+    images = [Item("image", EMBEDS, -1 - i) for i in range(2)]
+    return [
+        Request(0, 0.0, 50, 20, (images[0],)),
+        Request(1, 5.0, 50, 300),
+        Request(2, 5.5, 50, 20, (images[1],)),
+    ]
+
+
+def trace(requests: Sequence[dict[str, Any]], first: int = 0) -> list[Request]:
+    """What arrived, behind the warm-up, with numbers from ``first`` on. Every image is another one."""
+    found = []
+    ordered = sorted(requests, key=lambda request: request["at"])
+    for number, one in enumerate(ordered, first):
+        items = tuple(Item("image", embeds, 100 * number + i) for i, embeds in enumerate(one["embeds"]))
+        found.append(Request(number, WARM_UP_SECONDS + one["at"], one["text_tokens"], one["output_tokens"], items))
+    return found

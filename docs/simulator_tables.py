@@ -1,0 +1,103 @@
+"""Tables of what a scenario of the simulator may say, from the models that read it."""
+
+import json
+from collections.abc import Iterable, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from vllm_omni_sched.options import OmniSchedConfig
+from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
+from vllm_omni_sched.sim.study import StudyOptions
+from vllm_omni_sched.stage_options import StageSchedConfig
+
+_ELSEWHERE = (OmniSchedConfig, StageSchedConfig)  # tables of their own, on other pages
+
+
+def keys() -> str:
+    """Each table of a scenario, then of a study."""
+    parts = []
+    for model in (Scenario, StudyOptions):
+        plain = {name: field for name, field in model.model_fields.items() if not _models(field.annotation)}
+        parts.append(f"\n### {'A run' if model is Scenario else 'A study'}\n\n" + _table(plain))
+        for name, field in model.model_fields.items():
+            for inner in _models(field.annotation):
+                parts.append(f"\n#### {_heading(name, field.annotation, inner)}\n\n{field.description}\n")
+                if inner not in _ELSEWHERE:
+                    parts.append("\n" + _table(_flat(inner)))
+    return "".join(parts)
+
+
+def _heading(name: str, annotation: Any, model: type[BaseModel]) -> str:
+    """As the table is written in the file."""
+    if get_origin(annotation) is tuple:
+        kind = model.model_fields.get("kind")
+        own = get_args(kind.annotation) if kind is not None else ()
+        return f"`[[{name}]]`" + (f" of kind `{own[0]}`" if len(own) == 1 else "")
+    return f"`[{name}.NAME]`" if get_origin(annotation) is dict else f"`[{name}]`"
+
+
+def _flat(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Fields by dotted key, those of tables within it too."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if model is Workload and name == "options":
+            continue  # written beside the others; they depend on the kind
+        inner = _models(field.annotation)
+        if len(inner) == 1 and get_origin(field.annotation) is not dict:
+            found |= _flat(inner[0], f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = field
+            if len(inner) > 1:
+                found |= {f"{prefix}{name}.{key}": field for key, field in _one_of(inner).items()}
+    return found
+
+
+def _one_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """Keys of several tables, one of which is written: each with the values of the first key that have it."""
+    first = next(iter(models[0].model_fields))
+    kinds = {get_args(model.model_fields[first].annotation)[0]: model for model in models}
+    meaning = " ".join(f"`{kind}`: {model.__doc__}" for kind, model in kinds.items())
+    found = {first: FieldInfo(annotation=Literal[tuple(kinds)], description=meaning)}
+    for name in dict.fromkeys(name for model in models for name in model.model_fields if name != first):
+        of = [kind for kind, model in kinds.items() if name in model.model_fields]
+        field = kinds[of[0]].model_fields[name]
+        said = f"{field.description} Of {', '.join(f'`{kind}`' for kind in of)}."
+        found[name] = FieldInfo(annotation=field.annotation, default=field.default, description=said)
+    return found
+
+
+def _table(fields: dict[str, Any]) -> str:
+    lines = [("key", "values", "default", "meaning"), ("---",) * 4, *_rows(fields)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _rows(fields: dict[str, Any]) -> Iterable[Sequence[str]]:
+    for name, field in fields.items():
+        default = field.get_default(call_default_factory=True)
+        if default is PydanticUndefined:
+            shown = "needed"
+        else:
+            shown = "" if default in (None, (), {}) else f"`{json.dumps(default)}`"
+        yield f"`{name}`", _values(field.annotation), shown, field.description or ""
+
+
+def _values(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType, Annotated) and not _models(annotation):
+        return _values(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    words = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+    if isinstance(annotation, type) and annotation in words:
+        return words[annotation]
+    return {dict: "by name", list: "list", tuple: "list"}.get(get_origin(annotation), "number, or a table")
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    inner = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+    return [model for kind in inner if get_origin(annotation) is not Literal for model in _models(kind)]

@@ -1,0 +1,95 @@
+"""What is compared, and with what. Engines: the benchmark itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.sim_fidelity.compare import compare, grouped, series
+from benchmarks.sim_fidelity.simulate import WARM_UP_SECONDS, simulate, trace
+from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, FrontendCosts, StepCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.measure import Histogram
+
+IMAGE = EncodeCosts(base_seconds=0.0, per_item=0.0, per_embed=1e-3)
+
+
+@pytest.fixture
+def costs() -> MeasuredCosts:
+    step = StepCosts(
+        base_seconds=5e-3, per_decode=0.0, per_context_token=0.0, per_prefill_token=2e-5, per_prefill_pair=0.0
+    )
+    return MeasuredCosts(
+        Calibration(
+            version=1,
+            source="a test",
+            step=step,
+            encode={"image": IMAGE},
+            encode_in_lane={"image": IMAGE},
+            frontend=FrontendCosts(per_request=2e-3, per_text_token=0.0, per_item={"image": 1e-2}),
+            answer_seconds=1e-3,
+            kv_tokens=100_000,
+        )
+    )
+
+
+def request(at: float, images: int = 0, ttft: float = 0.01, gaps: int = 9) -> dict[str, Any]:
+    return {
+        "at": at,
+        "text_tokens": 50,
+        "embeds": [576] * images,
+        "output_tokens": gaps + 1,
+        "ttft": ttft,
+        "gaps": [0.005] * gaps,
+    }
+
+
+def test_requests_are_simulated_when_they_came_with_all_their_items() -> None:
+    found = trace([request(2.0, images=2), request(0.5)], first=3)
+    assert [(r.number, r.arrival - WARM_UP_SECONDS, r.prompt_tokens) for r in found] == [(3, 0.5, 50), (4, 2.0, 1202)]
+    assert len({item.content for r in found for item in r.items}) == 2
+
+
+def test_a_lonely_text_takes_front_end_step_and_answer(costs: MeasuredCosts) -> None:
+    itl = Histogram()
+    (ttft,) = simulate(costs, "stock", [request(1.0)], itl)
+    assert ttft == pytest.approx(2e-3 + 5e-3 + 50 * 2e-5 + 1e-3)
+    assert itl.count == 9  # none of the warm-up's
+    assert itl.quantile(0.5) == pytest.approx(5e-3, rel=0.01)
+
+
+def test_an_image_holds_others_up_in_stock_and_not_in_ours(costs: MeasuredCosts) -> None:
+    beside = [request(1.0, gaps=300), request(1.5, images=1)]
+    largest = {}
+    for variant in ("stock", "ours"):
+        itl = Histogram()
+        simulate(costs, variant, beside, itl)
+        largest[variant] = itl.largest
+    assert largest["stock"] > 0.5
+    assert largest["ours"] < 0.1
+
+
+def test_a_figure_is_within_or_too_far(costs: MeasuredCosts) -> None:
+    near = {"variant": "stock", "load": 0.5, "seed": 1, "requests": [request(1.0, ttft=9.1e-3)]}
+    far = {"variant": "ours", "load": 0.5, "seed": 1, "requests": [request(1.0, ttft=20e-3)]}
+    records = {(r["variant"], r["measure"]): r for r in compare([far, near], costs)}
+    assert records["stock", "TTFT P50"]["within"]
+    assert records["stock", "TTFT P50"]["off"] == pytest.approx(9.0 / 9.1 - 1, abs=1e-3)
+    assert not records["ours", "TTFT P50"]["within"]
+    assert records["ours", "ITL P50"]["within"]
+    assert records["stock", "ITL P99"]["samples"] == 9
+
+
+def test_rounds_of_a_load_are_pooled(costs: MeasuredCosts) -> None:
+    rounds = [{"variant": "stock", "load": 0.5, "seed": seed, "requests": [request(1.0)]} for seed in (1, 2)]
+    assert [(name, len(own)) for name, own in grouped(rounds)] == [(("stock", 0.5), 2)]
+    measured, simulated = series("stock", rounds, costs)["TTFT"]
+    assert len(measured) == 2
+    assert simulated["P99"] == pytest.approx(9e-3)
+
+
+def test_the_second_encoder_of_ours_has_only_what_steps_leave(costs: MeasuredCosts) -> None:
+    requests = [request(1.0, gaps=400), request(1.5, images=1), request(1.5, images=1)]
+    _, first, second = simulate(costs, "ours", requests, Histogram())
+    assert 1.2 * first < second < 3 * first

@@ -1,0 +1,170 @@
+"""`vllm-omni-sched simulate`: what it shows and writes, and with which status it ends. Nothing is simulated here."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.support import sim_results
+from tests.support.scenarios import GOOD, KNOWN
+from vllm_omni_sched.cli import app, simulate
+from vllm_omni_sched.cli.simulate_view import screen
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.scenario import Scenario, loader
+from vllm_omni_sched.sim.study import load_study, run_study
+
+SWEEP = '[sweep]\n"workload.rate" = [1, 2]\n'
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """The scenarios that were run, in place of simulations."""
+    scenarios: list[Scenario] = []
+
+    def run(scenario: Scenario, progress: Any = None, spans: Any = None) -> Any:
+        scenarios.append(scenario)
+        return sim_results.run(scenario, progress, spans)
+
+    monkeypatch.setattr(loader, "installed", lambda: KNOWN)
+    monkeypatch.setattr(simulate, "runner", lambda: run)
+    return scenarios
+
+
+def file(folder: Path, more: str = "", before: str = "") -> Path:
+    path = folder / "one.toml"
+    path.write_text(before + GOOD + more)
+    return path
+
+
+def call(*arguments: Any) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["simulate", *map(str, arguments)], catch_exceptions=False)
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+def test_one_run_is_told_in_full(asked: list[Scenario], tmp_path: Path) -> None:
+    status, said, progress = call(file(tmp_path))
+    assert (status, progress) == (0, "")
+    assert "pictures on one node  simulated" in said
+    for part in ("TTFT", "ITL", "TPOT", "latency", "goodput", "llm busy", "80%", "device hours", "image", "text"):
+        assert part in said
+    assert len(asked) == 1
+
+
+def test_values_take_the_place_of_those_in_the_file(asked: list[Scenario], tmp_path: Path) -> None:
+    status, said, _ = call(
+        file(tmp_path), "--set", "stages.llm.replicas=4", "--set", "policy.waiting_order=sla", "--seed", 9, "--json"
+    )
+    found = json.loads(said)
+    assert status == 0
+    assert asked[0].stage("llm").replicas == 4
+    assert asked[0].policy.waiting_order.value == "sla"
+    assert (asked[0].seed, found["provenance"]["seed"]) == (9, 9)
+    assert found["simulated"] is True
+    assert found["scenario"]["name"] == "pictures on one node"
+    assert found["results"][0]["summary"]["requests"] == 400
+    assert found["provenance"]["costs"] == {"llm": "assumed: for a test"}
+
+
+def test_a_study_has_a_row_for_each_point(asked: list[Scenario], tmp_path: Path) -> None:
+    status, said, _ = call(file(tmp_path, SWEEP, "repeats = 2\n"), "--jobs", 1)
+    rows = [line.split() for line in said.splitlines() if "%" in line]
+    assert status == 0
+    assert [row[:2] for row in rows] == [["1", "3"], ["1", "4"], ["2", "3"], ["2", "4"]]
+    assert len(asked) == 4
+
+
+def test_all_files_are_written(asked: list[Scenario], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    status, _, _ = call(file(tmp_path), "--out", out, "--plots", "--trace", out / "trace.json")
+    assert status == 0
+    stem = "pictures-on-one-node"
+    assert sorted(path.name for path in out.iterdir()) == [
+        f"{stem}-itl.png", f"{stem}-timeline.png", f"{stem}-ttft.png", f"{stem}.json", "trace.json"
+    ]  # fmt: skip
+    assert json.loads((out / f"{stem}.json").read_text())["simulated"] is True
+    assert {event["ph"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]} == {"M", "X", "C"}
+
+
+def test_a_point_that_fails_is_named_and_the_rest_is_there(
+    asked: list[Scenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(scenario: Scenario, *_: Any) -> Any:
+        if scenario.workload.rate == 1:
+            raise ConfigError("stages.llm: the model does not fit")
+        return sim_results.run(scenario)
+
+    monkeypatch.setattr(simulate, "runner", lambda: run)
+    status, said, wrong = call(file(tmp_path, SWEEP), "--out", tmp_path / "out")
+    assert status == 1
+    assert wrong == "vllm-omni-sched simulate: workload.rate 1: stages.llm: the model does not fit"
+    assert "failed" in said
+    found = json.loads((tmp_path / "out" / "pictures-on-one-node.json").read_text())
+    assert found["results"][0]["error"] == "stages.llm: the model does not fit"
+    assert found["results"][1]["summary"]["requests"] == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "stages.lm.replicas=4"], "there is no 'stages.lm'; did you mean 'stages.llm'?"),
+        (["--set", "replicas"], "--set replicas: write it as KEY=VALUE"),
+        (["--set", "seed=many"], "option 'seed': input should be a valid integer, got 'many'"),
+        (["--plots"], "--plots needs --out FOLDER"),
+        (["--trace", "t.json", "--trace-seconds", "0"], "--trace-seconds must be positive, got 0"),
+        (["--trace", "t.json", "--set", "search.kind=throughput"], "asks for a search (throughput)"),
+        (["--trace", "t.json", "--set", "repeats=3"], "--trace is of one run, and one.toml asks for 3 points"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_anything_runs(
+    asked: list[Scenario], tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    status, shown, wrong = call(file(tmp_path), *arguments)
+    assert (status, shown) == (2, "")
+    assert said in wrong
+    assert asked == []
+
+
+def test_a_file_that_is_not_there(asked: list[Scenario], tmp_path: Path) -> None:
+    status, _, wrong = call(tmp_path / "none.toml")
+    assert status == 2
+    assert "none.toml: No such file or directory" in wrong
+
+
+def test_a_folder_that_cannot_be_written(asked: list[Scenario], tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    status, _, wrong = call(file(tmp_path), "--out", tmp_path / "out")
+    assert status == 2
+    assert "out: File exists" in wrong
+
+
+def test_an_interrupt_leaves_nothing(asked: list[Scenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulate, "runner", lambda: run)
+    status, said, wrong = call(file(tmp_path), "--out", tmp_path / "out")
+    assert (status, said) == (130, "")
+    assert wrong == "vllm-omni-sched simulate: interrupted; no file is half-written"
+    assert not (tmp_path / "out").exists()
+
+
+def test_searches_say_what_they_are_not_sure_of(tmp_path: Path) -> None:
+    study = load_study(file(tmp_path, '[search]\nkind = "max_rate"\n'), known=KNOWN)
+    (finding,) = run_study(study, sim_results.run)
+    assert finding.found is not None
+    shown = []
+    for change in ({}, {"monotone": False}, {"fails_at": None}, {"value": 0.0}):
+        finding.found |= {"value": 3.0, "monotone": True, "fails_at": 3.1, **change}
+        console = Console(width=200, file=io.StringIO())
+        with console.capture() as captured:
+            console.print(screen(study, [finding]))
+        shown.append(captured.get().splitlines()[-1])
+    assert shown[0].strip().startswith("3 ")
+    for line, said in zip(shown[1:], ("3 (not monotone)", "3 or more", "never met"), strict=True):
+        assert said in line

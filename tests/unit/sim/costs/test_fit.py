@@ -1,0 +1,127 @@
+"""Costs are found again from points that were made of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.fit import (
+    STEP_COSTS,
+    EncodePoint,
+    FrontPoint,
+    Observations,
+    StepPoint,
+    fit,
+    prefill_pairs,
+    relative_fit,
+    step_seconds,
+)
+
+STEP = dict(zip(STEP_COSTS, (4e-3, 1e-4, 2e-7, 5e-5, 1.5e-6), strict=True))
+SHAPES = [(n, n * 50, 0, 0.0, 1) for n in (1, 2, 8, 32)]
+SHAPES += [(4, 4 * length, 0, 0.0, 1) for length in (500, 2000)]
+SHAPES += [(0, 0, length, prefill_pairs(0, length), 1) for length in (16, 64, 256, 1024)]
+SHAPES += [(4, 100, 512, prefill_pairs(0, 512), 1), (0, 0, 3072, prefill_pairs(0, 3072), 2)]
+
+
+def point(shape: tuple[int, int, int, float, int], times: float = 1.0) -> StepPoint:
+    bare = StepPoint(*shape[:4], 0.0, shape[4])
+    return bare._replace(seconds=times * step_seconds(STEP, bare))
+
+
+def observations(**changes: object) -> Observations:
+    seen = Observations(
+        steps=[point(shape) for shape in SHAPES],
+        fronts=[FrontPoint(n, "", 0, 2e-3 + 1e-5 * n) for n in (4, 64, 512)] + [FrontPoint(0, "image", 2, 32e-3)],
+        answers=[1e-3, 2e-3, 9e-3],
+    )
+    for name, value in changes.items():
+        setattr(seen, name, value)
+    return seen
+
+
+def test_a_step_is_taken_apart_again() -> None:
+    found = fit(observations())
+    assert {name: found["step"][name] for name in STEP} == pytest.approx(STEP, rel=1e-6)
+    assert found["residuals"]["predicted_by_measured"]["min"] == pytest.approx(1.0)
+    assert found["residuals"]["predicted_by_measured"]["max"] == pytest.approx(1.0)
+
+
+def test_one_slow_round_of_three_does_not_count() -> None:
+    steps = [point(shape, times) for times in (1.0, 1.0, 30.0) for shape in SHAPES]
+    found = fit(observations(steps=steps))
+    assert {name: found["step"][name] for name in STEP} == pytest.approx(STEP, rel=1e-6)
+    assert found["residuals"]["points"] == len(SHAPES)
+
+
+def test_no_cost_is_negative_where_points_ask_for_it() -> None:
+    # falling with the second column: the best weight for it is 0
+    rows = [(1.0, n) for n in (1.0, 2.0, 3.0, 4.0)]
+    base, per = relative_fit(rows, [4.0, 3.0, 2.5, 2.4])
+    assert per == 0.0
+    assert 2.4 < base < 4.0
+
+
+def test_a_relative_error_counts_not_an_absolute_one() -> None:
+    # one weight for two points that disagree: least squares of seconds would follow the long one
+    (weight,) = relative_fit([(1.0,), (1000.0,)], [1.0, 2000.0])
+    assert weight == pytest.approx((1.0 + 0.5) / (1.0 + 0.25))
+
+
+def test_it_agrees_with_least_squares_where_that_is_positive() -> None:
+    random = np.random.default_rng(3)
+    rows = random.uniform(0.5, 2.0, (40, 4))
+    values = rows @ np.array([3.0, 1.0, 2.0, 0.5]) * random.uniform(0.97, 1.03, 40)
+    expected = np.linalg.lstsq(rows / values[:, None], np.ones(40), rcond=None)[0]
+    assert (expected > 0).all()
+    assert relative_fit(rows.tolist(), values.tolist()) == pytest.approx(expected.tolist())
+
+
+def test_items_of_one_size_cost_by_their_embeddings() -> None:
+    points = [EncodePoint("image", n, 576 * n, 0.05 + 0.25 * n) for n in (1, 2, 3)]
+    (cost,) = fit(observations(encodes=points))["encode"].values()
+    assert cost == pytest.approx({"base_seconds": 0.05, "per_item": 0.0, "per_embed": 0.25 / 576})
+
+
+def test_items_of_several_sizes_cost_by_both() -> None:
+    points = [EncodePoint("image", n, each * n, 0.01 + 0.1 * n + 1e-3 * each * n) for n in (1, 2) for each in (64, 576)]
+    (cost,) = fit(observations(encodes=points))["encode"].values()
+    assert cost == pytest.approx({"base_seconds": 0.01, "per_item": 0.1, "per_embed": 1e-3})
+
+
+def test_the_front_end_is_a_constant_tokens_and_items() -> None:
+    front = fit(observations())["frontend"]
+    assert front["per_request"] == pytest.approx(2e-3)
+    assert front["per_text_token"] == pytest.approx(1e-5)
+    assert front["per_item"] == {"image": pytest.approx(15e-3)}
+
+
+def test_without_a_lane_nothing_is_said_of_one() -> None:
+    found = fit(observations())
+    assert found["encode_in_lane"] is None
+    assert found["lane_slowdown"] == 1.0
+
+
+def test_with_a_lane() -> None:
+    found = fit(observations(lane_encodes=[EncodePoint("image", 1, 576, 0.5)], lane_slowdowns=[1.2, 1.5, 9.0]))
+    cost = found["encode_in_lane"]["image"]
+    assert cost["base_seconds"] + 576 * cost["per_embed"] == pytest.approx(0.5)
+    assert found["lane_slowdown"] == 1.5
+
+
+def test_steadiness_is_a_table_of_parts() -> None:
+    found = fit(observations(steadiness=[0.5] + [1.0] * 99 + [2.0]))["step"]["steadiness"]
+    assert found[0] == [0.0, 0.5]
+    assert [1.0, 2.0] in found
+    assert [0.5, 1.0] in found
+
+
+@pytest.mark.parametrize("kind", ["steps", "fronts", "answers"])
+def test_what_is_always_needed(kind: str) -> None:
+    with pytest.raises(ConfigError, match="one of them is missing"):
+        fit(observations(**{kind: []}))
+
+
+def test_pairs_of_chunks_add_up() -> None:
+    assert prefill_pairs(0, 100) + prefill_pairs(100, 50) == prefill_pairs(0, 150)

@@ -1,0 +1,322 @@
+"""Rules of the pools, one by one; and that the policies are the real ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.merging import Merger
+from vllm_omni_sched.graph.path_order import PathOrder
+from vllm_omni_sched.graph.placement import AffinityBook
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions, LoadForecast
+from vllm_omni_sched.monitor.forecast.plan import ReplicaPlanner
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue, ReplicaState, RoundRobin
+from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.resource.progressive import ProgressiveWindow
+from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, Reactive, ReactiveOptions
+from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
+from vllm_omni_sched.sim.pools.failures import FailureSpec
+from vllm_omni_sched.sim.pools.gated import GatedPool
+from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
+from vllm_omni_sched.sim.pools.load import Load
+from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.policies import Policies
+from vllm_omni_sched.sim.pools.pool import Pool, StageSpec
+from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.trip import Leg, Trip
+from vllm_omni_sched.sim.servers.queue import QueueServer
+from vllm_omni_sched.sim.work import Item, Request
+from vllm_omni_sched.stage_options import StageSchedConfig
+
+
+def request(number, at=0.0, content=None, modality="image", embeds=100, **more):
+    items = () if content is None else (Item(modality, embeds, content),)
+    return Request(number, at, 10, 1, items, **more)
+
+
+def one_second(sim):
+    return lambda _, done: QueueServer(sim, done, 1, lambda *_: 1.0, random.Random(0))
+
+
+def run(requests, specs, paths=None, options=None, **how):
+    """The records of a pipeline whose replicas do one request at a time in a second, by number; and the pipeline."""
+    sim, records = Simulator(), {}
+    paths = paths or {"": tuple(range(len(specs)))}
+    policies = None
+    if options is None:
+        pools = [Pool(sim, stage, spec, one_second(sim), InTurn()) for stage, spec in enumerate(specs)]
+    else:
+        policies = Policies(StageSchedConfig(**options), specs, list(paths.values()), random.Random(1))
+        pools = [GatedPool(sim, stage, spec, one_second(sim), policies) for stage, spec in enumerate(specs)]
+    keep = how.pop("before", lambda pipeline: None)
+    links = {edge: make(sim) for edge, make in how.pop("links", {}).items()}
+
+    def record(one):
+        records[one.number] = one
+
+    pipeline = Pipeline(sim, pools, requests, record, paths, policies, links=links, **how)
+    keep(pipeline)
+    sim.run()
+    return records, pipeline
+
+
+def test_the_policies_are_the_real_ones():
+    sim = Simulator()
+    specs = [StageSpec("encoder"), StageSpec("llm", StageKind.AR, replicas=2)]
+    policies = Policies(StageSchedConfig(), specs, [(0, 1), (1,)], random.Random(1))
+    pools = [GatedPool(sim, stage, spec, one_second(sim), policies) for stage, spec in enumerate(specs)]
+    pipeline = Pipeline(sim, pools, [], print, {"": (0, 1)}, policies)
+    pool = pools[1]
+    assert pool.gate.__class__ is StageGate
+    assert pool.gate.balancer.__class__ is CostBalancer
+    assert pool.merger.__class__ is Merger
+    assert pool.replicas[0].load.limit.__class__ is PidBatch
+    assert pool.replicas[0].load.window.__class__ is ProgressiveWindow
+    assert policies.costs.__class__ is StageCosts
+    assert policies.order.__class__ is PathOrder
+    assert policies.credits.__class__ is Credits
+    assert policies.affinity[0].__class__ is AffinityBook
+    assert pipeline.repair.recovery.__class__ is Recovery
+    ahead = Ahead(pipeline, {1: Bounds()}, ForecastOptions())
+    assert ahead.forecast.__class__ is LoadForecast
+    assert ahead.planner.__class__ is ReplicaPlanner
+
+
+def test_in_turn_picks_what_round_robin_picks():
+    rng, ours, real = random.Random(4), InTurn(), RoundRobin()
+    live = [Replica(index, None) for index in range(9)]
+    for _ in range(400):
+        if rng.random() < 0.3 and len(live) > 1:
+            live.remove(rng.choice(live))
+        if rng.random() < 0.3:
+            live = [Replica(i, None) for i in sorted({one.index for one in live} | {rng.randrange(12)})]
+        wanted = real.pick(0.0, [ReplicaState(one.index) for one in live], rng).replica_id
+        assert ours.choose(0.0, live, 0.0).index == wanted
+
+
+def test_of_a_sample_the_balancer_picks():
+    live = [Replica(index, None) for index in range(50)]
+    for one in live:
+        one.in_flight = one.index
+    chooser = Balanced(LeastQueue(), random.Random(2), sample=50)
+    assert chooser.choose(0.0, live, 0.0).index == 0
+    two = Balanced(LeastQueue(), random.Random(2), sample=2)
+    found = {two.choose(0.0, live, 0.0).index for _ in range(200)}
+    assert len(found) > 20
+    assert 49 not in found  # of two the fuller one is never taken
+
+
+def test_what_is_left_of_a_load_is_by_shares_of_the_time():
+    load, trips = Load(), [Trip(request(number), (0,)) for number in range(2)]
+    long, short = Leg(trips[0], 0, 4.0), Leg(trips[1], 0, 1.0)
+    load.begin(long, 0.0)
+    assert load.remaining_seconds(1.0) == pytest.approx(3.0)
+    load.begin(short, 1.0)
+    assert load.remaining_seconds(2.0) == pytest.approx(2.5 + 0.5)
+    assert load.next_end_seconds(2.0) == pytest.approx(1.0)
+    assert load.remaining_seconds(5.0) == pytest.approx(1.0 + 0.1)  # the short one takes longer than it should
+    assert load.end(short, 5.0) == pytest.approx(2.0)
+    assert load.remaining_seconds(5.0) == pytest.approx(1.0)
+    assert load.end(long, 6.0) == pytest.approx(4.0)
+    assert load.end(long, 6.0) is None
+    assert load.remaining_seconds(6.0) == 0.0
+
+
+def test_modalities_go_their_own_ways():
+    specs = [StageSpec("encoder"), StageSpec("llm")]
+    records, pipeline = run([request(0), request(1, content=5)], specs, {"": (1,), "image": (0, 1)})
+    assert [records[n].end for n in (0, 1)] == [1.0, 2.0]
+    assert [pool.done_requests for pool in pipeline.pools] == [1, 2]
+    assert [pool.busy_seconds() for pool in pipeline.pools] == [{"serve": 1.0}, {"serve": 2.0}]
+
+
+def test_identical_work_runs_once():
+    specs = [StageSpec("encoder"), StageSpec("llm", replicas=9)]
+    come = [request(number, content=7) for number in range(3)] + [request(3, content=8)]
+    records, pipeline = run(come, specs, options={"graph": {"affinity": {"enabled": False}}})
+    assert pipeline.pools[0].done_requests == 2
+    assert records[2].end < records[3].end
+    _, alone = run(come, specs, options={"graph": {"merging": {"enabled": False}}})
+    assert alone.pools[0].done_requests == 4
+
+
+def test_when_who_leads_leaves_its_follower_has_the_work():
+    specs = [StageSpec("encoder")]
+    records, pipeline = run(
+        [request(0, content=7), request(1, content=7)],
+        specs,
+        options={},
+        before=lambda pipeline: pipeline.sim.at(0.5, pipeline.abort, 0),
+    )
+    assert records[0].outcome == "failed"
+    assert records[1].end == 1.0  # not begun anew
+    assert pipeline.pools[0].done_requests == 1
+
+
+def test_a_stage_starts_only_what_the_next_one_has_room_for():
+    specs = [StageSpec("encoder", replicas=8), StageSpec("llm", at_once=1)]
+    options = {"runtime": {"credits": {"capacity": 2}}, "batching": {"hold_ms": 0.0}}
+    held = []
+
+    def look(pipeline):
+        for tick in range(12):
+            pipeline.sim.at(
+                tick + 0.5,
+                lambda _: held.append(sum(pool.present for pool in pipeline.pools) - len(pipeline.pools[0].waiting)),
+            )
+
+    records, _ = run([request(number) for number in range(8)], specs, options=options, before=look)
+    assert len(records) == 8
+    assert max(held) == 2
+
+
+def test_urgent_ones_go_first():
+    specs = [StageSpec("llm", at_once=1)]
+    come = [request(0), request(1, sla="batch"), request(2, sla="realtime")]
+    options = {"graph": {"priority": {"min_low_share": 0.0}}, "batching": {"max_batch_size": 1, "hold_ms": 0.0}}
+    records, _ = run(come, specs, options=options)
+    assert [records[n].end for n in range(3)] == [1.0, 3.0, 2.0]
+    records, _ = run(come, specs)
+    assert [records[n].end for n in range(3)] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("holds_outputs", [True, False])
+def test_a_request_that_lost_its_place_goes_on_where_its_outputs_are(holds_outputs):
+    specs = [StageSpec("encoder"), StageSpec("llm")]
+    spec = FailureSpec(1, at_seconds=(1.5,), restart_seconds=1.0, detection_seconds=1.0)
+    records, pipeline = run(
+        [request(0)],
+        specs,
+        options={},
+        holds_outputs=holds_outputs,
+        before=lambda pipeline: pipeline.fail_by(spec, random.Random(1)),
+    )
+    assert records[0].end == 4.5  # restarted at 3.5; what was lost was made again meanwhile
+    assert records[0].outcome == "done"
+    assert records[0].attempts == (2 if holds_outputs else 3)
+    assert pipeline.pools[0].done_requests == (1 if holds_outputs else 2)
+
+
+def test_stock_requests_fail_with_their_replica_and_it_comes_back_only_if_told():
+    spec = FailureSpec(0, at_seconds=(0.5,), restart_seconds=1.0, detection_seconds=1.0)
+    come = [request(0), request(1, at=1.0), request(2, at=2.0), request(3, at=3.0)]
+    for respawn, outcomes in ((False, ["failed"] * 4), (True, ["failed", "failed", "failed", "done"])):
+        records, pipeline = run(
+            come,
+            [StageSpec("llm")],
+            respawn=respawn,
+            before=lambda pipeline: pipeline.fail_by(spec, random.Random(1)),
+        )
+        assert [records[number].outcome for number in range(4)] == outcomes
+        assert pipeline.pools[0].busy_seconds()["serve"] == (1.5 if respawn else 0.5)
+
+
+def test_links_take_time_one_message_after_the_other():
+    def edge(sim):
+        return Links(sim, (LinkSpec("bus", 200.0, 0.25),), embeds_bytes(1))  # 200 bytes each: a second
+
+    specs = [StageSpec("encoder"), StageSpec("llm", replicas=2)]
+    come = [request(0, content=1), request(1, at=0.1, content=2)]
+    records, _ = run(come, specs, links={(0, 1): edge})
+    assert records[0].end == pytest.approx(1 + 1.25 + 1)
+    assert records[1].end == pytest.approx(2 + 1.25 + 1)
+
+
+def test_of_several_links_the_quickest_is_learnt():
+    found = []
+
+    def edge(sim):
+        found.append(
+            Links(
+                sim,
+                (LinkSpec("near", 1e5, 0.001), LinkSpec("quick", 1e9, 0.001, distance=1)),
+                embeds_bytes(1000, 2),
+            )
+        )
+        return found[0]
+
+    come = [request(number, at=number * 10.0, content=number, embeds=500) for number in range(700)]
+    run(come, [StageSpec("encoder"), StageSpec("llm")], links={(0, 1): edge})
+    assert found[0].messages["near"] == pytest.approx(500, abs=3)  # until the other one has been tried
+    assert found[0].messages["quick"] == pytest.approx(200, abs=3)
+
+
+def test_a_replica_that_drains_leaves_empty_and_is_paid_for_until_then():
+    def scale(pipeline):
+        pipeline.sim.at(0.5, lambda _: pipeline.scale(pipeline.pools[0], 1))
+
+    records, pipeline = run([request(0), request(1)], [StageSpec("llm", replicas=2)], before=scale)
+    assert [records[n].end for n in (0, 1)] == [1.0, 1.0]
+    assert pipeline.pools[0].held == 1
+    assert pipeline.pools[0].replica_seconds() == pytest.approx(2.0)
+
+
+def test_desired_replicas_are_those_of_the_published_rule():
+    sim = Simulator()
+    pipeline = Pipeline(sim, [Pool(sim, 0, StageSpec("llm"), one_second(sim), InTurn())], [], print, {"": (0,)})
+    scaler = Reactive(pipeline, 0, ReactiveOptions(at_once=10, target=0.5))
+    assert scaler.desired(present=40, replicas=4) == 8  # ceil(4 x 1.0 / 0.5)
+    assert scaler.desired(present=21, replicas=4) == 4  # within the tolerance
+    assert scaler.desired(present=5, replicas=4) == 1
+
+
+def test_reactive_scaling_follows_the_load_up_at_once_and_down_late():
+    come = [request(number, at=number * 0.25) for number in range(800)]  # 4 in a second, for 200 seconds
+    options = ReactiveOptions(at_once=1, target=0.8, interval_seconds=5.0, stabilisation_seconds=60.0, maximum=10)
+    seen = []
+
+    def scale(pipeline):
+        Reactive(pipeline, 0, options)
+        for when in (0.0, 60.0, 150.0):
+            pipeline.sim.at(when, lambda _: seen.append(len(pipeline.pools[0].live)))
+
+    records, _ = run(come, [StageSpec("llm", startup_seconds=2.0)], before=scale)
+    assert len(records) == 800
+    assert seen[0] == 1
+    assert seen[1] == 10
+    assert 5 <= seen[2] < 10
+
+
+def test_forecast_scaling_has_replicas_for_what_is_to_come():
+    come = [request(number, at=number * 0.25) for number in range(800)]
+    seen = []
+
+    def scale(pipeline):
+        Ahead(
+            pipeline,
+            {0: Bounds(maximum=12, capacity=1.0)},
+            ForecastOptions(bin_seconds=10.0, season_bins=1, horizon_seconds=20.0),
+        )
+        for when in (5.0, 60.0):
+            pipeline.sim.at(when, lambda _: seen.append(len(pipeline.pools[0].live)))
+
+    records, _ = run(come, [StageSpec("llm", startup_seconds=2.0)], before=scale)
+    assert len(records) == 800
+    assert seen[0] == 1
+    assert 5 <= seen[1] <= 8  # 4 in a second at 80 % each, and what the interval adds
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StageSpec("a", replicas=0),
+        lambda: FailureSpec(0),
+        lambda: FailureSpec(0, every_seconds=1.0, at_seconds=(1.0,)),
+        lambda: LinkSpec("a", 0.0),
+        lambda: ReactiveOptions(at_once=0),
+        lambda: Balanced(LeastQueue(), random.Random(0), sample=0),
+        lambda: run([], [StageSpec("a")], {"": (1,)}),
+        lambda: run([], [StageSpec("a")], {"text": (0,)}),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make):
+    with pytest.raises(ConfigError):
+        make()

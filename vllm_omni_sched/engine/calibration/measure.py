@@ -1,0 +1,124 @@
+"""The whole calibration of one engine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.engine.calibration.client import Client, running
+from vllm_omni_sched.engine.calibration.loads import Loads
+from vllm_omni_sched.engine.calibration.prompts import Prompts
+from vllm_omni_sched.sim.costs.fit import Observations
+
+_DECODES = (1, 2, 4, 8, 16, 32)
+_CONTEXTS = ((1, 1024), (4, 512), (4, 1024))
+_PREFILLS = (8, 32, 64, 128, 256, 512, 1024, 2048, 3072)
+_BESIDE = (16, 64, 256, 512)
+_WORDS = (4, 64, 512)
+_IMAGES = (1, 2, 3)
+_TOKENS = 96  # of each decode load
+
+Progress = Callable[[str, int, int], None]
+"""What is done now, how many loads are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``rounds``: how often each load is repeated. ``longest``: prompt, in tokens. ``lane``: measure one too."""
+
+    rounds: int = 3
+    longest: int = 3072
+    most_requests: int = 32
+    image_size: tuple[int, int] | None = None
+    lane: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``facts``: of the engine, for the file's source."""
+
+    observed: Observations
+    kv_tokens: int
+    facts: dict[str, Any]
+
+
+def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measured:
+    """Start the engine, drive all loads through it, and end it; then once more with encode-ahead, for the lane.
+
+    Raises:
+        ConfigError: the engine arguments cannot be used, or the model's images cannot be made.
+    """
+    observed = Observations()
+    progress("starting the engine", 0, 1)
+    with running(arguments, monotonic_seconds) as client:
+        prompts = Prompts(client.config, plan.image_size, plan.seed)
+        asyncio.run(_all_loads(Loads(client, prompts, observed), _loads(client, prompts, plan), plan, progress))
+        kv_tokens = _kv_tokens(client.config)
+        facts = {"max_num_batched_tokens": client.config.scheduler_config.max_num_batched_tokens}
+        if prompts.max_images:
+            facts["image_size"] = prompts.image_size
+    if plan.lane and prompts.max_images:
+        progress("starting the engine with encode-ahead", 0, 1)
+        with running(_with_lane(arguments), monotonic_seconds) as client:
+            prompts = Prompts(client.config, plan.image_size, plan.seed + 1)
+            asyncio.run(_all_loads(Loads(client, prompts, observed), _lane_loads(prompts), plan, progress))
+    return Measured(observed, kv_tokens, facts)
+
+
+Load = tuple[str, Callable[[Loads], Awaitable[Any]]]
+
+
+async def _all_loads(loads: Loads, chosen: list[Load], plan: Plan, progress: Progress) -> None:
+    warm = Observations()
+    seen, loads.observed = loads.observed, warm
+    for name, load in chosen:
+        if name in ("prefill of 64", "1 images", "lane, 1 images"):
+            for _ in range(3):
+                progress("warming up", 0, 1)
+                await load(loads)
+    loads.observed = seen
+    turns = [(name, load) for _ in range(plan.rounds) for name, load in chosen]
+    for done, (name, load) in enumerate(turns):
+        progress(name, done, len(turns))
+        await load(loads)
+    progress("done", len(turns), len(turns))
+
+
+def _loads(client: Client, prompts: Prompts, plan: Plan) -> list[Load]:
+    longest = min(plan.longest, client.config.model_config.max_model_len - _TOKENS - 1)
+    most = min(plan.most_requests, client.config.scheduler_config.max_num_seqs)
+    found: list[Load] = []
+    for n in (n for n in _DECODES if n <= most):
+        found.append((f"{n} decoding", lambda loads, n=n: loads.decodes(n, 16, _TOKENS)))
+    for n, context in ((n, c) for n, c in _CONTEXTS if n <= most and c <= longest):
+        found.append((f"{n} decoding behind {context}", lambda loads, n=n, c=context: loads.decodes(n, c, _TOKENS)))
+    for length in (n for n in _PREFILLS if n <= longest):
+        found.append((f"prefill of {length}", lambda loads, n=length: loads.prefill(n)))
+    beside = [n for n in _BESIDE if n <= longest]
+    found.append(("prefills beside decoding", lambda loads: loads.beside(beside)))
+    words = [n for n in _WORDS if n <= longest]
+    for count in words:
+        found.append((f"{count} words", lambda loads, n=count: loads.front(n)))
+    for number in (n for n in _IMAGES if n <= prompts.max_images):
+        found.append((f"{number} images", lambda loads, n=number: loads.images(n)))
+    found.append(("front end beside decoding", lambda loads: loads.front_beside(min(prompts.max_images, 1), words)))
+    return found
+
+
+def _lane_loads(prompts: Prompts) -> list[Load]:
+    numbers = [n for n in _IMAGES if n <= prompts.max_images]
+    return [(f"lane, {n} images", lambda loads, n=n: loads.lane(n)) for n in numbers]
+
+
+def _with_lane(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same engine with encode-ahead, whose decoding does not rest: a simulator does that itself."""
+    additional = dict(arguments.get("additional_config") or {})
+    additional["omni_sched"] = {**additional.get("omni_sched", {}), "encode_ahead": True, "decode_pace": 0.0}
+    return {**arguments, "scheduler_cls": "vllm_omni_sched.OmniScheduler", "additional_config": additional}
+
+
+def _kv_tokens(config: Any) -> int:
+    cache = config.cache_config
+    return int((cache.num_gpu_blocks or 0) * cache.block_size)

@@ -1,0 +1,73 @@
+"""Prompts of a wanted size for any model."""
+
+from typing import Any
+
+import numpy as np
+
+from vllm_omni_sched.errors import ConfigError
+
+_LARGEST_SIDE = 1024  # pixels: the largest image that a model takes may be far above what people send
+
+
+class Prompts:
+    """Text, and synthetic images of one size.
+
+    Args:
+        config: the engine's.
+        image_size: width and height in pixels; None for the one that the model's processor names as its largest, up
+            to 1024 either way.
+    """
+
+    def __init__(self, config: Any, image_size: tuple[int, int] | None, seed: int) -> None:
+        self._config = config
+        self._random = np.random.default_rng(seed)
+        self.image_size = image_size
+        self._tokens = self._word_tokens()
+        self._dummy: Any = None
+        self.max_images = 0
+        if config.model_config.is_multimodal_model:
+            self._find_images()
+
+    def tokens(self, length: int) -> dict[str, Any]:
+        """A prompt of exactly so many tokens, that the front end need not make."""
+        return {"prompt_token_ids": [self._tokens[i % len(self._tokens)] for i in range(length)]}
+
+    def text(self, words: int) -> dict[str, Any]:
+        """A prompt that the front end has to make tokens of."""
+        return {"prompt": " ".join(["word"] * words)}
+
+    def images(self, number: int, words: int = 0) -> dict[str, Any]:
+        """So many images of noise, each another one, and some words behind them."""
+        from PIL import Image
+
+        assert self.image_size is not None, "the model takes no images"
+        width, height = self.image_size
+        drawn = [
+            Image.fromarray(self._random.integers(0, 255, (height, width, 3), dtype=np.uint8)) for _ in range(number)
+        ]
+        text = self._dummy.get_dummy_text({"image": number}) + " ".join(["word"] * words)
+        return {"prompt": text, "multi_modal_data": {"image": drawn}}
+
+    def _word_tokens(self) -> list[int]:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        found: list[int] = cached_tokenizer_from_config(self._config.model_config).encode("word word")[-2:]
+        return found
+
+    def _find_images(self) -> None:
+        from vllm.multimodal import MULTIMODAL_REGISTRY
+
+        processor = MULTIMODAL_REGISTRY.create_processor(self._config.model_config)
+        allowed = processor.info.allowed_mm_limits.get("image", 0)
+        if not allowed:
+            return
+        self.max_images = allowed
+        self._dummy = processor.dummy_inputs
+        if self.image_size is not None:
+            return
+        length = self._config.model_config.max_model_len
+        made = self._dummy.get_dummy_mm_data(length, {"image": 1}, {}).get("image")
+        if not made or not hasattr(made[0], "size"):
+            raise ConfigError("this model's processor does not say how large its images are: give --image-size")
+        width, height = made[0].size
+        self.image_size = min(width, _LARGEST_SIDE), min(height, _LARGEST_SIDE)

@@ -1,0 +1,140 @@
+"""Where requests go whose replica died."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from vllm_omni_sched.monitor.recovery.events import (
+    Action,
+    Deliver,
+    Dispatched,
+    Drop,
+    Fail,
+    FailReason,
+    Finished,
+    Redispatch,
+    Replica,
+    Wait,
+)
+from vllm_omni_sched.monitor.recovery.ledger import Entry, Ledger
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.replica import LIVE, SERVING, Phase, Watched
+from vllm_omni_sched.monitor.recovery.rerun import plan_rerun
+
+
+class Placement:
+    """Rules 2 to 5 of `Recovery`: what becomes of requests.
+
+    Args:
+        replicas: as they are now; `Replicas` changes them.
+        sources: the stages each stage reads.
+    """
+
+    def __init__(
+        self,
+        replicas: Mapping[Replica, Watched],
+        sources: Mapping[int, Sequence[int]],
+        options: RecoveryOptions,
+    ) -> None:
+        self.ledger = Ledger()
+        self._replicas, self._sources, self._options = replicas, sources, options
+
+    def dispatched(self, event: Dispatched, now: float, actions: list[Action]) -> None:
+        request_id, replica = event.request_id, event.replica
+        if replica not in self._replicas:
+            raise ValueError(f"request {request_id!r} was dispatched to {replica}, which does not exist")
+        entry = self.ledger.enter(request_id, replica.stage, event.whole or request_id)
+        if entry.replica is not None or request_id in self.ledger.waiting:
+            raise ValueError(f"request {request_id!r} was dispatched to {replica} while it is in flight")
+        entry.stage, entry.stages = replica.stage, (replica.stage,)
+        watched = self._replicas[replica]
+        if watched.phase in SERVING:
+            self._give(entry, watched)
+        else:  # it died while the request was on its way
+            self.ledger.wait(entry, now + self._options.max_wait_seconds)
+
+    def finished(self, event: Finished, actions: list[Action]) -> None:
+        entry = self.ledger.entries.get(event.request_id)
+        if entry is None or entry.replica is None or entry.attempt != event.attempt:
+            actions.append(Drop(event.request_id))
+            return
+        watched = self._replicas[entry.replica]
+        if watched.phase is Phase.BACK:
+            watched.phase, watched.failures = Phase.HEALTHY, 0
+        watched.requests.pop(event.request_id)
+        entry.replica, entry.deaths = None, 0
+        entry.held.add(entry.stage)
+        if event.final:
+            self.ledger.leave(event.request_id)
+        actions.append(Deliver(event.request_id))
+
+    def leave(self, request_id: str) -> None:
+        entry = self.ledger.leave(request_id)
+        if entry is not None and entry.replica is not None:
+            self._replicas[entry.replica].requests.pop(request_id)
+
+    def output_lost(self, request_id: str, stage: int) -> None:
+        """What a finished stage has made for a request is held no longer."""
+        if request_id in self.ledger.entries:
+            self.ledger.entries[request_id].held.discard(stage)
+
+    def interrupted(self, request_ids: Iterable[str], now: float, actions: list[Action]) -> None:
+        """Their replica died: they wait, if only until the end of this event."""
+        for entry in [self.ledger.entries[request_id] for request_id in request_ids]:
+            entry.replica = None
+            entry.deaths += 1
+            if entry.deaths >= self._options.poison_deaths:
+                self._fail(entry, FailReason.POISON, actions)
+            elif self.ledger.redispatches[entry.whole] >= self._options.max_redispatches:
+                self._fail(entry, FailReason.REDISPATCHES, actions)
+            else:
+                self.ledger.wait(entry, now + self._options.max_wait_seconds)
+
+    def place_waiting(self, now: float, actions: list[Action]) -> None:
+        """Every waiting request that has a place gets it; who has waited before is not told so again."""
+        for entry in tuple(self.ledger.waiting.values()):
+            # Asked anew each time: an output may have been lost while it waited.
+            stages = plan_rerun(entry.stage, self._sources, entry.held).stages
+            target = self._place(entry, stages[0])
+            if target is not None:
+                self.ledger.stop_waiting(entry)
+                entry.stages, entry.stage = stages, stages[0]
+                self.ledger.redispatches[entry.whole] += 1
+                self._give(entry, target)
+                actions.append(Redispatch(entry.request_id, target.replica, entry.attempt, stages))
+            elif now >= entry.until:
+                self._fail(entry, FailReason.WAITED, actions)
+            elif not self.coming(stages[0]):
+                self._fail(entry, FailReason.NO_REPLICA, actions)
+            elif not entry.told:
+                entry.told = True
+                actions.append(Wait(entry.request_id, entry.until))
+
+    def coming(self, stage: int) -> bool:
+        """Whether some replica of the stage serves or may serve again soon."""
+        gone = (Phase.DEAD, Phase.GIVEN_UP)
+        return any(one.replica.stage == stage and one.phase not in gone for one in self._replicas.values())
+
+    def _place(self, entry: Entry, stage: int) -> Watched | None:
+        free = [
+            one
+            for one in self._replicas.values()
+            if one.replica.stage == stage and one.phase in LIVE and len(one.requests) < one.limit
+        ]
+        if self._last_chance(entry):
+            most = self._options.last_chance_together
+            free = [one for one in free if self._condemned(one) < most]
+        return min(free, key=lambda one: (len(one.requests), one.replica), default=None)
+
+    def _last_chance(self, entry: Entry) -> bool:
+        return 0 < entry.deaths == self._options.poison_deaths - 1
+
+    def _condemned(self, watched: Watched) -> int:
+        return sum(self._last_chance(self.ledger.entries[request_id]) for request_id in watched.requests)
+
+    def _give(self, entry: Entry, watched: Watched) -> None:
+        entry.replica = watched.replica
+        entry.attempt += 1
+        watched.requests[entry.request_id] = None
+
+    def _fail(self, entry: Entry, reason: FailReason, actions: list[Action]) -> None:
+        self.leave(entry.request_id)
+        actions.append(Fail(entry.request_id, reason))

@@ -1,0 +1,175 @@
+"""From measured times to the costs of an engine."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_omni_sched.errors import ConfigError
+
+STEP_COSTS = ("base_seconds", "per_decode", "per_context_token", "per_prefill_token", "per_prefill_pair")
+_PARTS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
+
+
+class StepPoint(NamedTuple):
+    """``steps`` steps in a row took ``seconds`` in all, and did so much in all. Tokens; pairs of a query and a key."""
+
+    decodes: int
+    context_tokens: int
+    prefill_tokens: int
+    prefill_pairs: float
+    seconds: float
+    steps: int = 1
+
+
+class EncodePoint(NamedTuple):
+    """Items of one request were encoded together, ``embeds`` embeddings in all."""
+
+    modality: str
+    items: int
+    embeds: int
+    seconds: float
+
+
+class FrontPoint(NamedTuple):
+    """From a client's call until the engine core has the request. ``text_tokens``: besides those of the items."""
+
+    text_tokens: int
+    modality: str
+    items: int
+    seconds: float
+
+
+@dataclass
+class Observations:
+    """All that was measured of one engine, in the order in which it was.
+
+    ``steadiness``: each step of the decode loads, as a part of the median of those around it. ``answers``: seconds
+    from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, as a
+    part of the same steps without. ``front_stalls``: seconds that a client's token came later because the front end
+    was at an item, by modality.
+    """
+
+    steps: list[StepPoint] = field(default_factory=list)
+    steadiness: list[float] = field(default_factory=list)
+    encodes: list[EncodePoint] = field(default_factory=list)
+    lane_encodes: list[EncodePoint] = field(default_factory=list)
+    lane_slowdowns: list[float] = field(default_factory=list)
+    fronts: list[FrontPoint] = field(default_factory=list)
+    front_stalls: dict[str, list[float]] = field(default_factory=dict)
+    answers: list[float] = field(default_factory=list)
+
+
+def fit(seen: Observations) -> dict[str, Any]:
+    """The part of a calibration file that is fitted (see `calibration_file.write`), and how well it fits.
+
+    1. Repeated points count as their median.
+    2. Every cost is 0 or more, and relative errors count (Lawson and Hanson, 1974, chapter 23).
+    3. Items that all have the same size say nothing about a cost for each item: it is put on the embeddings.
+
+    Raises:
+        ConfigError: a kind of point that is always needed is missing.
+    """
+    if not seen.steps or not seen.fronts or not seen.answers:
+        raise ConfigError("a calibration needs measured steps, front-end times and answers; one of them is missing")
+    points = _medians(seen.steps, key=lambda p: p._replace(seconds=0.0))
+    rows = [(p.steps, p.decodes, p.context_tokens, p.prefill_tokens, p.prefill_pairs) for p in points]
+    step = dict(zip(STEP_COSTS, relative_fit(rows, [p.seconds for p in points]), strict=True))
+    off = [step_seconds(step, p) / p.seconds for p in points]
+    found: dict[str, Any] = {
+        "step": step,
+        "encode": _encodes(seen.encodes),
+        "encode_in_lane": _encodes(seen.lane_encodes) or None,
+        "lane_slowdown": statistics.median(seen.lane_slowdowns) if seen.lane_slowdowns else 1.0,
+        "frontend": _front(seen.fronts),
+        "front_stall": {name: statistics.median(stalls) for name, stalls in seen.front_stalls.items() if stalls},
+        "answer_seconds": statistics.median(seen.answers),
+        "residuals": {
+            "points": len(points),
+            "predicted_by_measured": {"min": min(off), "median": statistics.median(off), "max": max(off)},
+        },
+    }
+    if seen.steadiness:
+        values = np.quantile(seen.steadiness, _PARTS)
+        found["step"]["steadiness"] = [[part, float(value)] for part, value in zip(_PARTS, values, strict=True)]
+    return found
+
+
+def step_seconds(step: dict[str, float], point: StepPoint) -> float:
+    """What the fitted costs say of a point."""
+    amounts = (point.steps, point.decodes, point.context_tokens, point.prefill_tokens, point.prefill_pairs)
+    return sum(step[name] * amount for name, amount in zip(STEP_COSTS, amounts, strict=True))
+
+
+def prefill_pairs(start: int, tokens: int) -> float:
+    """Of a query and a key, when so many tokens of a prompt are computed behind ``start`` others."""
+    return tokens * (start + tokens / 2)
+
+
+def relative_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Weights >= 0 of the columns of ``rows``, for the least sum of squared relative errors; all values are > 0."""
+    y = np.asarray(values, dtype=float)
+    a = np.asarray(rows, dtype=float) / y[:, None]
+    scale = np.sqrt((a * a).sum(axis=0))
+    scale[scale == 0] = 1.0
+    return [float(weight) for weight in _nonnegative(a / scale, np.ones(len(y))) / scale]
+
+
+def _nonnegative(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Lawson and Hanson's active set."""
+    columns = a.shape[1]
+    x = np.zeros(columns)
+    free = np.zeros(columns, dtype=bool)
+    for _ in range(10 * columns):
+        gradient = a.T @ (b - a @ x)
+        gradient[free] = -math.inf
+        if free.all() or gradient.max() <= 1e-10:
+            break
+        free[int(gradient.argmax())] = True
+        while True:
+            trial = np.zeros(columns)
+            trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            negative = free & (trial <= 0)
+            if not negative.any():
+                break
+            step = (x[negative] / np.maximum(x[negative] - trial[negative], 1e-300)).min()
+            x = x + step * (trial - x)
+            free &= x > 1e-15
+            x[~free] = 0.0
+        x = trial
+    return x
+
+
+def _medians(points: Sequence[Any], key: Any) -> list[Any]:
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for point in points:
+        groups[key(point)].append(point)
+    return [g[0]._replace(seconds=statistics.median(p.seconds for p in g)) for g in groups.values()]
+
+
+def _encodes(points: Sequence[EncodePoint]) -> dict[str, dict[str, float]]:
+    found = {}
+    for modality in sorted({p.modality for p in points}):
+        own = _medians([p for p in points if p.modality == modality], key=lambda p: p._replace(seconds=0.0))
+        sizes = {p.embeds / p.items for p in own}
+        rows = [(1.0, p.items if len(sizes) > 1 else 0.0, p.embeds) for p in own]
+        costs = relative_fit(rows, [max(p.seconds, 1e-6) for p in own])
+        found[modality] = dict(zip(("base_seconds", "per_item", "per_embed"), costs, strict=True))
+    return found
+
+
+def _front(points: Sequence[FrontPoint]) -> dict[str, Any]:
+    points = _medians(points, key=lambda p: p._replace(seconds=0.0))
+    texts = [p for p in points if not p.items]
+    per_request, per_token = relative_fit([(1.0, p.text_tokens) for p in texts], [p.seconds for p in texts])
+    per_item: dict[str, float] = {}
+    for modality in sorted({p.modality for p in points if p.items}):
+        own = [p for p in points if p.items and p.modality == modality]
+        beyond = [(p.seconds - per_request - per_token * p.text_tokens) / p.items for p in own]
+        per_item[modality] = max(statistics.median(beyond), 0.0)
+    return {"per_request": per_request, "per_text_token": per_token, "per_item": per_item}
