@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import result_tables  # noqa: E402 - the root has to be importable first
+import paper_tables  # noqa: E402 - the root has to be importable first
+import result_tables  # noqa: E402
 import simulator_tables  # noqa: E402
 import stage_tables  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
@@ -259,6 +260,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
+    **paper_tables.PARTS,
 }
 
 

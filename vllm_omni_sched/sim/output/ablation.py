@@ -73,7 +73,12 @@ def _dot(axes: Any, at: float, values: Sequence[float], colour: str, filled: boo
 def _key(figure: Any) -> None:
     """What the marks are, in a line below the headline."""
     height = 1 - 0.66 / figure.get_figheight()
-    marks = (("●", _ALONE, "alone"), ("○", _LEFT_OUT, "all but it"), ("┊", style.MUTED, "none"), ("│", style.MUTED, "all"))
+    marks = (
+        ("●", _ALONE, "alone"),
+        ("○", _LEFT_OUT, "all but it"),
+        ("┊", style.MUTED, "none"),
+        ("│", style.MUTED, "all"),
+    )
     for at, (mark, colour, said) in enumerate(marks):
         figure.text(0.02 + 0.09 * at, height, mark, color=colour, fontsize=11, va="top")
         figure.text(0.035 + 0.09 * at, height, said, color=style.INK, fontsize=9.5, va="top")
