@@ -8,7 +8,8 @@ from mkdocs.structure.files import File, Files
 
 def on_files(files: Files, config: Any) -> Files:
     """Add every picture of a benchmark to the site, read from where the benchmark wrote it."""
-    root = Path(config.config_file_path).parent
-    for picture in sorted((root / "benchmarks" / "results").glob("*.png")):
-        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
+    results = Path(config.config_file_path).parent / "benchmarks" / "results"
+    for picture in sorted(results.rglob("*.png")):
+        shown = f"results/{picture.relative_to(results).as_posix()}"
+        files.append(File.generated(config, shown, abs_src_path=str(picture)))
     return files
