@@ -20,11 +20,13 @@ def test_every_benchmark_is_listed_and_explained():
         "gpu.lanes",
         "gpu.nvdec",
         "handover",
+        "learning",
         "mixed",
     ]
     names += [
         "mooncake",
         "overhead",
+        "policy_cost",
         "realtime",
         "sim_fidelity",
         "stages",

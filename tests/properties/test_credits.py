@@ -34,6 +34,7 @@ class Walk:
         self.running: set[tuple[str, str]] = set()
         self.done: dict[str, set[str]] = {name: set() for name in self.path}
         self.ended: set[str] = set()
+        self.needed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in self.path}
 
     def ready(self) -> list[tuple[str, str]]:
         """What would start, if there is credit."""
@@ -51,6 +52,10 @@ class Walk:
         call = (stage, name, self.amount[name], self.path[name])
         why = self.credits.blocked(*call)
         before = {one: self.credits.free(one) for one in self.names}
+        needed = self.credits.needed(*call)
+        assert (why is None) == all(before[one] >= self.amount[name] for one in needed)
+        # others do not change it
+        assert self.needed[name].setdefault(stage, needed) == needed
         taken = self.credits.take(*call)
         assert taken == (why is None)
         if why is not None:
@@ -59,6 +64,7 @@ class Walk:
             assert before == {one: self.credits.free(one) for one in self.names}
         else:
             self.running.add((name, stage))
+            self.needed[name].clear()
             # reserved at the start: all successors, and itself
             for one in [stage, *(one for one in self.graph[stage] if one in self.path[name])]:
                 assert self.credits.taken(one) >= self.amount[name]
@@ -67,6 +73,7 @@ class Walk:
     def end(self, name: str, stage: str) -> None:
         self.running.discard((name, stage))
         self.done[name].add(stage)
+        self.needed[name].clear()
         for after in self.graph[stage]:
             self.credits.hand_over(name, stage, after)
         self.credits.give_back(name, stage)

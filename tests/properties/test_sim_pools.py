@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
+from vllm_omni_sched.resource.balance import LeastQueue
+from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome
@@ -19,7 +20,8 @@ from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Pool, StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.sim.work import Item, Request
@@ -64,7 +66,7 @@ def stock(sim, seed, records, **how):
     choosers = [
         InTurn(),
         Balanced(LeastQueue(), random.Random(seed)),
-        Balanced(CostBalancer(), random.Random(seed), sample=2),
+        Balanced(SampledBalancer(), random.Random(seed)),
     ]
     costs = [None, None, StageCosts()]
     pools = [

@@ -8,8 +8,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.gates import Asked, some
 from vllm_omni_sched.resource.balance import ReplicaState
-from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, HoldReason, StageGate
+from vllm_omni_sched.resource.gate_types import GateRequest, HoldReason
+from vllm_omni_sched.resource.stage_gate import StageGate
 
 
 @settings(deadline=None, max_examples=60)
@@ -17,7 +19,7 @@ from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, HoldR
 def test_random_load(seed, num_replicas, max_passed, min_share, flow):
     """``flow``: credits of a request come and go; else all have them."""
     dice = random.Random(seed)
-    gate = StageGate(max_hold_seconds=0.05, min_share=min_share, max_passed=max_passed)
+    asked = Asked(StageGate(max_hold_seconds=0.05, min_share=min_share, max_passed=max_passed))
     replicas = [ReplicaState(i, limit=dice.randint(1, 4)) for i in range(num_replicas)]
     came: dict[str, int] = {}  # numbers in order of arrival; of one snapshot, in its order
     waiting: dict[str, GateRequest] = {}
@@ -29,25 +31,24 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
         if step < 40:
             for number in range(dice.randint(0, 4)):
                 name = f"{step}.{number}"
-                kind = {"mergeable": dice.random() < 0.8, "low": dice.random() < 0.5}
-                waiting[name] = GateRequest(name, dice.paretovariate(1.5), **kind)
+                kind = {"mergeable": dice.random() < 0.8, "low": dice.random() < 0.5, "needs": name}
+                # newest first, the order that is worst for the old
+                place = (1000 if kind["low"] else 0) - step
+                (waiting[name],) = some([name], place, dice.paretovariate(1.5), **kind)
+                asked.comes(waiting[name], now=now)
                 passed[name] = 0
-        for name, one in waiting.items():
-            waiting[name] = replace(one, has_credits=not flow or dice.random() < 0.7)
-        # newest first, the order that is worst for the old
-        order = tuple(sorted(waiting.values(), key=lambda one: (one.low, -float(one.request_id))))
-        for one in order:
-            came.setdefault(one.request_id, len(came))
+                came[name] = len(came)
+        asked.none_for = {name for name in waiting if flow and dice.random() < 0.3}
         idle = {one.replica_id for one in replicas if one.in_flight == 0}
-        made = gate.plan(GateSnapshot(now, order, tuple(replicas)), dice)
+        made = asked.plan(*replicas, now=now)
 
-        held = dict(made.held)
+        held = {name: asked.gate.why(name) for name in waiting if name in asked.gate}
         assert {one.request_id for one in made.releases} | held.keys() == waiting.keys()
         assert len(made.releases) + len(held) == len(waiting)
         for one in made.releases:
             assert one.request_id not in released
             released.add(one.request_id)
-            assert waiting.pop(one.request_id).has_credits
+            assert waiting.pop(one.request_id).request_id not in asked.none_for
             place = replicas[one.replica_id]
             assert place.room > 0
             replicas[one.replica_id] = replace(place, in_flight=place.in_flight + 1)
@@ -67,10 +68,10 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
         for _ in range(dice.randint(0, len(running))):
             done = running.pop()
             replicas[done] = replace(replicas[done], in_flight=replicas[done].in_flight - 1)
+    asked.none_for = set()
     for _ in range(len(waiting) + 1):  # with credits and idle replicas all that is left goes
-        idle_now = tuple(replace(one, in_flight=0) for one in replicas)
-        order = tuple(replace(one, has_credits=True) for one in waiting.values())
-        for one in gate.plan(GateSnapshot(now, order, idle_now), dice).releases:
+        idle_now = [replace(one, in_flight=0) for one in replicas]
+        for one in asked.plan(*idle_now, now=now).releases:
             del waiting[one.request_id]
     assert not waiting
 
@@ -80,13 +81,19 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
 def test_while_both_classes_wait_the_low_one_has_its_share(min_share, limit):
     gate, number, lows = StageGate(min_share=min_share, max_passed=10**9), 0, 0
     names = iter(range(10**6))
-    high = [GateRequest(f"h{next(names)}") for _ in range(8)]
-    low = [GateRequest(f"l{next(names)}", low=True) for _ in range(8)]
+
+    def more(count, low):
+        for _ in range(count):
+            gate.put(*some([f"{'l' if low else 'h'}{next(names)}"], place=int(low), low=low), 0.0)
+
+    more(8, low=False)
+    more(8, low=True)
     for _ in range(100):
-        made = gate.plan(GateSnapshot(0.0, (*high, *low), (ReplicaState(0, limit=limit),)), random.Random(0))
-        gone = {one.request_id for one in made.releases}
+        made = gate.release(0.0, [ReplicaState(0, limit=limit)], random.Random(0))
+        gone = [one.request_id for one in made.releases]
         number += len(gone)
-        lows += sum(name.startswith("l") for name in gone)
-        high = [one if one.request_id not in gone else GateRequest(f"h{next(names)}") for one in high]
-        low = [one if one.request_id not in gone else GateRequest(f"l{next(names)}", low=True) for one in low]
+        low = sum(name.startswith("l") for name in gone)
+        lows += low
+        more(low, low=True)
+        more(len(gone) - low, low=False)
     assert abs(lows - min_share * number) <= 2

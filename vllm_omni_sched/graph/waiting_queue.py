@@ -97,11 +97,33 @@ class WaitingQueue:
                 del self._sharing[shared]
         return request
 
+    def key(self, request_id: str) -> Key:
+        """What it is sorted by at the latest moment that was named.
+
+        Raises:
+            KeyError: no such request waits.
+        """
+        return self._entries[request_id].key
+
+    @property
+    def changes_at(self) -> float:
+        """Until then time alone changes no key."""
+        return self._changes[0][0] if self._changes else math.inf
+
+    def head(self, now: float) -> tuple[Key, WaitingRequest] | None:
+        """The first of all, rule 2 aside, and what it is sorted by; None when none waits."""
+        self._advance(now)
+        entry = self._first()
+        return None if entry is None else (entry.key, entry.request)
+
     def peek(self, now: float) -> Placed | None:
         """The request to run first at ``now``; None when none waits."""
         self._advance(now)
-        first = self._first()
-        return first if first is None else self._mate(first) or first
+        entry = self._first()
+        if entry is None:
+            return None
+        first = Placed(entry.request, self.order.reason(entry.key, entry.request))
+        return self._mate(first) or first
 
     def _mate(self, first: Placed) -> Placed | None:
         """One that shares something with the last one, if ``first`` can wait for it (rule 2)."""
@@ -119,12 +141,12 @@ class WaitingQueue:
                 return Placed(mate, PlaceReason.AFFINITY)
         return None
 
-    def _first(self) -> Placed | None:
+    def _first(self) -> _Entry | None:
         while self._keys:
             key = self._keys[0]
             entry = self._entries.get(key.request_id)
             if entry is not None and entry.key == key:
-                return Placed(entry.request, self.order.reason(key, entry.request))
+                return entry
             heappop(self._keys)
         return None
 
@@ -132,11 +154,19 @@ class WaitingQueue:
         """`peek`, and take it out."""
         first = self.peek(now)
         if first is not None:
-            moved = first.reason is PlaceReason.AFFINITY
-            self._moved_seconds = self._moved_seconds + first.request.cost_seconds if moved else 0.0
-            self._last = self._take(first.request.request_id)
-            self._sweep()
+            self.take(first)
         return first
+
+    def take(self, placed: Placed) -> None:
+        """Take out what `peek` has answered last.
+
+        Raises:
+            KeyError: that request waits no more.
+        """
+        moved = placed.reason is PlaceReason.AFFINITY
+        self._moved_seconds = self._moved_seconds + placed.request.cost_seconds if moved else 0.0
+        self._last = self._take(placed.request.request_id)
+        self._sweep()
 
     def _advance(self, now: float) -> None:
         self._now = max(self._now, now)

@@ -56,11 +56,17 @@ class ReplicaState:
     units_limit: int | None = None  # no limit
 
     def __post_init__(self) -> None:
-        for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds", "units"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"replica {self.replica_id}: {name} must be finite and >= 0, got {getattr(self, name)}"
-                )
+        if not (  # all in one, since many are made
+            0 <= self.remaining_seconds < math.inf
+            and 0 <= self.in_flight < math.inf
+            and 0 <= self.limit < math.inf
+            and 0 <= self.distance_seconds < math.inf
+            and 0 <= self.units < math.inf
+        ):
+            for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds", "units"):
+                value = getattr(self, name)
+                if not 0 <= value < math.inf:
+                    raise ValueError(f"replica {self.replica_id}: {name} must be finite and >= 0, got {value}")
         if not 0 < self.speed < math.inf:
             raise ValueError(f"replica {self.replica_id}: speed must be above 0, got {self.speed}")
         if not 0 <= self.warm <= 1:
@@ -69,11 +75,26 @@ class ReplicaState:
     @property
     def room(self) -> int:
         """How many more requests it should be given."""
-        return max(self.limit - self.in_flight, 0)
+        return self.limit - self.in_flight if self.limit > self.in_flight else 0
+
+    def with_work(self, cost_seconds: float, units: int = 0) -> "ReplicaState":
+        """As it is with one request more."""
+        return ReplicaState(
+            self.replica_id,
+            self.remaining_seconds + cost_seconds,
+            self.in_flight + 1,
+            self.limit,
+            self.speed,
+            self.distance_seconds,
+            self.warm,
+            self.healthy,
+            self.units + units,
+            self.units_limit,
+        )
 
     def takes(self, units: int) -> bool:
         """Whether it should be given a request of so many units now; one that is larger than the limit goes alone."""
-        if self.room == 0:
+        if self.in_flight >= self.limit:
             return False
         return not units or not self.units or self.units_limit is None or self.units + units <= self.units_limit
 
@@ -159,25 +180,31 @@ class CostBalancer(Balancer):
     def _pick(
         self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
     ) -> tuple[ReplicaState, PickReason]:
+        if len(healthy) == 1:
+            return healthy[0], PickReason.ONLY
         finish = {one.replica_id: self.finish_seconds(cost_seconds, one) for one in healthy}
 
         def rank(one: ReplicaState) -> tuple[float, bool, int, int]:
             return finish[one.replica_id], one.room == 0, one.in_flight, one.replica_id
 
         first = min(healthy, key=rank)
-        latest = finish[first.replica_id] * (1 + self.affinity_slack)
-        near_enough = [one for one in healthy if one.warm > first.warm and finish[one.replica_id] <= latest]
-        if near_enough:
-            return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
+        if any(one.warm for one in healthy):
+            latest = finish[first.replica_id] * (1 + self.affinity_slack)
+            near_enough = [one for one in healthy if one.warm > first.warm and finish[one.replica_id] <= latest]
+            if near_enough:
+                return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
+        elif not any(one.distance_seconds for one in healthy):
+            return first, PickReason.LEAST_WORK  # nothing else tells them apart
         return first, self._reason(cost_seconds, first, healthy)
 
     def _reason(self, cost_seconds: float, first: ReplicaState, healthy: Sequence[ReplicaState]) -> PickReason:
         """What made it first: whether it would be so without what it has, and without being near."""
-        plain = super().finish_seconds
-        if any(plain(cost_seconds, one) < plain(cost_seconds, first) for one in healthy):
+        plain = {one.replica_id: super(CostBalancer, self).finish_seconds(cost_seconds, one) for one in healthy}
+        best = plain[first.replica_id]
+        if min(plain.values()) < best:
             return PickReason.WARM
-        there = plain(cost_seconds, first) - first.distance_seconds
-        if any(plain(cost_seconds, one) - one.distance_seconds < there for one in healthy):
+        there = best - first.distance_seconds
+        if any(plain[one.replica_id] - one.distance_seconds < there for one in healthy):
             return PickReason.NEAR
         return PickReason.LEAST_WORK
 

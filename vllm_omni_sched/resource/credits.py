@@ -139,6 +139,21 @@ class Credits:
             return None
         return self._blocked(stage, request_id, account)
 
+    def needed(
+        self, stage: str, request_id: str, amount: int = 1, path: Iterable[str] | None = None
+    ) -> tuple[str, ...]:
+        """The stages that must all have ``amount`` of credit for ``take`` to take; none if it has started there.
+
+        They stay the same until something is taken or given back for this request. Arguments and errors are those of
+        ``take``.
+        """
+        account = self._account(stage, request_id, amount, path)
+        if stage in account.started or stage in account.passed:
+            return ()
+        if self.whole_path and request_id not in self._accounts:
+            return account.path
+        return tuple(self._needed(stage, account))
+
     def hand_over(self, request_id: str, from_stage: str, to_stage: str) -> None:
         """The output of one stage is with the next, where the request is queued now.
 

@@ -1,10 +1,11 @@
 """Least squares with forgetting, a prior, and weights that are never negative."""
 
 from collections.abc import Sequence
+from operator import mul
 
 
 class NonNegativeFit:
-    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point.
+    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point for k of them shown.
 
     1. The moments of the points fade by ``forgetting``; the ridge towards ``prior`` does not. So a direction that
        no point has shown for long goes back to the prior, and nothing winds up as in plain recursive least squares.
@@ -25,14 +26,17 @@ class NonNegativeFit:
         self.weights = list(prior)
         self._prior = tuple(prior)
         self._forgetting = forgetting
-        self._xx = [[0.0] * size for _ in range(size)]
+        self._shown: list[int] = []  # sorted; of the others all moments are 0, and the weights are the prior's
+        self._xx = [[0.0] * size for _ in range(size)]  # their diagonal is apart
+        self._squares = [0.0] * size
         self._xy = [0.0] * size
         self._usual = 0.0  # residual, as a mean of those counted
         self._count = 0
 
     def predict(self, x: Sequence[float]) -> float:
         """y as far as is known."""
-        return sum(weight * value for weight, value in zip(self.weights, x, strict=True))
+        predicted: float = sum(map(mul, self.weights, x))
+        return predicted
 
     def add(self, x: Sequence[float], y: float) -> None:
         """One more point."""
@@ -41,10 +45,15 @@ class NonNegativeFit:
         # A prediction from the prior alone may be far too low: it must not make the first points weigh for ever.
         weight = 1 / max(predicted, y if self._count < self._FREE else 0.0, self._LEAST)
         self._count += 1
-        for i, row in enumerate(self._xx):
-            for j in range(len(row)):
-                row[j] = self._forgetting * row[j] + weight * x[i] * x[j]
-            self._xy[i] = self._forgetting * self._xy[i] + weight * x[i] * y
+        if len(self._shown) < len(x):
+            self._shown = [i for i, value in enumerate(x) if value or self._squares[i]]
+        keeps = self._forgetting
+        for i in self._shown:
+            part = weight * x[i]
+            row = self._xx[i] = [keeps * moment + part * value for moment, value in zip(self._xx[i], x, strict=True)]
+            row[i] = 0.0
+            self._squares[i] = keeps * self._squares[i] + part * x[i]
+            self._xy[i] = keeps * self._xy[i] + part * y
         self._descend()
 
     def _clipped(self, predicted: float, y: float) -> float:
@@ -58,8 +67,9 @@ class NonNegativeFit:
         return max(predicted + residual, 0.0)
 
     def _descend(self) -> None:
-        weights = self.weights
+        weights, ridge = self.weights, self._RIDGE
+        rows = [(i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown]
         for _ in range(self._SWEEPS):
-            for i, row in enumerate(self._xx):
-                rest = sum(row[j] * weights[j] for j in range(len(row)) if j != i)
-                weights[i] = max((self._xy[i] - rest + self._RIDGE * self._prior[i]) / (row[i] + self._RIDGE), 0.0)
+            for i, row, xy, pull, square in rows:
+                best = (xy - sum(map(mul, row, weights)) + pull) / square
+                weights[i] = best if best > 0 else 0.0

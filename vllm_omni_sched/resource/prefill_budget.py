@@ -49,6 +49,16 @@ class AdaptivePrefill(BatchControl):
         self.max_factor = max_factor
         self._fit = LineFit(forgetting)
 
+    @property
+    def base_seconds(self) -> float:
+        """The fitted a: what a step without prefill takes."""
+        return self._fit.at_zero
+
+    @property
+    def seconds_per_token(self) -> float:
+        """The fitted b."""
+        return self._fit.slope
+
     def _observe(self, latency_seconds: float, now: float, size: int) -> None:
         self._fit.add(size, min(latency_seconds, self._MOST_OVER * self.itl_target_seconds))
         room = self.itl_target_seconds - self._fit.at_zero

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from operator import mul
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.resource.least_squares import NonNegativeFit
@@ -89,7 +90,7 @@ class StageCosts:
     def estimate(self, stage_id: str, features: Features) -> float:
         """Seconds that the request will take in the stage."""
         weights = self._weights(stage_id)
-        total = sum(weight * x for weight, x in zip(weights, _regressors(features), strict=True))
+        total: float = sum(map(mul, weights, _regressors(features)))
         return min(total, self.max_seconds)
 
     def observe(self, stage_id: str, features: Features, seconds: float) -> None:

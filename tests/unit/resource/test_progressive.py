@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.gates import Asked, some
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.resource.balance import ReplicaState
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
-from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, StageGate
+from vllm_omni_sched.resource.stage_gate import StageGate
 
 
 def run(window, units, seconds, times=1, now=0.0):
@@ -73,36 +74,36 @@ def test_what_leaves_without_a_result_says_nothing():
 LONG, SHORT = 500, 0
 
 
-def gate_plan(gate, waiting, *replicas, now=0.0):
-    requests = tuple(GateRequest(name, 1.0, units=units) for name, units in waiting.items())
-    made = gate.plan(GateSnapshot(now, requests, replicas), random.Random(0))
-    return [one.request_id for one in made.releases], {name: why.value for name, why in made.held}
+def gate_plan(gate, waiting, *replicas):
+    for name, units in waiting.items():
+        gate.comes(*some(name, units=units))
+    return [one.request_id for one in gate.plan(*replicas).releases], gate.held()
 
 
 def test_short_work_goes_beside_long_work_that_waits():
-    gate = StageGate(max_hold_seconds=0)
+    gate = Asked(StageGate(max_hold_seconds=0))
     busy = ReplicaState(0, in_flight=1, limit=8, units=500, units_limit=800)
-    assert gate_plan(gate, {"long": LONG, "short": SHORT, "less": 300}, busy) == (["short", "less"], {"long": "units"})
+    assert gate_plan(gate, {"l": LONG, "s": SHORT, "m": 300}, busy) == (["m", "s"], {"l": "units"})
 
 
 def test_what_is_larger_than_the_window_goes_alone():
     idle = ReplicaState(0, limit=8, units_limit=64)
-    assert gate_plan(StageGate(), {"a": LONG, "b": LONG}, idle) == (["a"], {"b": "units"})
+    assert gate_plan(Asked(), {"a": LONG, "b": LONG}, idle) == (["a"], {"b": "units"})
 
 
 def test_each_replica_has_a_window_of_its_own():
     idle = [ReplicaState(i, limit=8, units_limit=64) for i in range(2)]
-    assert gate_plan(StageGate(), {"a": LONG, "b": LONG, "c": LONG}, *idle) == (["a", "b"], {"c": "units"})
+    assert gate_plan(Asked(), {"a": LONG, "b": LONG, "c": LONG}, *idle) == (["a", "b"], {"c": "units"})
 
 
 def test_one_that_was_passed_over_too_often_is_the_next_long_one_and_short_ones_go_on():
-    gate = StageGate(max_hold_seconds=0, max_passed=2)
+    gate = Asked(StageGate(max_hold_seconds=0, max_passed=2))
     busy = ReplicaState(0, in_flight=1, limit=8, units=100, units_limit=400)
-    assert gate_plan(gate, {"huge": LONG, "a": 100, "b": 100}, busy)[0] == ["a", "b"]
-    made = gate_plan(gate, {"huge": LONG, "c": 100, "short": SHORT}, busy)
-    assert made == (["short"], {"huge": "units", "c": "behind_overdue"})
+    assert gate_plan(gate, {"h": LONG, "a": 100, "b": 100}, busy)[0] == ["a", "b"]
+    made = gate_plan(gate, {"c": 100, "s": SHORT}, busy)
+    assert made == (["s"], {"h": "units", "c": "behind_overdue"})
     free = ReplicaState(0, in_flight=1, limit=8, units=0, units_limit=400)
-    assert gate_plan(gate, {"c": 100, "huge": LONG}, free) == (["huge"], {"c": "units"})
+    assert gate_plan(gate, {}, free) == (["h"], {"c": "units"})
 
 
 @settings(deadline=None, max_examples=60)
@@ -122,7 +123,10 @@ def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_r
         now += 1.0
         if step < 60:
             for number in range(dice.randint(0, 3)):
-                waiting[f"{step:03}.{number}"] = sizes[f"{step:03}.{number}"] = int(dice.paretovariate(0.7))
+                name = f"{step:03}.{number}"
+                waiting[name] = sizes[name] = int(dice.paretovariate(0.7))
+                (newest_first,) = some([name], place=-step, units=windows[0].counted(waiting[name]))
+                gate.put(newest_first, now)
         states = tuple(
             ReplicaState(
                 i,
@@ -133,9 +137,7 @@ def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_r
             )
             for i, window in enumerate(windows)
         )
-        newest_first = sorted(waiting, reverse=True)
-        requests = tuple(GateRequest(name, 1.0, units=windows[0].counted(waiting[name])) for name in newest_first)
-        for one in gate.plan(GateSnapshot(now, requests, states), dice).releases:
+        for one in gate.release(now, states, dice).releases:
             window, units = windows[one.replica_id], waiting.pop(one.request_id)
             ran = window.running
             window.begin(one.request_id, units, now)
@@ -172,7 +174,5 @@ def test_bad_input_is_refused_by_name():
     for name, units in (("a", 1), ("b", -1)):
         with pytest.raises(ValueError, match=f"'{name}'"):
             window.begin(name, units, 0.0)
-    with pytest.raises(ValueError, match="units"):
-        GateRequest("a", units=-1)
     with pytest.raises(ValueError, match="units"):
         ReplicaState(0, units=-1)

@@ -1,16 +1,15 @@
 """The gate before a stage: what it releases, what it holds, and for how long."""
 
 import math
-import random
-from dataclasses import replace
 
 import pytest
 
+from tests.support.gates import Asked, some, told
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.order import INTERACTIVE, WaitingOrder, WaitingRequest
 from vllm_omni_sched.resource.balance import ReplicaState, RoundRobin
-from vllm_omni_sched.resource.stage_gate import GatePlan, GateRequest, GateSnapshot, StageGate
-
-DICE = random.Random(0)
+from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest
+from vllm_omni_sched.resource.stage_gate import StageGate
 
 
 def at(replica_id=0, in_flight=0, limit=4, remaining=None, **more):
@@ -18,86 +17,90 @@ def at(replica_id=0, in_flight=0, limit=4, remaining=None, **more):
     return ReplicaState(replica_id, work, in_flight=in_flight, limit=limit, **more)
 
 
-def some(names, **more):
-    return tuple(GateRequest(name, cost_seconds=1.0, **more) for name in names)
-
-
-def plan(gate, waiting, *replicas, now=0.0):
-    return gate.plan(GateSnapshot(now, tuple(waiting), replicas), DICE)
-
-
-def told(made):
-    return [(one.request_id, one.replica_id, one.reason.value) for one in made.releases]
-
-
-def held(made):
-    return {name: reason.value for name, reason in made.held}
-
-
 def test_an_idle_replica_is_filled_at_once_and_up_to_its_limit():
-    made = plan(StageGate(), some("abcde"), at(limit=3))
-    assert told(made) == [(name, 0, "idle") for name in "abc"]
-    assert held(made) == {"d": "no_room", "e": "no_room"}
-    assert made.wake_at is None
+    gate = Asked(waiting=some("abcde"))
+    assert told(gate.plan(at(limit=3))) == [(name, 0, "idle") for name in "abc"]
+    assert gate.held() == {"d": "no_room", "e": "no_room"}
+    assert gate.plan(at(limit=0)).wake_at is None
 
 
 def test_replicas_are_picked_by_cost_and_a_sick_one_never():
-    waiting = [GateRequest("long", 5.0), *some("abc")]
-    made = plan(StageGate(), waiting, at(0), at(1), at(2, healthy=False))
-    assert told(made) == [("long", 0, "idle"), ("a", 1, "idle"), ("b", 1, "idle"), ("c", 1, "idle")]
-    turns = plan(StageGate(RoundRobin()), waiting, at(0), at(1))
+    waiting = [*some("l", place=-1, cost=5.0), *some("abc")]
+    made = Asked(waiting=waiting).plan(at(0), at(1), at(2, healthy=False))
+    assert told(made) == [("l", 0, "idle"), ("a", 1, "idle"), ("b", 1, "idle"), ("c", 1, "idle")]
+    turns = Asked(StageGate(RoundRobin()), waiting).plan(at(0), at(1))
     assert [one.replica_id for one in turns.releases] == [0, 1, 0, 1]
-    assert held(plan(StageGate(), some("a"), at(healthy=False))) == {"a": "no_room"}
+    gate = Asked(waiting=some("a"))
+    gate.plan(at(healthy=False))
+    assert gate.held() == {"a": "no_room"}
 
 
-def test_a_cache_of_the_request_draws_it():
-    waiting = [replace(some("a")[0], warm=((1, 1.0),))]
-    assert told(plan(StageGate(), waiting, at(0), at(1))) == [("a", 1, "idle")]
+def test_a_cache_of_the_request_draws_it_and_a_distance_keeps_it_away():
+    gate = Asked(waiting=some("ab"))
+    gate.near["a"] = {1: 1.0}
+    gate.far["b"] = {0: 5.0}
+    assert told(gate.plan(at(0), at(1))) == [("a", 1, "idle"), ("b", 1, "idle")]
 
 
 def test_where_all_are_busy_a_request_is_held_for_the_batch_until_its_window_ends():
-    gate = StageGate()
-    made = plan(gate, some("a"), at(in_flight=1), now=10.0)
-    assert (told(made), held(made), made.wake_at) == ([], {"a": "window"}, 10.05)
-    made = plan(gate, some("ab"), at(in_flight=1), now=10.04)
-    assert (told(made), held(made), made.wake_at) == ([], {"a": "window", "b": "window"}, 10.05)
-    made = plan(gate, some("ab"), at(in_flight=1), now=10.05)
+    gate = Asked()
+    gate.comes(*some("a"), now=10.0)
+    made = gate.plan(at(in_flight=1), now=10.0)
+    assert (told(made), gate.held(), made.wake_at) == ([], {"a": "window"}, 10.05)
+    gate.comes(*some("b"), now=10.04)
+    made = gate.plan(at(in_flight=1), now=10.04)
+    assert (told(made), gate.held(), made.wake_at) == ([], {"a": "window", "b": "window"}, 10.05)
+    made = gate.plan(at(in_flight=1), now=10.05)
     assert told(made) == [("a", 0, "window_over"), ("b", 0, "window_over")]
 
 
 def test_a_full_batch_goes_at_once_to_the_replica_it_fills():
-    made = plan(StageGate(), some("ab"), at(0, in_flight=1), at(1, in_flight=2, remaining=9))
+    made = Asked(waiting=some("ab")).plan(at(0, in_flight=1), at(1, in_flight=2, remaining=9))
     assert told(made) == [("a", 1, "batch_full"), ("b", 1, "batch_full")]
 
 
 def test_what_shares_no_batch_is_not_held():
-    made = plan(StageGate(), [*some("a"), *some("b", mergeable=False)], at(in_flight=1))
-    assert (told(made), held(made)) == ([("b", 0, "alone")], {"a": "window"})
-    assert told(plan(StageGate(max_hold_seconds=0), some("a"), at(in_flight=1))) == [("a", 0, "window_over")]
+    gate = Asked(waiting=[*some("a"), *some("b", mergeable=False)])
+    assert (told(gate.plan(at(in_flight=1))), gate.held()) == ([("b", 0, "alone")], {"a": "window"})
+    made = Asked(StageGate(max_hold_seconds=0), some("a")).plan(at(in_flight=1))
+    assert told(made) == [("a", 0, "window_over")]
 
 
 def test_without_credits_it_waits_and_others_go():
-    made = plan(StageGate(), [*some("a", has_credits=False), *some("b")], at())
-    assert (told(made), held(made)) == ([("b", 0, "idle")], {"a": "no_credits"})
-    assert made.wake_at is None
+    gate = Asked(waiting=[*some("a", needs="next"), *some("b")])
+    gate.none_for.add("next")
+    made = gate.plan(at())
+    assert (told(made), gate.held(), made.wake_at) == ([("b", 0, "idle")], {"a": "no_credits"}, None)
+    gate.none_for.clear()
+    assert told(gate.plan(at())) == [("a", 0, "idle")]
+
+
+def test_one_whose_credits_cannot_be_taken_after_all_keeps_its_place_and_its_likes_are_not_asked():
+    gate = Asked(waiting=[*some("abc", needs="next"), *some("d")])
+    gate.refused.add("a")
+    assert told(gate.plan(at())) == [("d", 0, "idle")]
+    assert gate.held() == dict.fromkeys("abc", "no_credits")
+    assert gate.asked == ["a", "d"]
+    gate.refused.clear()
+    assert [one[0] for one in told(gate.plan(at()))] == ["a", "b", "c"]
 
 
 def test_the_low_class_has_its_share_and_no_more_while_others_wait():
-    gate, went = StageGate(min_share=0.25, max_passed=1000), []
+    gate, went = Asked(StageGate(min_share=0.25, max_passed=1000)), []
+    gate.comes(*some([f"l{k:02}" for k in range(20)], low=True, place=1))
     for number in range(40):
-        high, low = some([f"h{number}", f"i{number}"]), some([f"l{k:02}" for k in range(20)], low=True)
-        waiting = [*high, *(one for one in low if one.request_id not in went)]
-        went += [one.request_id for one in plan(gate, waiting, at(limit=1)).releases]
+        gate.comes(*some([f"h{number:02}", f"i{number:02}"]))
+        went += [one.request_id for one in gate.plan(at(limit=1)).releases]
     assert [name[0] for name in went[:8]] == list("hhhlhhhl")
     assert sum(name[0] == "l" for name in went) == 10
 
 
 def test_without_a_share_the_low_class_waits_until_it_is_overdue():
-    gate = StageGate(min_share=0, max_passed=3)
-    low, went = some(["low"], low=True), []
-    plan(gate, low, at(limit=0))
+    gate = Asked(StageGate(min_share=0, max_passed=3), some(["low"], low=True, place=1))
+    went = []
     for number in range(5):
-        went += told(plan(gate, [*some([f"h{number}"]), *(() if "low" in str(went) else low)], at(limit=1)))
+        gate.comes(*some([f"h{number}"]))
+        went += told(gate.plan(at(limit=1)))
     assert [(name, why) for name, _, why in went[:4]] == [
         *((f"h{i}", "idle") for i in range(3)),
         ("low", "overdue"),
@@ -105,32 +108,83 @@ def test_without_a_share_the_low_class_waits_until_it_is_overdue():
 
 
 def test_one_that_is_overdue_and_has_no_credits_holds_back_all_others():
-    gate, first = StageGate(max_passed=2), some("a", has_credits=False)
-    plan(gate, first, at(limit=0))
-    assert [one[0] for one in told(plan(gate, [*some("bcd"), *first], at()))] == ["b", "c"]
-    assert gate.passed("a") == 2
-    made = plan(gate, [*some("d"), *first], at())
-    assert (told(made), held(made)) == ([], {"d": "behind_overdue", "a": "no_credits"})
-    assert told(plan(gate, [*some("d"), *some("a")], at())) == [("a", 0, "overdue"), ("d", 0, "idle")]
+    gate = Asked(StageGate(max_passed=2), some("a", needs="next"))
+    gate.none_for.add("next")
+    gate.comes(*some("bcd"))
+    assert [one[0] for one in told(gate.plan(at()))] == ["b", "c"]
+    assert gate.gate.passed("a") == 2
+    made = gate.plan(at())
+    assert (told(made), gate.held(), made.wake_at) == ([], {"a": "no_credits", "d": "behind_overdue"}, None)
+    gate.none_for.clear()
+    assert told(gate.plan(at())) == [("a", 0, "overdue"), ("d", 0, "idle")]
 
 
-def test_a_release_that_came_to_nothing_keeps_its_place_and_who_leaves_is_forgotten():
-    gate = StageGate()
-    assert told(plan(gate, some("a"), at(), now=1.0)) == [("a", 0, "idle")]
-    assert plan(gate, some("a"), at(in_flight=1), now=1.02).wake_at == 1.05
-    plan(gate, (), at(), now=2.0)
-    assert plan(gate, some("a"), at(in_flight=1), now=3.0).wake_at == 3.05
+def test_one_that_changes_keeps_its_place_in_line_and_who_leaves_is_forgotten():
+    gate = Asked(StageGate(max_passed=1))
+    gate.comes(*some("ab", needs="next"), now=1.0)
+    gate.none_for.add("next")
+    gate.comes(*some("c"))
+    gate.plan(at(limit=1))
+    assert (gate.gate.passed("a"), gate.gate.passed("b")) == (1, 1)
+    gate.comes(*some("a", needs="other", place=9))
+    assert gate.gate.passed("a") == 1
+    assert told(gate.plan(at(limit=1))) == [("a", 0, "overdue")]
+    gate.gate.remove("b")
+    gate.gate.remove("b")
+    assert (len(gate.gate), "b" in gate.gate) == (0, False)
+    gate.comes(*some("b"), now=3.0)
+    assert gate.gate.passed("b") == 0
+    assert gate.plan(at(in_flight=1), now=3.0).wake_at == 3.05
+
+
+def test_one_that_was_released_and_comes_again_comes_last():
+    gate = Asked(StageGate(max_passed=1, max_hold_seconds=0), some("abc"))
+    assert [one[0] for one in told(gate.plan(at(limit=1)))] == ["a"]
+    gate.comes(*some("a"))
+    assert [one[0] for one in told(gate.plan(at(limit=1)))] == ["a"]
+    assert (gate.gate.passed("b"), gate.gate.passed("c")) == (1, 1)
+
+
+def test_short_work_that_is_held_behind_a_long_one_that_is_overdue_is_looked_at_again():
+    busy = at(in_flight=1, units=400, units_limit=400)
+    gate = Asked(StageGate(max_passed=1), some("l", units=100))
+    gate.comes(*some("a", mergeable=False))
+    assert [one[0] for one in told(gate.plan(busy))] == ["a"]
+    gate.comes(*some("s"), now=5.0)
+    made = gate.plan(busy, now=5.0)
+    assert (told(made), made.wake_at, gate.held()) == ([], 5.05, {"l": "units", "s": "window"})
+    assert told(gate.plan(busy, now=made.wake_at)) == [("s", 0, "window_over")]
+
+
+def test_the_order_is_followed_as_it_changes_with_time():
+    gate = Asked(StageGate(order=WaitingOrder(max_wait_seconds=5.0), max_hold_seconds=0))
+    for name, priority in (("old", 1), ("new", 0)):
+        gate.comes(GateRequest(WaitingRequest(name, 0.0 if name == "old" else 4.0, INTERACTIVE, priority=priority)))
+    assert told(gate.plan(at(limit=1), now=4.5)) == [("new", 0, "idle")]
+    gate.comes(GateRequest(WaitingRequest("newer", 4.0, INTERACTIVE)))
+    assert told(gate.plan(at(limit=1), now=5.0)) == [("old", 0, "idle")]
 
 
 def test_nobody_waits():
-    assert plan(StageGate(), (), at()) == GatePlan()
+    assert Asked().plan(at()) == GatePlan()
+
+
+def test_nobody_who_waits_is_looked_at_without_room_and_few_with():
+    gate = Asked(waiting=some([f"{i:04}" for i in range(2000)]))
+    looks, first = [], gate.gate._firsts
+    gate.gate._firsts = lambda lanes, units: (looks.append(len(lanes)), first(lanes, units))[1]
+    gate.plan(at(in_flight=4), at(1, in_flight=9))
+    assert looks == []
+    assert len(gate.plan(at()).releases) == 4
+    assert looks == [1] * 4, "one lane, once for each release"
 
 
 def test_bad_input_is_refused_by_name():
     for name, bad in (("max_hold_seconds", -1), ("max_hold_seconds", math.inf), ("min_share", 1), ("max_passed", 0)):
         with pytest.raises(ConfigError, match=name):
             StageGate(**{name: bad})
-    with pytest.raises(ValueError, match="cost_seconds"):
-        GateRequest("a", cost_seconds=math.nan)
-    with pytest.raises(ValueError, match="own request_id"):
-        plan(StageGate(), some("aa"), at())
+    with pytest.raises(ValueError, match="units"):
+        GateRequest(WaitingRequest("a", 0.0, INTERACTIVE), units=-1)
+    for ask in (StageGate().passed, StageGate().why):
+        with pytest.raises(KeyError):
+            ask("a")

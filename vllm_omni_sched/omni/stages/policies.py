@@ -174,14 +174,24 @@ class Policies:
 
     def has_memory(self, request_id: str) -> bool:
         """Whether the pool of its modality has room for what a request brings; if so, it is the request's now."""
-        known = self.known.get(request_id)
-        if self.pools is None or known is None or not known.nbytes or request_id in self.grants:
+        if self.pools is None or not self.waits_for_memory(request_id):
             return True
+        known = self.known[request_id]
         answer = self.pools.reserve(known.modality, known.nbytes)
         if isinstance(answer, Grant):
             self.grants[request_id] = answer
             return True
         return answer.reason is RefusalReason.TOO_LARGE  # it would wait for ever; the stage's own limits are for it
+
+    def waits_for_memory(self, request_id: str) -> bool:
+        """Whether `has_memory` has something to reserve."""
+        known = self.known.get(request_id)
+        return self.pools is not None and known is not None and known.nbytes > 0 and request_id not in self.grants
+
+    def credits_changed(self, request_id: str, now: float) -> None:
+        """Credits were taken or given back for a request: where it waits, it may need others now."""
+        for stage in self._stages.values():
+            stage.credits_changed(request_id, now)
 
     def tick(self, now: float) -> None:
         """Time has passed: the shares of the pools go where the demand is."""

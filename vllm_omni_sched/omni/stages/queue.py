@@ -71,9 +71,28 @@ class StageQueue:
     async def wait(self, work: Work) -> None:
         """Put a work into the queue, and release what may go."""
         self._lead(work)
-        self.waiting[work.request_id] = work
-        self.policies.waits(work, self._clock())
+        self._put(work)
         await self.release()
+
+    def _put(self, work: Work) -> None:
+        self.waiting[work.request_id] = work
+        if work.request_id not in self.held:
+            self.policies.waits(self.pool, work, self._clock())
+
+    def take_out(self, request_id: str) -> Work | None:
+        """What waits for a request, which waits no more; None if nothing does."""
+        self.policies.waits_no_more(request_id)
+        return self.waiting.pop(request_id, None)
+
+    def hold(self, request_id: str, until: asyncio.Future[Any]) -> None:
+        """A request is not to be released before `let_go`."""
+        self.held[request_id] = until
+        self.policies.waits_no_more(request_id)
+
+    def let_go(self, request_id: str) -> None:
+        """It may be released; nothing if it was not held."""
+        if self.held.pop(request_id, None) is not None and request_id in self.waiting:
+            self.policies.waits(self.pool, self.waiting[request_id], self._clock())
 
     async def release(self) -> None:
         """Hand over all that the policies let go now."""
@@ -90,8 +109,7 @@ class StageQueue:
 
     def _next(self) -> list[Work]:
         now, released = self._clock(), []
-        ready = {name: work for name, work in self.waiting.items() if name not in self.held}
-        for request_id, replica_id in self.policies.release(self.pool, ready, self.running, now):
+        for request_id, replica_id in self.policies.release(self.pool, now):
             work = self.waiting.pop(request_id)
             self._begin(work, replica_id)
             released.append(work)
@@ -179,8 +197,8 @@ class StageQueue:
             if began in self.running or self._together:
                 self._serves[began] = left.promoted
             else:
-                self.waiting.pop(began, None)
-                self.waiting[heir.request_id] = heir
+                self.take_out(began)
+                self._put(heir)
                 self.inherited(began, heir)
             return None
         orphan = next((name for name, leader in self._serves.items() if leader == request_id), None)
@@ -189,7 +207,7 @@ class StageQueue:
         self._parked.pop(request_id, None)
         if orphan is None:
             return None
-        self.waiting.pop(orphan, None)
+        self.take_out(orphan)
         return self.running.get(orphan)
 
     def left(self, request_id: str) -> None:
@@ -197,7 +215,7 @@ class StageQueue:
         self._parked.pop(request_id, None)
         if request_id in self._serves:
             return
-        self.waiting.pop(request_id, None)
+        self.take_out(request_id)
         if request_id in self.running:
             self.policies.gone(self.running.pop(request_id), self._clock())
             self.merger.leave(request_id)
@@ -210,6 +228,6 @@ class StageQueue:
             self.policies.lost(work, self._clock())
             work.replica_id, work.started, work.spoke = UNPLACED, None, False
             if not work.sent:
-                self.waiting[work.request_id] = work
+                self._put(work)
         self.policies.died(replica_id)
         return [work for work in lost if work.sent]

@@ -84,7 +84,7 @@ class Sharing:
             stages.discard(heir.stage_id)
             own.add(heir.stage_id)
             pool, name = self._orchestrator.stage_pools[heir.stage_id], heir.request_id
-            pool.queue.held[name] = self._orchestrator.spawn(self._send_on(pool, owner, [name]))
+            pool.queue.hold(name, self._orchestrator.spawn(self._send_on(pool, owner, [name])))
 
     def ended(self, stage_id: int, request_id: str, receivers: Sequence[str]) -> None:
         """A work has ended well that was begun for ``request_id``: see to it that all that part get the payload."""
@@ -104,14 +104,14 @@ class Sharing:
         if names and names != [request_id]:
             sending = self._orchestrator.spawn(self._send_on(pool, request_id, names))
             for name in names:
-                pool.queue.held[name] = sending
+                pool.queue.hold(name, sending)
 
     async def _send_on(self, pool: Any, owner: str, names: Sequence[str]) -> None:
         try:
             await self._when_there(partial(self._payloads.copy, pool, owner, names))
         finally:
             for name in names:
-                pool.queue.held.pop(name, None)
+                pool.queue.let_go(name)
             await pool.queue.release()
 
     async def _when_there(self, take: Callable[[], bool]) -> None:

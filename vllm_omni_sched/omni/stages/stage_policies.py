@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.graph.merging import Joined, Merger, Role
-from vllm_omni_sched.graph.path_order import PathRequest
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.plan import PoolState
+from vllm_omni_sched.omni.stages.entrance import AS_THEY_CAME, Entrance, Sights
 from vllm_omni_sched.omni.stages.limits import ReplicaLoad, control_of, units_of, window_of
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
-from vllm_omni_sched.resource.stage_gate import GateRequest, GateSnapshot, StageGate
+from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.resource.topology import Topology
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
@@ -39,12 +39,14 @@ class StagePolicies:
         self._topology = Topology()
         self._window = window_of(config.batching, limits)  # says only what is long
         priority = config.graph.priority
-        self._by_class = priority.enabled
         self._gate = StageGate(
             _balancer(config),
             max_hold_seconds=limits.hold_ms / 1e3 if self._holds(stage.kind) else 0.0,
             min_share=priority.min_low_share if priority.enabled else 0.0,
+            order=shared.order.order if priority.enabled else AS_THEY_CAME,
         )
+        sights = Sights(self._long_units, self._warm, self._distances)
+        self._entrance = Entrance(shared, pool.stage_id, self._gate, sights, as_they_came=not priority.enabled)
         self.request_seconds: float | None = None  # of a replica's time that a request takes
 
     @staticmethod
@@ -69,13 +71,22 @@ class StagePolicies:
             shared.board.merged(self._stage_id)
             if shared.credits is not None:  # another one's work takes the place here
                 shared.credits.give_back(work.request_id, str(self._stage_id))
+                shared.credits_changed(work.request_id, now)
         before, here = str(self._stage_id - 1), str(self._stage_id)
         if shared.credits is not None and shared.credits.has_started(work.request_id, before):
             shared.credits.hand_over(work.request_id, before, here)
 
-    def waits(self, work: Work, now: float) -> None:
-        """A work is in the queue."""
-        self._gate.came(work.request_id, now)
+    def waits(self, pool: Any, work: Work, now: float) -> None:
+        """A work may be released from now on."""
+        self._entrance.put(pool, work, now)
+
+    def waits_no_more(self, request_id: str) -> None:
+        """It was withdrawn, or is not to be released yet; nothing if it did not wait."""
+        self._entrance.remove(request_id)
+
+    def credits_changed(self, request_id: str, now: float) -> None:
+        """Credits were taken or given back for a request, here or elsewhere."""
+        self._entrance.credits_changed(request_id, now)
 
     def began(self, work: Work) -> None:
         now = work.started or 0.0
@@ -83,6 +94,7 @@ class StagePolicies:
         load.begin(work.request_id, work.cost_seconds, now, self._units(work))
         work.known.replicas[self._stage_id] = work.replica_id
         self._shared.watch.began(work, now)
+        self._shared.credits_changed(work.request_id, now)
         board.submitted(self._stage_id, work.replica_id, work.request_id, work.arrived)
         board.started(self._stage_id, work.replica_id, work.request_id, now)
         board.batch(self._stage_id, work.replica_id, len(load.began))
@@ -113,24 +125,25 @@ class StagePolicies:
             self.request_seconds = before + SMOOTHING * (share - before)
         shared.board.finished(self._stage_id, work.replica_id, work.request_id, now)
         shared.watch.ended(work, now, well=True)
-        self._done(work)
+        self._done(work, now)
 
     def gone(self, work: Work, now: float) -> None:
         """It has left without a result."""
         self.load(work.replica_id).end(work.request_id, now)
         self._shared.board.aborted(self._stage_id, work.replica_id, work.request_id)
         self._shared.watch.ended(work, now, well=False)
-        self._done(work)
+        self._done(work, now)
 
     def lost(self, work: Work, now: float) -> None:
         """Its replica died; it stays on its way, with its credits."""
         self._shared.watch.ended(work, now, well=False)
         self._shared.board.redispatched(self._stage_id, work.replica_id)
 
-    def _done(self, work: Work) -> None:
+    def _done(self, work: Work, now: float) -> None:
         credits = self._shared.credits
         if credits is not None:
             credits.give_back(work.request_id, str(self._stage_id))
+            self._shared.credits_changed(work.request_id, now)
             self._shared.board.credits(self._stage_id, credits.free(str(self._stage_id)))
 
     def died(self, replica_id: int) -> None:
@@ -164,30 +177,10 @@ class StagePolicies:
 
     # ---- what to do
 
-    def release(
-        self, pool: Any, waiting: Mapping[str, Work], running: Mapping[str, Work], now: float
-    ) -> list[tuple[str, int]]:
-        """Who goes now, and to which replica."""
+    def release(self, pool: Any, now: float) -> list[tuple[str, int]]:
+        """Who goes now, and to which replica; they wait no more."""
         replicas = self._replicas(pool, now)
-        if not waiting or not any(one.room for one in replicas):
-            return []  # most often so in overload, when who waits would be many to put in order
-        bound = {name: pool.get_bound_replica_id(name) for name in waiting}
-        found: list[tuple[str, int]] = []
-        free = {one.replica_id: one.room for one in replicas}
-        ordered = self._ordered(waiting, now)
-        for name in ordered:  # what was prepared for a replica must go there
-            replica_id = bound[name]
-            if replica_id in free and free[replica_id] > 0 and self._take(name):
-                free[replica_id] -= 1
-                found.append((name, replica_id))
-        if found:
-            return found
-        gate = [self._gate_request(waiting[name]) for name in ordered if bound[name] not in free]
-        staying = tuple(one for one in replicas if one.replica_id not in pool.draining)
-        if not staying:
-            return []
-        plan = self._gate.plan(GateSnapshot(now, tuple(gate), staying), self._shared.dice)
-        return [(one.request_id, one.replica_id) for one in plan.releases if self._take(one.request_id)]
+        return self._entrance.release(pool, replicas, now) if any(one.room for one in replicas) else []
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
         """A replica for a request that does not wait."""
@@ -199,60 +192,24 @@ class StagePolicies:
             return None
         return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id
 
-    def _ordered(self, waiting: Mapping[str, Work], now: float) -> list[str]:
-        if not self._by_class or len(waiting) == 1:
-            return list(waiting)
-        requests = [
-            PathRequest(
-                name,
-                work.known.arrival,
-                work.known.costs,
-                work.known.sla,
-                work.known.modality,
-                work.known.priority,
-                ready=work.arrived,
-                affinity=work.known.keys,
-            )
-            for name, work in waiting.items()
-        ]
-        return [placed.request.request_id for placed in self._shared.order.plan(requests, self._stage_id, now)]
-
-    def _gate_request(self, work: Work) -> GateRequest:
-        return GateRequest(
-            work.request_id,
-            work.cost_seconds,
-            has_credits=self._has_credits(work.request_id),
-            low=work.known.low,
-            warm=tuple(self._warm(work).items()),
-            units=self._window.counted(self._units(work)) if self._window is not None else 0,
-            distances=self._distances(work),
-        )
-
     def _source_of(self, work: Work) -> int | None:
         """The replica of the stage before that made its input."""
         return None if self._source is None else work.known.replicas.get(self._source)
 
-    def _distances(self, work: Work) -> tuple[tuple[int, float], ...]:
+    def _distances(self, work: Work) -> Mapping[int, float]:
         source = self._source_of(work)
         known = ((one, self._topology.distance_seconds(source, one)) for one in self._loads)
-        return tuple((one, seconds) for one, seconds in known if seconds)
+        return {one: seconds for one, seconds in known if seconds}
 
     def _units(self, work: Work) -> int:
         return units_of(self._kind, work.known.features[self._stage_id])
 
+    def _long_units(self, work: Work) -> int:
+        return self._window.counted(self._units(work)) if self._window is not None else 0
+
     def _warm(self, work: Work) -> Mapping[int, float]:
         book = self._shared.affinity.get(self._stage_id)
         return book.warm(work.known.keys, list(self._loads)) if book is not None and work.known.keys else {}
-
-    def _has_credits(self, request_id: str) -> bool:
-        credits = self._shared.credits
-        return credits is None or credits.blocked(str(self._stage_id), request_id) is None
-
-    def _take(self, request_id: str) -> bool:
-        credits = self._shared.credits
-        if not self._shared.has_memory(request_id):
-            return False
-        return credits is None or credits.take(str(self._stage_id), request_id)
 
     def _replicas(self, pool: Any, now: float) -> list[ReplicaState]:
         states = []

@@ -70,7 +70,7 @@ class Together:
         """
         name, orchestrator, taken = lost.request_id, self._orchestrator, []
         for pool in orchestrator.stage_pools:
-            waiting = pool.queue.waiting.pop(name, None)
+            waiting = pool.queue.take_out(name)
             if waiting is not None:
                 works[pool.stage_id] = waiting
         present = {stage_id: self.names.present(work.runs_as) for stage_id, work in works.items()}

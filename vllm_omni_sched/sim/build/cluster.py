@@ -9,6 +9,7 @@ from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
+from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.build.decoders import decoder_of
 from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
@@ -27,13 +28,14 @@ from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Make, Pool, StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool
+from vllm_omni_sched.sim.pools.replicas import Make
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg
 from vllm_omni_sched.sim.scenario import EncoderStage, EngineStage, Scenario, ServersStage, Stage, VideoStage
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 
-_CHOICES = 2  # replicas that `balance = "sampled"` looks at
 _MODALITIES = ("text", "image", "audio", "video")
 
 
@@ -159,7 +161,7 @@ class Cluster:
             case "cost":
                 return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"))
             case "sampled":
-                return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"), _CHOICES)
+                return Balanced(SampledBalancer(), self._dice(f"{stage.name} balance"))
             case "least_queue":
                 return Balanced(LeastQueue(), self._dice(f"{stage.name} balance"))
             case _:

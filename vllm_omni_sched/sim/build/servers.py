@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.pools.pool import Make
+from vllm_omni_sched.sim.pools.replicas import Make
 from vllm_omni_sched.sim.scenario import Scenario
 from vllm_omni_sched.sim.scenario.seconds import Exponential, Hyperexponential, Seconds
 from vllm_omni_sched.sim.scenario.stages import EncoderStage, EngineStage, ServersStage, VideoStage

@@ -1,22 +1,17 @@
 """Which replica gets a request where no gate is: the balancers of `vllm_omni_sched.resource.balance`."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Protocol
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.balance import Balancer, CostBalancer, ReplicaState
+from vllm_omni_sched.resource.balance import Balancer, ReplicaState
+from vllm_omni_sched.resource.sampled import LazyReplicas, SampledBalancer
 from vllm_omni_sched.sim.pools.replica import Replica
 
 
 class Chooser(Protocol):
-    """Picks one of the replicas of a stage.
-
-    ``by_cost``: whether it looks at what requests cost.
-    """
-
-    by_cost: bool
+    """Picks one of the replicas of a stage."""
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
         """One of ``live``, which are by index and one at least."""
@@ -24,8 +19,6 @@ class Chooser(Protocol):
 
 class InTurn:
     """Each replica in turn, by index, in O(log n): what `RoundRobin` picks, without a state for each replica."""
-
-    by_cost = False
 
     def __init__(self) -> None:
         self._last = -1
@@ -48,28 +41,21 @@ def index_of(replica: Replica) -> int:
 
 
 class Balanced:
-    """What a balancer picks; of all replicas, or of so many that are drawn.
+    """What a balancer picks. One that draws a few has no others described."""
 
-    Args:
-        sample: drawn anew for each request, all different: the power of d choices (Mitzenmacher, IEEE TPDS 2001).
-            A balancer that draws by itself needs none.
-
-    Raises:
-        ConfigError: ``sample`` is below 1.
-    """
-
-    def __init__(self, balancer: Balancer, dice: Random, sample: int | None = None) -> None:
-        if sample is not None and sample < 1:
-            raise ConfigError(f"sample must be 1 or more, got {sample}")
+    def __init__(self, balancer: Balancer, dice: Random) -> None:
         self.balancer = balancer
-        self.by_cost = isinstance(balancer, CostBalancer)
-        self._dice, self._sample = dice, sample
+        self._dice, self._draws = dice, isinstance(balancer, SampledBalancer)
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
-        if self._sample is not None and self._sample < len(live):
-            live = self._dice.sample(live, self._sample)
-        picked = self.balancer.pick(cost_seconds, [_state(one, now) for one in live], self._dice).replica_id
-        return next(one for one in live if one.index == picked)
+        states: Sequence[ReplicaState]
+        if self._draws:
+            states = LazyReplicas(len(live), lambda at: _state(live[at], now))
+        else:
+            states = [_state(one, now) for one in live]
+        picked = self.balancer.pick(cost_seconds, states, self._dice).replica_id
+        assert picked is not None  # one is there at least, and nobody knows of sick ones
+        return live[bisect_left(live, picked, key=index_of)]
 
 
 def _state(one: Replica, now: float) -> ReplicaState:

@@ -6,15 +6,17 @@ from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.balance import ReplicaState
 from vllm_omni_sched.resource.pid import PidBatch
-from vllm_omni_sched.resource.stage_gate import GateRequest, StageGate
+from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import InTurn
+from vllm_omni_sched.sim.pools.entrance import Entrance
 from vllm_omni_sched.sim.pools.features import work_of
-from vllm_omni_sched.sim.pools.gate import ask
 from vllm_omni_sched.sim.pools.load import Load, control_of, units_of, window_of
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Make, Pool, StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.replicas import Make
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Job
 
@@ -40,19 +42,20 @@ class GatedPool(Pool):
         self._first_output = spec.kind is StageKind.AR
         self._window = window_of(config.batching, self._limits)  # says only what is long
         priority = config.graph.priority
-        self._by_class = priority.enabled
         self.gate = StageGate(
             shared.balancer(),
             # a stage that takes requests in at each step gains nothing by waiting
             max_hold_seconds=0.0 if self._first_output else self._limits.hold_ms / 1e3,
             min_share=priority.min_low_share if priority.enabled else 0.0,
+            order=shared.waiting_order(),
         )
         self.merger: Merger = Merger(config.graph.merging.max_followers)
-        self.waiting: dict[str, Trip] = {}
         self._parked: dict[str, Trip] = {}  # followers
         self._asked_at = float("inf")  # when the gate is asked next, if nothing happens
         self._releasing = False
         super().__init__(sim, stage, spec, make, InTurn(), shared.costs)
+        self.entrance = Entrance(shared, stage, self.gate, self._long_units, self.replicas)
+        self.waiting = self.entrance.waiting
 
     def new_load(self) -> Load | None:
         batching = self.shared.config.batching
@@ -83,11 +86,8 @@ class GatedPool(Pool):
         return work_of(trip.request, self.spec.kind) if self.shared.config.graph.merging.enabled else None
 
     def _wait(self, trip: Trip) -> None:
-        now = self.sim.now
         self.estimate(trip)
-        self.waiting[trip.name] = trip
-        trip.queued = self.shared.queued(trip, self.stage, now)
-        self.gate.came(trip.name, now)
+        self.entrance.put(trip, self.sim.now)
         self.release()
 
     def release(self) -> None:
@@ -103,73 +103,53 @@ class GatedPool(Pool):
 
     def _release_some(self) -> bool:
         now = self.sim.now
-        if not any(len(one.load) < self._room(one.load, now) for one in self.live if one.load is not None):
-            return False  # most often so in overload, when who waits would be many to put in order
-        states = [self._state(one.index, one.load, now) for one in self.live if one.load is not None]
-        ordered = self._ordered(now)
-        plan = ask(self.gate, now, [self._gate_request(trip) for trip in ordered], states, self.shared.dice)
+        states = self._states(now)
+        if not states:
+            return False
+        plan, released = self.entrance.release(now, states)
         if plan.wake_at is not None and plan.wake_at < self._asked_at:
             self._asked_at = max(plan.wake_at, now)
             self.sim.at(self._asked_at, self._asked, self._asked_at)
-        begun = False
-        for release in plan.releases:
-            if self._take(self.waiting[release.request_id]):
-                begun = True
-                trip = self.waiting.pop(release.request_id)
-                self.begin(trip, self.replicas[release.replica_id], trip.costs[self.stage])
-        return begun
+        for trip, index in released:
+            self.begin(trip, self.replicas[index], trip.costs[self.stage])
+        return bool(released)
 
     def _asked(self, when: float) -> None:
         if when == self._asked_at:
             self._asked_at = float("inf")
             self.release()
 
-    def _ordered(self, now: float) -> list[Trip]:
-        waiting = self.waiting
-        if not self._by_class or len(waiting) == 1:
-            return list(waiting.values())
-        requests = [trip.queued for trip in waiting.values() if trip.queued is not None]
-        return [waiting[placed.request.request_id] for placed in self.shared.order.order.plan(requests, now)]
-
     def _room(self, load: Load, now: float) -> int:
         """One more than the limit when a place is about to be free: else it would be empty until the next one comes."""
         assert load.limit is not None
         return load.limit.limit + int(self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS)
 
-    def _state(self, index: int, load: Load, now: float) -> ReplicaState:
-        window = load.window
-        return ReplicaState(
-            index,
-            load.remaining_seconds(now),
-            len(load),
-            limit=self._room(load, now),
-            units=window.running if window is not None else 0,
-            units_limit=window.units if window is not None else None,
-        )
-
-    def _gate_request(self, trip: Trip) -> GateRequest:
-        book, credits = self.shared.affinity[self.stage], self.shared.credits
-        warm = book.warm(trip.keys, self.replicas) if book is not None and trip.keys else {}
-        return GateRequest(
-            trip.name,
-            trip.costs[self.stage],
-            has_credits=credits is None or credits.blocked(str(self.stage), trip.name, path=self._path(trip)) is None,
-            low=self.shared.is_low(trip),
-            warm=tuple((one, part) for one, part in warm.items() if part),
-            units=self._window.counted(self._units(trip)) if self._window is not None else 0,
-        )
+    def _states(self, now: float) -> list[ReplicaState]:
+        """Of the replicas with room: the gate does not look at others."""
+        states = []
+        for one in self.live:
+            load = one.load
+            assert load is not None
+            limit, running = self._room(load, now), len(load)
+            if running < limit:
+                window = load.window
+                states.append(
+                    ReplicaState(
+                        one.index,
+                        load.remaining_seconds(now),
+                        running,
+                        limit,
+                        units=window.running if window is not None else 0,
+                        units_limit=window.units if window is not None else None,
+                    )
+                )
+        return states
 
     def _units(self, trip: Trip) -> int:
         return units_of(self.spec.kind, trip.features[self.stage])
 
-    @staticmethod
-    def _path(trip: Trip) -> list[str]:
-        """From here on: one that shared another's work before has never entered."""
-        return [str(stage) for stage in trip.path[trip.position :]]
-
-    def _take(self, trip: Trip) -> bool:
-        credits = self.shared.credits
-        return credits is None or credits.take(str(self.stage), trip.name, path=self._path(trip))
+    def _long_units(self, trip: Trip) -> int:
+        return self._window.counted(self._units(trip)) if self._window is not None else 0
 
     def load_begins(self, leg: Leg, load: Load) -> None:
         trip = leg.trip
@@ -212,7 +192,7 @@ class GatedPool(Pool):
         if heir is not None and leg is not None and leg.stage == self.stage:  # the work goes on, as that of another
             self._inherit(leg, heir)
             return
-        self.waiting.pop(trip.name, None)
+        self.entrance.remove(trip.name)
         super().withdraw(trip)
         if heir is not None:
             self._wait(heir)
@@ -227,7 +207,7 @@ class GatedPool(Pool):
     def placed(self, trip: Trip, index: int, attempt: int) -> None:
         if not self.merger.members(trip.name):  # it had finished here
             self.merger.join(None, trip.name)
-        self.waiting.pop(trip.name, None)
+        self.entrance.remove(trip.name)
         self.estimate(trip)
         self.begin(trip, self.replicas[index], trip.costs[self.stage], attempt)
 

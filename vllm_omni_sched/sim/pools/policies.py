@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.graph.order import SlaClass, Undated, WaitingRequest
+from vllm_omni_sched.graph.order import BATCH, SlaClass, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest
 from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import Stage, StageGraph
@@ -16,7 +16,7 @@ from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue,
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.pools.features import features_of, keys_of
-from vllm_omni_sched.sim.pools.pool import StageSpec
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Trip
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.stage_options.graph import ClassTargets
@@ -63,6 +63,8 @@ class Policies:
         self.graph = graph_of(specs, paths)
         self.costs = StageCosts()
         priority = config.graph.priority
+        self._by_class = priority.enabled
+        self._waited = 0  # how often requests began to wait
         self._classes = {
             name: SlaClass(name, _seconds(each), math.inf, each.rank) for name, each in priority.classes.items()
         }
@@ -134,8 +136,15 @@ class Policies:
             features = trip.features[stage] = features_of(trip.request, self.graph.stage(stage).kind)
             trip.costs[stage] = self.costs.estimate(str(stage), features)
 
+    def waiting_order(self) -> WaitingOrder:
+        """Who is first to run, in any stage: by class and slack, or as they came."""
+        return self.order.order if self._by_class else WaitingOrder(math.inf)
+
     def queued(self, trip: Trip, stage: int, now: float) -> WaitingRequest:
         """A request as the queue of a stage sees it, from now on."""
+        if not self._by_class:
+            self._waited += 1
+            return WaitingRequest(trip.name, self._waited, BATCH, trip.costs[stage])
         request = trip.request
         costs: Mapping[int, float] = dict(trip.costs)
         path_request = PathRequest(

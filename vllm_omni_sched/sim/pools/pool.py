@@ -1,77 +1,20 @@
-"""A stage and its replicas."""
+"""A stage and the requests that are in it."""
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
-
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import Chooser, index_of
+from vllm_omni_sched.sim.pools.choose import Chooser
 from vllm_omni_sched.sim.pools.features import features_of
 from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.replicas import Make, Replicas
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
-from vllm_omni_sched.sim.server import Done, Job, Server
-
-Make = Callable[[int, Done], Server]
-"""A new server for the replica of that index, which calls what it is given when a job is done."""
+from vllm_omni_sched.sim.server import Job
 
 SMOOTHING = 0.1  # what the last request counts
 
 
-@dataclass(frozen=True)
-class StageSpec:
-    """A stage.
-
-    ``at_once``: requests that a replica can work on at a time. ``startup_seconds``: of a replica that is added.
-    ``devices``: of each replica.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
-
-    name: str
-    kind: StageKind = StageKind.GENERATION
-    replicas: int = 1
-    at_once: int = 256
-    startup_seconds: float = 0.0
-    devices: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("replicas", "at_once", "devices"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"stage {self.name}: {name} must be 1 or more, got {getattr(self, name)}")
-        if not 0 <= self.startup_seconds < float("inf"):
-            raise ConfigError(f"stage {self.name}: startup_seconds must be 0 or more, got {self.startup_seconds}")
-
-
-class Above(Protocol):
-    """What a pool tells the pipeline."""
-
-    def began(self, leg: Leg) -> None:
-        """A request was given to a replica."""
-
-    def finished(self, trip: Trip, leg: Leg) -> None:
-        """A stage is done with a request; ``leg``: whose output it has, its own or that of identical work."""
-
-    def fails(self, trip: Trip) -> None:
-        """There is nobody to work on a request, and will not be."""
-
-    def comes(self, stage: int) -> bool:
-        """Whether a replica of a stage is there, or will be."""
-
-    def joined(self, stage: int, index: int) -> None:
-        """A new replica can take requests."""
-
-    def leaves(self, stage: int, index: int) -> None:
-        """A replica was stopped, empty."""
-
-
-class Pool:
+class Pool(Replicas):
     """A stage without orchestration: each request goes to a replica at once, which one says a `Chooser`.
 
     1. A replica that died is sent requests until that is noticed; they are lost with those that it had.
@@ -81,7 +24,6 @@ class Pool:
     Args:
         stage: its number, the index of the pool in the pipeline.
         costs: to estimate what requests take, and to learn it; None: nobody needs that.
-        loads: whether the work that each replica has left is followed: what balancing by cost and forecasts need.
     """
 
     def __init__(
@@ -93,23 +35,15 @@ class Pool:
         chooser: Chooser,
         costs: StageCosts | None = None,
     ) -> None:
-        self.spec, self.stage = spec, stage
-        self.sim, self.costs = sim, costs
-        self.above: Above
+        self.costs = costs
         self.tells_of_each = False  # of each dispatch
-        self.live: list[Replica] = []  # that may get requests, by index
-        self.replicas: dict[int, Replica] = {}
         self.request_seconds: float | None = None  # of a replica's time that a request takes
         self.done_requests = 0
-        self._make, self._chooser = make, chooser
-        self._next_index = 0
-        self._starting = 0
-        self._past: Counter[str] = Counter()  # busy seconds of servers that are gone
-        self._held_seconds, self._held_since = 0.0, sim.now
-        for _ in range(spec.replicas):
-            self._serve(self._new())
+        self._chooser = chooser
+        super().__init__(sim, stage, spec, make)
 
-    # ---- requests
+    def new_load(self) -> Load | None:
+        return None if self.costs is None else Load()
 
     def submit(self, trip: Trip) -> None:
         """A request has come to the stage."""
@@ -165,11 +99,6 @@ class Pool:
         if replica.draining:
             self._leave_if_empty(replica)
 
-    def _ended(self, leg: Leg, replica: Replica) -> None:
-        leg.trip.leg = None
-        replica.in_flight -= 1
-        replica.pending_seconds -= leg.cost_seconds
-
     def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
         """A server is done with a request."""
         self.learn(trip, leg, load)
@@ -206,134 +135,3 @@ class Pool:
     def placed(self, trip: Trip, index: int, attempt: int) -> None:
         """Recovery has given a request its place."""
         self.begin(trip, self.replicas[index], trip.costs.get(self.stage, 0.0), attempt)
-
-    # ---- replicas
-
-    @property
-    def held(self) -> int:
-        """Replicas that hold their devices: with those that start, are dead, or drain."""
-        return len(self.replicas) + self._starting
-
-    @property
-    def target(self) -> int:
-        """Replicas that are there or come, without those that are to leave."""
-        return self.held - sum(one.draining for one in self.replicas.values())
-
-    @property
-    def starting(self) -> int:
-        """Replicas that were added, and are not there yet."""
-        return self._starting
-
-    @property
-    def present(self) -> int:
-        """Requests in this stage."""
-        return sum(one.in_flight for one in self.replicas.values())
-
-    def replica_seconds(self) -> float:
-        """That replicas were held so far, together; times ``spec.devices`` these are device seconds."""
-        self._count_held()
-        return self._held_seconds
-
-    def busy_seconds(self) -> dict[str, float]:
-        """Device seconds so far by what they went to, of all replicas there were."""
-        total = Counter(self._past)
-        for replica in self.replicas.values():
-            if replica.server is not None:
-                total.update(replica.server.busy_seconds())
-        return dict(total)
-
-    def kill(self, index: int) -> bool:
-        """A replica dies, which nobody notices yet; whether it was alive."""
-        replica = self.replicas.get(index)
-        if replica is None or replica.server is None:
-            return False
-        lost = replica.server.kill()
-        self._past.update(replica.server.busy_seconds())
-        replica.server = None
-        replica.limbo = [job for job in lost if isinstance(job, Leg)]
-        return True
-
-    def notice(self, index: int) -> list[Trip]:
-        """The death of a replica is noticed: who is lost with it, in the order in which they came."""
-        replica = self.replicas.get(index)
-        if replica is None:
-            return []  # it drained, and what it had was taken back
-        self._stop_sending(replica)
-        lost, replica.limbo = replica.limbo, []
-        for leg in lost:
-            self._ended(leg, replica)
-        if replica.load is not None:
-            replica.load = self.new_load()
-        replica.draining = False  # to die before it has left is to die as others do
-        return [leg.trip for leg in lost]
-
-    def restart(self, index: int) -> None:
-        """A dead replica is there again."""
-        replica = self.replicas.get(index)
-        if replica is not None and replica.server is None:
-            self._serve(replica)
-
-    def add(self) -> None:
-        """Start one more replica; it is there after ``startup_seconds``."""
-        self._count_held()
-        self._starting += 1
-        self.sim.after(self.spec.startup_seconds, self._started)
-
-    def _started(self, _: None) -> None:
-        self._count_held()
-        self._starting -= 1
-        replica = self._new()
-        self._serve(replica)
-        self.above.joined(self.stage, replica.index)
-
-    def drain(self) -> int | None:
-        """The idlest replica, of several the newest, gets no more requests, and leaves when it is empty; which one.
-
-        None where there is only one left.
-        """
-        alive = [one for one in self.live if one.server is not None]
-        if len(alive) < 2:
-            return None
-        chosen = min(reversed(alive), key=lambda one: one.in_flight)
-        chosen.draining = True
-        self._stop_sending(chosen)
-        return chosen.index
-
-    def drained(self, index: int) -> None:
-        """To be called after `drain`, when everybody has been told."""
-        self._leave_if_empty(self.replicas[index])
-
-    def _leave_if_empty(self, replica: Replica) -> None:
-        if replica.in_flight or replica.index not in self.replicas:
-            return
-        self._count_held()
-        del self.replicas[replica.index]
-        if replica.server is not None:
-            self._past.update(replica.server.busy_seconds())
-        self.above.leaves(self.stage, replica.index)
-
-    def new_load(self) -> Load | None:
-        """To follow the work of a replica with."""
-        return None if self.costs is None else Load()
-
-    def _new(self) -> Replica:
-        self._count_held()
-        replica = Replica(self._next_index, None, self.new_load())
-        self._next_index += 1
-        self.replicas[replica.index] = replica
-        return replica
-
-    def _serve(self, replica: Replica) -> None:
-        replica.server = self._make(replica.index, self._done)
-        at = bisect_left(self.live, replica.index, key=index_of)
-        if at == len(self.live) or self.live[at] is not replica:
-            self.live.insert(at, replica)
-
-    def _stop_sending(self, replica: Replica) -> None:
-        if replica in self.live:
-            self.live.remove(replica)
-
-    def _count_held(self) -> None:
-        now = self.sim.now
-        self._held_seconds += self.held * (now - self._held_since)
-        self._held_since = now

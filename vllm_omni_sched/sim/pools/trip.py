@@ -1,6 +1,5 @@
 """A request on its way, and what it does in one stage."""
 
-from vllm_omni_sched.graph.order import WaitingRequest
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.work import Request
@@ -25,7 +24,6 @@ class Trip:
         "name",
         "path",
         "position",
-        "queued",
         "replicas",
         "request",
     )
@@ -43,7 +41,6 @@ class Trip:
         self.features: dict[int, Features] = {}
         self.replicas: dict[int, int] = {}
         self.keys: frozenset[str] = frozenset()
-        self.queued: WaitingRequest | None = None  # as the order of the stage where it waits sees it
 
     @property
     def stage(self) -> int:

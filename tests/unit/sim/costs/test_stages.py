@@ -11,11 +11,9 @@ from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
 from vllm_omni_sched.sim.costs.hardware import device
 from vllm_omni_sched.sim.costs.roofline import RooflineCosts
 from vllm_omni_sched.sim.costs.stages import OUTPUT_STAGES, DiffusionCosts
-from vllm_omni_sched.sim.costs.tables import PARTS, filled
 from vllm_omni_sched.sim.work import Request
 
 REQUEST = Request(0, 0.0, 10, 100)
-PAGE = Path(__file__).parents[4] / "docs" / "simulator" / "costs.md"
 
 
 def test_a_picture_as_it_was_measured():
@@ -74,10 +72,3 @@ def test_the_stage_is_named(names, says):
 def test_unknown_decoders():
     with pytest.raises(ConfigError, match="stage 'video': unknown decoders 'gpu': did you mean 'cpu'"):
         decoder_costs("video", "gpu", "a100-80gb")
-
-
-def test_the_docs_have_these_numbers():
-    page = PAGE.read_text()
-    assert filled(page) == page, "write `filled` of the page into it"
-    for name, part in PARTS.items():
-        assert f"<!-- generated: {name} -->\n{part()}<!-- end -->" in page

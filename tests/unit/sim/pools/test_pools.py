@@ -8,6 +8,7 @@ import pytest
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.merging import Merger
+from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageKind
@@ -18,6 +19,7 @@ from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue, ReplicaSt
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
+from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.sim.kernel import Simulator
@@ -29,8 +31,9 @@ from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
 from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Pool, StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.work import Item, Request
@@ -106,12 +109,26 @@ def test_of_a_sample_the_balancer_picks():
     live = [Replica(index, None) for index in range(50)]
     for one in live:
         one.in_flight = one.index
-    chooser = Balanced(LeastQueue(), random.Random(2), sample=50)
+    chooser = Balanced(SampledBalancer(LeastQueue(), choices=50), random.Random(2))
     assert chooser.choose(0.0, live, 0.0).index == 0
-    two = Balanced(LeastQueue(), random.Random(2), sample=2)
+    two = Balanced(SampledBalancer(LeastQueue()), random.Random(2))
     found = {two.choose(0.0, live, 0.0).index for _ in range(200)}
     assert len(found) > 20
     assert 49 not in found  # of two the fuller one is never taken
+
+
+def test_replicas_that_are_not_drawn_are_not_described():
+    described = []
+
+    class Told(Load):
+        def remaining_seconds(self, now):
+            described.append(self)
+            return 0.0
+
+    live = [Replica(index, None, Told()) for index in range(1000)]
+    chosen = Balanced(SampledBalancer(), random.Random(3)).choose(1.0, live, 0.0)
+    assert len(described) == 2
+    assert chosen.load in described
 
 
 def test_what_is_left_of_a_load_is_by_shares_of_the_time():
@@ -186,6 +203,26 @@ def test_urgent_ones_go_first():
     assert [records[n].end for n in range(3)] == [1.0, 3.0, 2.0]
     records, _ = run(come, specs)
     assert [records[n].end for n in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_without_classes_they_go_as_they_came():
+    specs = [StageSpec("llm", at_once=1)]
+    come = [request(0), request(1, sla="batch"), request(2, sla="realtime")]
+    records, _ = run(come, specs, options={"graph": {"priority": {"enabled": False}}})
+    assert [records[n].end for n in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_a_release_does_not_look_at_all_who_wait(monkeypatch):
+    looked, key = [], WaitingOrder.key
+
+    def counted(self, waiting, now):
+        looked.append(waiting)
+        return key(self, waiting, now)
+
+    monkeypatch.setattr(WaitingOrder, "key", counted)
+    records, _ = run([request(number) for number in range(300)], [StageSpec("llm", at_once=1)], options={})
+    assert len(records) == 300
+    assert len(looked) < 4 * 300  # when it comes, is late, and has aged
 
 
 @pytest.mark.parametrize("holds_outputs", [True, False])
@@ -312,7 +349,6 @@ def test_forecast_scaling_has_replicas_for_what_is_to_come():
         lambda: FailureSpec(0, every_seconds=1.0, at_seconds=(1.0,)),
         lambda: LinkSpec("a", 0.0),
         lambda: ReactiveOptions(at_once=0),
-        lambda: Balanced(LeastQueue(), random.Random(0), sample=0),
         lambda: run([], [StageSpec("a")], {"": (1,)}),
         lambda: run([], [StageSpec("a")], {"text": (0,)}),
     ],

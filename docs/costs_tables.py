@@ -1,6 +1,5 @@
-"""The numbers of this package as tables, for the documentation."""
+"""Tables of the costs that the simulator knows, with their sources."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
@@ -11,13 +10,6 @@ from vllm_omni_sched.sim.costs.hardware import DEVICES
 from vllm_omni_sched.sim.costs.links import LINKS
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.costs.stages import DIFFUSION, OUTPUT_STAGES
-
-_PART = re.compile(r"(<!-- generated: (?P<name>costs-[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def filled(page: str) -> str:
-    """The page with what lies between ``<!-- generated: costs-NAME -->`` and ``<!-- end -->`` as it is now."""
-    return _PART.sub(lambda found: found[1] + PARTS[found["name"]]() + found[3], page)
 
 
 def devices() -> str:

@@ -1,0 +1,144 @@
+"""Decisions of all other policies, each over what it grows with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+from benchmarks.policy_cost.bench import Bench, Clock, Decision
+from vllm_omni_sched.graph.merging import Merger
+from vllm_omni_sched.graph.order import INTERACTIVE
+from vllm_omni_sched.graph.path_order import PathOrder, PathRequest
+from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions, LoadForecast
+from vllm_omni_sched.monitor.forecast.plan import PoolState, ReplicaPlanner
+from vllm_omni_sched.monitor.recovery.events import Dispatched, Finished, Replica
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.resource.balance import Balancer, CostBalancer, ReplicaState
+from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
+from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
+from vllm_omni_sched.resource.sampled import LazyReplicas, SampledBalancer
+from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot
+
+STAGES = ("encode", "llm", "talker", "vocoder")
+
+
+def encode_share(groups: int, dice: random.Random) -> Bench:
+    policy, clock = EncodeShare(LaneShare()), Clock()
+    loads = (DecodeLoad("interactive", 8, 0.1, 0.09, 0.1), DecodeLoad("realtime", 2, 0.05, 0.045, 0.05))
+    made = tuple(EncodeGroup(f"g{i}", 1, dice.uniform(0.001, 0.1), 99.0, dice.uniform(100, 200)) for i in range(groups))
+    snapshot = EncodeSnapshot(loads, made, lane_room=2, in_step_seconds=0.02, in_lane_seconds=0.03)
+    return Bench(lambda now: policy.plan(snapshot, now), clock)
+
+
+def lane_share(classes: int, dice: random.Random) -> Bench:
+    policy, clock = LaneShare(), Clock()
+    loads = [DecodeLoad(f"c{i}", 8, 0.1, dice.uniform(0.05, 0.15), 0.2) for i in range(classes)]
+    return Bench(lambda now: policy.update(loads, now), clock)
+
+
+def pick(balancer: Balancer) -> Callable[[int, random.Random], Bench]:
+    """States are made for the decision, of those that are looked at, as a caller has to."""
+
+    def laid_out(replicas: int, dice: random.Random) -> Bench:
+        loads = [(dice.random() * 10, dice.randrange(32)) for _ in range(replicas)]
+
+        def state(index: int) -> ReplicaState:
+            return ReplicaState(index, *loads[index])
+
+        seen = LazyReplicas(replicas, state)
+        if isinstance(balancer, SampledBalancer):
+            return Bench(lambda _: balancer.pick(0.1, seen, dice))
+        return Bench(lambda _: balancer.pick(0.1, seen[:], dice))
+
+    return laid_out
+
+
+def prefill(_: int, dice: random.Random) -> Bench:
+    policy, clock = AdaptivePrefill(), Clock()
+    return Bench(lambda asked: policy.observe(*asked), lambda: (dice.uniform(0.01, 0.1), clock(), dice.randrange(8192)))
+
+
+def batch(_: int, dice: random.Random) -> Bench:
+    policy, clock = PidBatch(interval_seconds=0.002), Clock()
+    return Bench(lambda asked: policy.observe(*asked), lambda: (dice.uniform(0.01, 0.1), clock(), policy.limit))
+
+
+def take_and_give_back(holders: int, dice: random.Random) -> Bench:
+    after = {stage: [following] for stage, following in pairwise(STAGES)}
+    policy = Credits(after, dict.fromkeys(STAGES, holders + 1))
+    for i in range(holders):
+        policy.take(STAGES[0], f"r{i}")
+
+    def decide(_: object) -> None:
+        policy.take(STAGES[0], "new")
+        policy.give_back("new")
+
+    return Bench(decide)
+
+
+def join_and_finish(groups: int, dice: random.Random) -> Bench:
+    policy = Merger()
+    for i in range(groups):
+        policy.join(f"work {i}", f"r{i}")
+
+    def decide(key: str) -> None:
+        policy.join(key, "new")
+        policy.finish("new")
+
+    return Bench(decide, lambda: f"more {dice.random()}")
+
+
+def dispatch_and_finish(in_flight: int, dice: random.Random) -> Bench:
+    replicas = [Replica(0, i) for i in range(8)]
+    policy = Recovery(dict.fromkeys(replicas, float("inf")), {}, RecoveryOptions(), dice)
+    for i in range(in_flight):
+        policy.on_event(Dispatched(f"r{i}", replicas[i % 8]), 0.0)
+
+    def decide(replica: Replica) -> None:
+        policy.on_event(Dispatched("new", replica), 1.0)
+        policy.on_event(Finished("new", 1, final=True), 2.0)
+
+    return Bench(decide, lambda: dice.choice(replicas))
+
+
+def plan_replicas(pools: int, dice: random.Random) -> Bench:
+    policy, clock = ReplicaPlanner(), Clock()
+    states = {f"p{i}": PoolState(dice.randint(1, 8), 2.0, dice.uniform(0, 12)) for i in range(pools)}
+    return Bench(lambda now: policy.plan(states, 2, now), clock)
+
+
+def at_stage(stages: int, dice: random.Random) -> Bench:
+    graph = StageGraph.of(
+        Stage(i, f"s{i}", StageKind.AR, (i - 1,) if i else (), final_output=i == stages - 1) for i in range(stages)
+    )
+    policy = PathOrder(graph)
+    costs = {i: dice.random() for i in range(stages)}
+    return Bench(lambda one: policy.at_stage(one, 0), lambda: PathRequest("r", 0.0, costs, INTERACTIVE))
+
+
+def forecast(bins: int, dice: random.Random) -> Bench:
+    policy = LoadForecast(ForecastOptions(bin_seconds=1.0, season_bins=1, horizon_seconds=10.0))
+    for now in range(bins):
+        policy.observe(float(now), "image", dice.randrange(10))
+    return Bench(lambda _: policy.forecast(float(bins), "image"))
+
+
+DECISIONS = (
+    Decision("EncodeShare.plan", "groups", encode_share, (1, 8, 64), barred=False),
+    Decision("LaneShare.update", "classes", lane_share, (1, 4)),
+    Decision("CostBalancer.pick", "replicas", pick(CostBalancer()), (8, 64, 1000), barred=False),
+    Decision("SampledBalancer.pick, 2 choices", "replicas", pick(SampledBalancer()), (8, 1000, 10_000)),
+    Decision("AdaptivePrefill.observe", "-", prefill, (1,)),
+    Decision("PidBatch.observe", "-", batch, (1,)),
+    Decision("Credits.take and give_back", "holders", take_and_give_back),
+    Decision("Merger.join and finish", "groups", join_and_finish),
+    Decision("Recovery, dispatch and finish", "in flight", dispatch_and_finish),
+    Decision("ReplicaPlanner.plan", "pools", plan_replicas, (1, 4)),
+    Decision("PathOrder.at_stage", "stages", at_stage, (1, 4)),
+    Decision("LoadForecast.forecast", "bins", forecast, (300,)),
+)

@@ -1,0 +1,141 @@
+"""Decisions about those who wait: the order, the gate, and the gate as it is when all are looked at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from benchmarks.policy_cost.bench import Bench, Clock, Decision
+from tests.support.plain_gate import PlainGate
+from vllm_omni_sched.graph.order import DEFAULT_CLASSES, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.waiting_queue import WaitingQueue
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.gate_types import GateRequest, GateTerms
+from vllm_omni_sched.resource.stage_gate import StageGate
+
+REPLICAS = 8
+LIMIT = 32
+
+
+class Requests:
+    """They come one a millisecond: three classes, costs over two decades, a third shares an item with others."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice, self._numbers, self._clock = dice, count(), Clock()
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    def next(self) -> WaitingRequest:
+        dice = self._dice
+        return WaitingRequest(
+            f"r{next(self._numbers)}",
+            self._clock(),
+            dice.choice(DEFAULT_CLASSES),
+            10 ** dice.uniform(-3, -1),
+            affinity=frozenset([f"item {dice.randrange(100)}"] if dice.random() < 0.33 else []),
+        )
+
+    def at_gate(self) -> GateRequest:
+        """A tenth is long."""
+        waiting = self.next()
+        units = self._dice.randrange(64, 4096) if self._dice.random() < 0.1 else 0
+        return GateRequest(waiting, low=waiting.sla.rank == 2, units=units)
+
+
+def _queue(waiting: int, dice: random.Random) -> tuple[WaitingQueue, Requests]:
+    queue, requests = WaitingQueue(WaitingOrder()), Requests(dice)
+    for _ in range(waiting):
+        queue.push(requests.next(), requests.now)
+    return queue, requests
+
+
+def push(waiting: int, dice: random.Random) -> Bench:
+    queue, requests = _queue(waiting, dice)
+    return Bench(
+        lambda one: queue.push(one, requests.now),
+        requests.next,
+        lambda one, _: queue.remove(one.request_id),
+    )
+
+
+def pop(waiting: int, dice: random.Random) -> Bench:
+    queue, requests = _queue(waiting, dice)
+    return Bench(
+        lambda _: queue.pop(requests.now),
+        after=lambda _, popped: queue.push(requests.next(), requests.now),
+    )
+
+
+def sort_all(waiting: int, dice: random.Random) -> Bench:
+    order, requests = WaitingOrder(), Requests(dice)
+    all_of_them = [requests.next() for _ in range(waiting)]
+    return Bench(lambda _: order.plan(all_of_them, requests.now))
+
+
+class NoCredits(GateTerms):
+    """A stage behind this one is full."""
+
+    def has_credits(self, needs: object) -> bool:
+        return False
+
+
+def _replicas(places: int, dice: random.Random) -> list[ReplicaState]:
+    """So many of them have room for one."""
+    return [
+        ReplicaState(i, dice.uniform(1, 9), LIMIT - (i < places), LIMIT, units=64, units_limit=16384)
+        for i in range(REPLICAS)
+    ]
+
+
+def gate(make: Callable[[], Any], places: int, terms: GateTerms | None = None) -> Callable[[int, random.Random], Bench]:
+    """A decision of a gate; who was released is followed by as many that come."""
+
+    def laid_out(waiting: int, dice: random.Random) -> Bench:
+        tried, requests, replicas = make(), Requests(dice), _replicas(places, dice)
+        for _ in range(waiting):
+            tried.put(requests.at_gate(), requests.now)
+
+        def again(_: object, plan: Any) -> None:
+            for _ in plan.releases:
+                tried.put(requests.at_gate(), requests.now)
+
+        return Bench(lambda _: tried.release(requests.now, replicas, dice, terms), after=again)
+
+    return laid_out
+
+
+def put(waiting: int, dice: random.Random) -> Bench:
+    tried, requests = StageGate(), Requests(dice)
+    for _ in range(waiting):
+        tried.put(requests.at_gate(), requests.now)
+    return Bench(
+        lambda one: tried.put(one, requests.now),
+        requests.at_gate,
+        lambda one, _: tried.remove(one.request_id),
+    )
+
+
+def _ours() -> StageGate:
+    return StageGate(max_hold_seconds=0.0)
+
+
+def _all_looked_at() -> PlainGate:
+    return PlainGate(WaitingOrder(), 0.0, 0.1, 64)
+
+
+DECISIONS = (
+    Decision("WaitingQueue.push", "waiting", push),
+    Decision("WaitingQueue.pop", "waiting", pop),
+    Decision("WaitingOrder.plan, all looked at", "waiting", sort_all, barred=False),
+    Decision("StageGate.put", "waiting", put),
+    Decision("StageGate.release, one place", "waiting", gate(_ours, 1)),
+    Decision("StageGate.release, 8 places", "waiting", gate(_ours, REPLICAS), barred=False),
+    Decision("StageGate.release, no room", "waiting", gate(_ours, 0)),
+    Decision("StageGate.release, no credits", "waiting", gate(_ours, 1, NoCredits())),
+    Decision("gate, one place, all looked at", "waiting", gate(_all_looked_at, 1), barred=False),
+    Decision("gate, no room, all looked at", "waiting", gate(_all_looked_at, 0), barred=False),
+)

@@ -1,0 +1,136 @@
+"""The gate that is told what changes, decision by decision beside one that looks at all who wait."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.plain_gate import PlainGate
+from vllm_omni_sched.graph.order import DEFAULT_CLASSES, Undated, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.waiting_queue import WaitingQueue
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.gate_types import GateRequest, GateTerms
+from vllm_omni_sched.resource.stage_gate import StageGate
+
+
+class Terms(GateTerms):
+    """Credits that run out, and some that cannot be taken though they seem to be there."""
+
+    def __init__(self, free, refused, near):
+        self.free, self.refused, self.near = dict(free), refused, near
+        self.needs = {}
+        self.asked = []
+
+    def has_credits(self, needs):
+        return self.free.get(needs, 1) > 0
+
+    def take(self, request_id):
+        self.asked.append(request_id)
+        if request_id in self.refused:
+            return False
+        self.free[self.needs[request_id]] -= 1
+        return True
+
+    def warm(self, request_id):
+        return self.near.get(request_id, {})
+
+
+def drawn_request(dice, name, now, long):
+    sla = dice.choice(DEFAULT_CLASSES)
+    waiting = WaitingRequest(
+        name,
+        now - dice.choice([0.0, 0.0, 0.5, 3.0]),
+        sla,
+        cost_seconds=dice.choice([0.01, 0.1, 1.0]),
+        priority=dice.choice([0, 0, 0, -1]),
+        due=now + dice.choice([0.1, math.inf]),
+    )
+    units = int(dice.paretovariate(0.4)) % 4096 if long and dice.random() < 0.4 else 0
+    return GateRequest(waiting, dice.random() < 0.9, sla.rank == 2, units, dice.choice("abc"))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    hold=st.sampled_from([0.0, 0.05]),
+    min_share=st.sampled_from([0.0, 0.1, 0.5]),
+    max_passed=st.sampled_from([1, 2, 5, 64]),
+    undated=st.sampled_from(Undated),
+    long=st.booleans(),
+    scarce=st.booleans(),
+)
+def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, undated, long, scarce):
+    dice, now = random.Random(seed), 10.0
+    order = WaitingOrder(max_wait_seconds=2.0, undated=undated)
+    gate = StageGate(None, hold, min_share, max_passed, order)
+    plain = PlainGate(order, hold, min_share, max_passed)
+    waiting = {}
+    for step in range(40):
+        now += dice.choice([0.0, 0.001, 0.03, 0.4])
+        for number in range(dice.choice([0, 1, 4]) if step < 30 else 0):
+            one = drawn_request(dice, f"{step}.{number}", now, long)
+            waiting[one.request_id] = one
+            for each in (gate, plain):
+                each.put(one, now)
+        for name in dice.sample(sorted(waiting), min(len(waiting), dice.choice([0, 0, 1, 3]))):
+            changed = dice.random() < 0.5
+            if changed:
+                waiting[name] = replace(drawn_request(dice, name, now, long), needs=dice.choice("abc"))
+            else:
+                del waiting[name]
+            for each in (gate, plain):
+                if changed:
+                    each.put(waiting[name], now)
+                else:
+                    each.remove(name)
+        replicas = [
+            ReplicaState(
+                i,
+                dice.choice([0.0, 1.0, 2.5]),
+                in_flight=(running := dice.choice([0, 0, 1, 2, 3])),
+                limit=dice.randint(1, 4),
+                healthy=dice.random() < 0.9,
+                units=dice.choice([0, 10, 100, 1000]) if running else 0,
+                units_limit=dice.choice([None, 64, 2000]),
+            )
+            for i in range(dice.randint(0, 3))
+        ]
+        free = {needs: dice.choice([0, 1, 2, 9]) if scarce else 99 for needs in "abc"}
+        refused = {name for name in waiting if scarce and dice.random() < 0.1}
+        near = {name: {0: dice.random()} for name in waiting if dice.random() < 0.3}
+        plans, asked = [], []
+        for each in (gate, plain):
+            terms = Terms(free, refused, near)
+            terms.needs = {name: one.needs for name, one in waiting.items()}
+            plans.append(each.release(now, replicas, dice, terms))
+            asked.append(terms.asked)
+        assert plans[0] == plans[1]
+        assert asked[0] == asked[1]
+        for one in plans[0].releases:
+            del waiting[one.request_id]
+        assert len(gate) == len(waiting) == len(plain.requests)
+        assert {name: gate.why(name) for name in waiting} == {name: plain.why(name) for name in waiting}
+        assert {name: gate.passed(name) for name in waiting} == plain.passed
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_alike_requests_go_as_the_waiting_queue_has_them_affinity_included(seed):
+    dice, now = random.Random(seed), 0.0
+    order = WaitingOrder(max_wait_seconds=3.0)
+    gate, queue = StageGate(None, 0.0, 0.0, 10**6, order), WaitingQueue(order)
+    one_place = [ReplicaState(0, limit=1)]
+    for step in range(60):
+        now += dice.choice([0.0, 0.1, 0.5])
+        for number in range(dice.choice([0, 2])):
+            shared = frozenset(dice.choice("xyz")) if dice.random() < 0.7 else frozenset()
+            one = WaitingRequest(f"{step}.{number}", now, dice.choice(DEFAULT_CLASSES), 0.1, affinity=shared)
+            gate.put(GateRequest(one), now)
+            queue.push(one, now)
+        if len(queue) > 1:  # a lane that runs empty forgets who went last
+            expected = queue.pop(now).request.request_id
+            assert [one.request_id for one in gate.release(now, one_place, dice).releases] == [expected]

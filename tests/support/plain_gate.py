@@ -1,0 +1,115 @@
+"""The rules of `StageGate`, written down plainly: every decision looks at all who wait."""
+
+from __future__ import annotations
+
+from vllm_omni_sched.resource.balance import CostBalancer
+from vllm_omni_sched.resource.gate_room import GateRoom
+from vllm_omni_sched.resource.gate_types import GatePlan, GateTerms, HoldReason, Release, ReleaseReason
+
+
+class PlainGate:
+    """As `StageGate`, but for affinity of requests; O(n log n) for each release."""
+
+    def __init__(self, order, max_hold_seconds, min_share, max_passed, balancer=None):
+        self.balancer = balancer or CostBalancer()
+        self.order, self.max_hold_seconds, self.min_share, self.max_passed = (
+            order,
+            max_hold_seconds,
+            min_share,
+            max_passed,
+        )
+        self.requests, self.came, self.passed = {}, {}, {}
+        self.number, self.owed, self.now = 0, 0.0, 0.0
+
+    def put(self, request, now):
+        name = request.request_id
+        self.requests[name] = request
+        if name not in self.came:
+            self.came[name] = self.number, now
+            self.passed[name] = 0
+            self.number += 1
+
+    def remove(self, name):
+        for of in (self.requests, self.came, self.passed):
+            of.pop(name, None)
+
+    def release(self, now, replicas, dice, terms=None):
+        self.now, self.room, self.terms = now, GateRoom(replicas), terms or GateTerms()
+        self.closed, window_over, releases = set(), False, []
+        while self.requests and self.room.has_room():
+            chosen = self._next(window_over)
+            if chosen is None:
+                break
+            one, reason = chosen
+            window_over = window_over or reason is ReleaseReason.WINDOW_OVER
+            if not self.terms.take(one.request_id):
+                self.closed.add(one.needs)
+                continue
+            near = self.terms.warm(one.request_id), self.terms.distances(one.request_id)
+            to_fill = reason is ReleaseReason.BATCH_FULL
+            cost = one.waiting.cost_seconds
+            replica_id = self.room.place(cost, one.units, near, self.balancer, dice, to_fill)
+            releases.append(Release(one.request_id, replica_id, reason))
+            self._count(one)
+        ends = [self._ends(name) for name in self.requests if self.why(name) is HoldReason.WINDOW]
+        return GatePlan(tuple(releases), min(ends, default=None))
+
+    def why(self, name):
+        one = self.requests[name]
+        if not self._has_credits(one):
+            return HoldReason.NO_CREDITS
+        if not self.room.has_room():
+            return HoldReason.NO_ROOM
+        if one.units > self.room.units:
+            return HoldReason.UNITS
+        overdue = self._overdue()
+        if overdue is None or (self._has_credits(overdue) and not one.units):
+            return HoldReason.WINDOW
+        return HoldReason.BEHIND_OVERDUE
+
+    def _next(self, window_over):
+        in_order = sorted(self.requests.values(), key=lambda one: self.order.key(one.waiting, self.now))
+        able = [one for one in in_order if self._has_credits(one) and one.units <= self.room.units]
+        overdue = self._overdue()
+        if overdue is not None:
+            if not self._has_credits(overdue):
+                return None
+            if overdue.units <= self.room.units:
+                return overdue, ReleaseReason.OVERDUE
+            able = [one for one in able if not one.units]
+        if not able:
+            return None
+        low = [one for one in able if one.low]
+        if low and not able[0].low and self.owed >= 1 - self.min_share - 1e-9:
+            return low[0], ReleaseReason.LOW_SHARE
+        starts = [one for one in able if one.units <= self.room.idle_units]
+        if starts:
+            return starts[0], ReleaseReason.IDLE
+        alone = [one for one in able if not one.mergeable]
+        if alone:
+            return alone[0], ReleaseReason.ALONE
+        if window_over or any(self.now >= self._ends(one.request_id) for one in able):
+            return able[0], ReleaseReason.WINDOW_OVER
+        if len(able) >= self.room.least_room(able[0].units):
+            return able[0], ReleaseReason.BATCH_FULL
+        return None
+
+    def _has_credits(self, one):
+        return one.needs not in self.closed and self.terms.has_credits(one.needs)
+
+    def _overdue(self):
+        oldest = min(self.came, key=self.came.get)
+        return self.requests[oldest] if self.passed[oldest] >= self.max_passed else None
+
+    def _ends(self, name):
+        return self.came[name][1] + self.max_hold_seconds
+
+    def _count(self, released):
+        number = self.came[released.request_id][0]
+        self.remove(released.request_id)
+        for name, (came, _) in self.came.items():
+            self.passed[name] += came < number
+        if released.low:
+            self.owed = max(self.owed - (1 - self.min_share), 0.0)
+        elif any(one.low for one in self.requests.values()):
+            self.owed = min(self.owed + self.min_share, 1.0)

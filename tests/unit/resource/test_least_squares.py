@@ -1,0 +1,44 @@
+"""The fit says what one does that goes through all moments, shown or not."""
+
+import random
+
+from vllm_omni_sched.resource.least_squares import NonNegativeFit
+
+PRIOR = (0.005, 0.1, 1.0, 0.02, 0.01, 0.1, 0.2)
+
+
+class PlainFit(NonNegativeFit):
+    """All moments in one matrix."""
+
+    def __init__(self, prior, forgetting):
+        super().__init__(prior, forgetting)
+        self.moments = [[0.0] * len(prior) for _ in prior]
+
+    def _descend(self):
+        keeps, x, weight = self._forgetting, self.x, self.weight
+        for i, row in enumerate(self.moments):
+            for j in range(len(row)):
+                row[j] = keeps * row[j] + weight * x[i] * x[j]
+        for _ in range(self._SWEEPS):
+            for i, row in enumerate(self.moments):
+                rest = sum(row[j] * self.weights[j] for j in range(len(row)) if j != i)
+                best = (self._xy[i] - rest + self._RIDGE * self._prior[i]) / (row[i] + self._RIDGE)
+                self.weights[i] = max(best, 0.0)
+
+    def add(self, x, y):
+        predicted = max(self.predict(x), y if self._count < self._FREE else 0.0, self._LEAST)
+        self.x, self.weight = x, 1 / predicted
+        super().add(x, y)
+
+
+def test_what_no_point_has_shown_stays_as_the_prior_has_it_and_the_rest_is_as_by_all_moments():
+    rng, fit, plain = random.Random(5), NonNegativeFit(PRIOR, 0.98), PlainFit(PRIOR, 0.98)
+    for number in range(300):
+        late = rng.random() if number > 100 else 0.0
+        x = [1.0, 3 * rng.random(), 1.28, float(rng.randint(0, 3)), late, 0.0, 0.0]
+        y = 0.7 * x[0] + 0.2 * x[1] + 0.3 * x[3] + 0.5 * late
+        fit.add(x, y)
+        plain.add(x, y)
+        assert all(abs(a - b) < 1e-12 for a, b in zip(fit.weights, plain.weights, strict=True))
+        assert fit.weights[5:] == list(PRIOR[5:])
+    assert abs(fit.weights[4] - 0.5) < 0.05

@@ -1,0 +1,143 @@
+"""Who waits for a stage, kept up to date for its gate request by request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni_sched.graph.order import BATCH, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.path_order import PathRequest
+from vllm_omni_sched.omni.stages.work import Work
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.gate_types import GateRequest, GateTerms
+from vllm_omni_sched.resource.stage_gate import StageGate
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.policies import Policies
+
+AS_THEY_CAME = WaitingOrder(max_wait_seconds=math.inf)
+
+
+@dataclass(frozen=True)
+class Sights:
+    """What a stage knows of a work: units of long work, warm replicas, and how far they are."""
+
+    units: Callable[[Work], int]
+    warm: Callable[[Work], Mapping[int, float]]
+    distances: Callable[[Work], Mapping[int, float]]
+
+
+class Entrance(GateTerms):
+    """The works that wait for one stage.
+
+    1. What was prepared for a replica goes there, before all others, as soon as that has room. If it is gone, the work
+       goes with the others.
+    2. The others go through the gate: by class and slack, or ``as_they_came``.
+    3. A work is described when it begins to wait, by what its stages are estimated to cost then. It is described anew
+       when it begins to wait again, and when the credits that it needs are others.
+    """
+
+    def __init__(self, shared: Policies, stage_id: int, gate: StageGate, sights: Sights, as_they_came: bool) -> None:
+        self._shared, self._stage_id, self._gate, self._sights = shared, stage_id, gate, sights
+        self._as_they_came = as_they_came
+        self._works: dict[str, Work] = {}
+        self._bound: dict[str, GateRequest] = {}
+        self._places: dict[str, int] = {}  # as they came
+        self._number = 0
+
+    def put(self, pool: Any, work: Work, now: float) -> None:
+        """A work waits from now on."""
+        self._works[work.request_id] = work
+        self._places[work.request_id] = self._number
+        self._number += 1
+        request = self._described(work)
+        if pool.get_bound_replica_id(work.request_id) is None:
+            self._bound.pop(work.request_id, None)
+            self._gate.put(request, now)
+        else:
+            self._gate.remove(work.request_id)
+            self._bound[work.request_id] = request
+
+    def remove(self, request_id: str) -> None:
+        """It waits no more; nothing if it did not."""
+        self._works.pop(request_id, None)
+        self._places.pop(request_id, None)
+        self._bound.pop(request_id, None)
+        self._gate.remove(request_id)
+
+    def credits_changed(self, request_id: str, now: float) -> None:
+        """What a request needs to start may be others' credits now; nothing if it does not wait."""
+        if request_id in self._gate:
+            self._gate.put(self._described(self._works[request_id]), now)
+
+    def release(self, pool: Any, replicas: list[ReplicaState], now: float) -> list[tuple[str, int]]:
+        """Who goes now, and to which replica; they wait no more."""
+        found = self._prepared(pool, {one.replica_id: one.room for one in replicas}, now) if self._bound else []
+        if not found:
+            staying = [one for one in replicas if one.replica_id not in pool.draining]
+            plan = self._gate.release(now, staying, self._shared.dice, self)
+            found = [(one.request_id, one.replica_id) for one in plan.releases]
+        for name, _ in found:
+            del self._works[name], self._places[name]
+        return found
+
+    def _prepared(self, pool: Any, free: dict[int, int], now: float) -> list[tuple[str, int]]:
+        found = []
+        for name in sorted(self._bound, key=lambda name: self._gate.order.key(self._bound[name].waiting, now)):
+            replica_id = pool.get_bound_replica_id(name)
+            if replica_id not in free:
+                self._gate.put(self._bound.pop(name), now)
+            elif free[replica_id] > 0 and self.take(name):
+                free[replica_id] -= 1
+                del self._bound[name]
+                found.append((name, replica_id))
+        return found
+
+    def _described(self, work: Work) -> GateRequest:
+        known, credits = work.known, self._shared.credits
+        return GateRequest(
+            self._waiting(work),
+            low=known.low,
+            units=self._sights.units(work),
+            needs=(
+                credits.needed(str(self._stage_id), work.request_id) if credits is not None else (),
+                known.modality if self._shared.waits_for_memory(work.request_id) else None,
+            ),
+        )
+
+    def _waiting(self, work: Work) -> WaitingRequest:
+        known = work.known
+        if self._as_they_came:
+            return WaitingRequest(work.request_id, self._places[work.request_id], BATCH, work.cost_seconds)
+        request = PathRequest(
+            work.request_id,
+            known.arrival,
+            known.costs,
+            known.sla,
+            known.modality,
+            known.priority,
+            ready=work.arrived,
+            affinity=known.keys,
+        )
+        return self._shared.order.at_stage(request, self._stage_id)
+
+    # ---- what the gate asks
+
+    def has_credits(self, needs: Hashable) -> bool:
+        credits = self._shared.credits
+        assert isinstance(needs, tuple)  # as described
+        return credits is None or all(credits.free(stage) > 0 for stage in needs[0])
+
+    def take(self, request_id: str) -> bool:
+        credits = self._shared.credits
+        if not self._shared.has_memory(request_id):
+            return False
+        return credits is None or credits.take(str(self._stage_id), request_id)
+
+    def warm(self, request_id: str) -> Mapping[int, float]:
+        return self._sights.warm(self._works[request_id])
+
+    def distances(self, request_id: str) -> Mapping[int, float]:
+        return self._sights.distances(self._works[request_id])

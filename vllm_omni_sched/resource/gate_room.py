@@ -1,0 +1,98 @@
+"""The room that the replicas of a stage have, in the course of one decision."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from vllm_omni_sched.resource.balance import Balancer, Dice, ReplicaState
+
+NO_ROOM = -1.0  # fewer than 0 units: not even short work
+
+
+class GateRoom:
+    """The healthy replicas as they will be with what is placed on them.
+
+    ``units``: how long a request may be to be placed at all; ``idle_units``: on a replica that is idle. `NO_ROOM` where
+    even a short one finds no place. What was idle at first stays so: those released together begin together.
+    """
+
+    def __init__(self, replicas: Sequence[ReplicaState] = ()) -> None:
+        self._open = {one.replica_id: one for one in replicas if one.healthy and one.in_flight < one.limit}
+        self._idle = {name for name, one in self._open.items() if one.in_flight == 0}
+        self._measured: tuple[float, float] | None = None
+
+    @property
+    def units(self) -> float:
+        return self._measure()[0]
+
+    @property
+    def idle_units(self) -> float:
+        return self._measure()[1]
+
+    def has_room(self) -> bool:
+        return bool(self._open)
+
+    def least_room(self, units: int) -> int:
+        """Places in the batch of the replica with the fewest, of those that take so many units. There must be one."""
+        return min(one.room for one in self._open.values() if one.takes(units))
+
+    def _measure(self) -> tuple[float, float]:
+        if self._measured is None:
+            spare = {name: _spare(one) for name, one in self._open.items()}
+            idle = [units for name, units in spare.items() if name in self._idle]
+            self._measured = max(spare.values(), default=NO_ROOM), max(idle, default=NO_ROOM)
+        return self._measured
+
+    def place(
+        self,
+        cost_seconds: float,
+        units: int,
+        near: tuple[Mapping[int, float], Mapping[int, float]],
+        balancer: Balancer,
+        dice: Dice,
+        to_fill: bool = False,
+    ) -> int:
+        """Give a request to a replica with room, or ``to_fill``, to one with the least; there must be one.
+
+        Args:
+            near: what is warm, and distances, by replica.
+        """
+        warm, distances = near
+        most = self.least_room(units) if to_fill else math.inf
+        choices = [one for one in self._open.values() if one.room <= most and one.takes(units)]
+        if warm or distances:
+            choices = [_near(one, warm, distances) for one in choices]
+        chosen = balancer.pick(cost_seconds, choices, dice).replica_id
+        assert chosen is not None  # all of them are healthy
+        one = self._open[chosen].with_work(cost_seconds, units)
+        if one.room:
+            self._open[chosen] = one
+        else:
+            del self._open[chosen]
+        self._measured = None
+        return chosen
+
+
+def _near(replica: ReplicaState, warm: Mapping[int, float], distances: Mapping[int, float]) -> ReplicaState:
+    """As a request sees it. Not by ``dataclasses.replace``, which takes longer."""
+    name = replica.replica_id
+    if name not in warm and name not in distances:
+        return replica
+    return ReplicaState(
+        name,
+        replica.remaining_seconds,
+        replica.in_flight,
+        replica.limit,
+        replica.speed,
+        distances.get(name, replica.distance_seconds),
+        warm.get(name, replica.warm),
+        replica.healthy,
+        replica.units,
+        replica.units_limit,
+    )
+
+
+def _spare(replica: ReplicaState) -> float:
+    """The units of the largest request that it takes; it has room in its batch."""
+    if not replica.units or replica.units_limit is None:
+        return math.inf
+    return max(replica.units_limit - replica.units, 0)

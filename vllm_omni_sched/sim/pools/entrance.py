@@ -1,0 +1,77 @@
+"""Who waits for a stage: what its gate is told, and what it asks."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest, GateTerms
+from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.sim.pools.policies import Policies
+from vllm_omni_sched.sim.pools.trip import Trip
+
+
+class Entrance(GateTerms):
+    """The requests that wait for one stage; rules as in `omni.stages.entrance`.
+
+    A request is described when it begins to wait. While it waits its own credits do not change: a stage gives back
+    those of a request before the next one gets it.
+
+    Args:
+        units: of long work that a request is; 0 for short work.
+        replicas: whose caches may have something of a request.
+    """
+
+    def __init__(
+        self, shared: Policies, stage: int, gate: StageGate, units: Callable[[Trip], int], replicas: Iterable[int]
+    ) -> None:
+        self.waiting: dict[str, Trip] = {}
+        self._shared, self._stage, self._gate, self._units, self._replicas = shared, stage, gate, units, replicas
+
+    def put(self, trip: Trip, now: float) -> None:
+        """A request waits from now on."""
+        shared = self._shared
+        self.waiting[trip.name] = trip
+        request = GateRequest(
+            shared.queued(trip, self._stage, now),
+            low=shared.is_low(trip),
+            units=self._units(trip),
+            needs=self._needed(trip),
+        )
+        self._gate.put(request, now)
+
+    def remove(self, name: str) -> None:
+        """It waits no more; nothing if it did not."""
+        if self.waiting.pop(name, None) is not None:
+            self._gate.remove(name)
+
+    def release(self, now: float, replicas: Sequence[ReplicaState]) -> tuple[GatePlan, list[tuple[Trip, int]]]:
+        """What the gate says; and who goes, and to which replica: they wait no more."""
+        plan = self._gate.release(now, replicas, self._shared.dice, self)
+        return plan, [(self.waiting.pop(one.request_id), one.replica_id) for one in plan.releases]
+
+    def _needed(self, trip: Trip) -> tuple[str, ...]:
+        credits = self._shared.credits
+        return () if credits is None else credits.needed(str(self._stage), trip.name, path=_path(trip))
+
+    # ---- what the gate asks
+
+    def has_credits(self, needs: Hashable) -> bool:
+        credits = self._shared.credits
+        assert isinstance(needs, tuple)  # as described
+        return credits is None or all(credits.free(stage) > 0 for stage in needs)
+
+    def take(self, request_id: str) -> bool:
+        credits = self._shared.credits
+        if credits is None:
+            return True
+        return credits.take(str(self._stage), request_id, path=_path(self.waiting[request_id]))
+
+    def warm(self, request_id: str) -> Mapping[int, float]:
+        book, keys = self._shared.affinity[self._stage], self.waiting[request_id].keys
+        if book is None or not keys:
+            return {}
+        return {replica: part for replica, part in book.warm(keys, self._replicas).items() if part}
+
+
+def _path(trip: Trip) -> list[str]:
+    """From here on: one that shared another's work before has never entered."""
+    return [str(stage) for stage in trip.path[trip.position :]]
