@@ -49,7 +49,7 @@ def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> 
             _dot(axes, at - 0.14, _values(found[ONLY + row], measured), _ALONE, filled=True)
             _dot(axes, at + 0.14, _values(found[ALL_BUT + row], measured), _LEFT_OUT, filled=False)
         axes.set_title(said, fontsize=10, color=style.INK, loc="left")
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.06 * axes.dataLim.x1)  # half a dot of room
         axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     parts[0].set_yticks(range(len(rows)), rows)
     parts[0].invert_yaxis()
