@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import change_tables  # noqa: E402 - the root has to be importable first
 import costs_tables  # noqa: E402
 import learning_tables  # noqa: E402
+import paper_tables  # noqa: E402
 import result_tables  # noqa: E402
 import simulator_tables  # noqa: E402
 import stage_tables  # noqa: E402
@@ -267,6 +268,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
+    **paper_tables.PARTS,
 }
 
 

@@ -8,9 +8,8 @@ from mkdocs.structure.files import File, Files
 
 def on_files(files: Files, config: Any) -> Files:
     """Add every picture of a benchmark to the site, read from where the benchmark wrote it."""
-    root = Path(config.config_file_path).parent
-    results = root / "benchmarks" / "results"
+    results = Path(config.config_file_path).parent / "benchmarks" / "results"
     for picture in sorted(results.rglob("*.png")):
-        where = f"results/{picture.relative_to(results).as_posix()}"
-        files.append(File.generated(config, where, abs_src_path=str(picture)))
+        shown = f"results/{picture.relative_to(results).as_posix()}"
+        files.append(File.generated(config, shown, abs_src_path=str(picture)))
     return files

@@ -81,8 +81,13 @@ class Result:
         return sum(self._meets(record) for record in (self.records if records is None else records))
 
     def _meets(self, record: Record) -> bool:
+        return record.outcome is Outcome.DONE and self._late(record) <= 1
+
+    def _late(self, record: Record) -> float:
+        """The larger part of what was promised to its class that it took; above 1 it is not within the SLO."""
         promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
-        return record.meets(promised.ttft_seconds, promised.itl_seconds)
+        gap = record.tpot if self.slo.itl_of == "mean" else record.largest_gap
+        return max(record.ttft / promised.ttft_seconds, gap / promised.itl_seconds)
 
     @property
     def attainment(self) -> float:
@@ -92,12 +97,8 @@ class Result:
 
     def factors(self) -> list[float]:
         """By what each request's promised times would have to be multiplied; ``inf`` if it failed or was lost."""
-        factors = [float("inf")] * self.lost
-        for record in self.records:
-            promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
-            late = max(record.ttft / promised.ttft_seconds, record.largest_gap / promised.itl_seconds)
-            factors.append(late if record.outcome is Outcome.DONE else float("inf"))
-        return factors
+        late = [self._late(one) if one.outcome is Outcome.DONE else float("inf") for one in self.records]
+        return [float("inf")] * self.lost + late
 
     def summary(self) -> dict[str, Any]:
         """All of it in numbers, as JSON can hold them; None where there is nothing to say."""

@@ -96,3 +96,12 @@ def test_nothing_happened() -> None:
     assert found["gpu_hours_per_1000_requests"] is None
     assert found["ttft_seconds"]["p99"] is None
     json.dumps(found, allow_nan=False)
+
+
+def test_a_promise_may_be_of_the_mean_gap() -> None:
+    """Requests of 11 tokens in 1 s, one of whose gaps took half of it."""
+    one = record(0, first=0.5, end=1.5, largest_gap=0.5)
+    each, mean = result(one), result(one)
+    mean.slo = Slo(ttft_seconds=1.0, itl_seconds=0.1, itl_of="mean")
+    assert (each.attainment, each.factors()) == (0.0, [pytest.approx(5.0)])
+    assert (mean.attainment, mean.factors()) == (1.0, [pytest.approx(1.0)])

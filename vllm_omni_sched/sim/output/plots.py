@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_sched.sim.output import style
+from vllm_omni_sched.sim.output import ablation, style
 from vllm_omni_sched.sim.output.bins import bins
 from vllm_omni_sched.sim.study import Finding, Study
 from vllm_omni_sched.sim.study.evaluate import PARTS
@@ -33,6 +33,8 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
         OSError: one cannot be written.
     """
     well = [group[0] for group in groups(findings)]
+    if ablation.mechanisms(well) and not any(one.values for one in well):
+        return [ablation.draw(study.base.name, findings, study.search is not None, folder / f"{stem}-ablation.png")]
     drawn: list[Path] = []
     for name, title in (("ttft", "Time to first token"), ("itl", "Time between tokens")):
         if any(f"{name}_seconds" in one.curves for one in well):

@@ -28,6 +28,9 @@ class Slo(Options):
 
     ttft_seconds: float = Field(2.0, gt=0, description="Time to first token.")
     itl_seconds: float = Field(0.1, gt=0, description="Each gap between tokens.")
+    itl_of: Literal["each", "mean"] = Field(
+        "each", description="`itl_seconds` is promised of each gap, or of a request's mean (its TPOT), as some do."
+    )
     attainment: float = Field(0.9, gt=0, le=1, description="Part of the requests that has to meet both.")
 
 

@@ -17,6 +17,9 @@ FOLLOWS = {
 }
 """Options in milliseconds that may follow a target of the SLO, and which."""
 
+NONE, ALL, ONLY, ALL_BUT = "none", "all", "only ", "all but "
+"""How an ablation names its variants; the last two are followed by the mechanism."""
+
 
 class Variant(Options):
     """One way to run it."""
@@ -107,8 +110,8 @@ def _ablated(mechanisms: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
     def with_all(*left_out: str) -> dict[str, Any]:
         return {key: value for name, own in mechanisms.items() if name not in left_out for key, value in own.items()}
 
-    named = {"none": {}, "all": with_all()}
+    named = {NONE: {}, ALL: with_all()}
     if len(mechanisms) > 1:
-        named |= {f"only {name}": own for name, own in mechanisms.items()}
-        named |= {f"all but {name}": with_all(name) for name in mechanisms}
+        named |= {ONLY + name: own for name, own in mechanisms.items()}
+        named |= {ALL_BUT + name: with_all(name) for name in mechanisms}
     return tuple(Variant(name=name, set=own) for name, own in named.items())
