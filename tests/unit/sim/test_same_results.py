@@ -44,7 +44,7 @@ DIGESTS = {
     "on shared processors": "f8039fdfae6794bb",
     "all policies": "c3d38d0681510693",
     "two choices": "1b86759fe1a8a033",
-    "deaths": "f22615eb8406fb9c",
+    "deaths": "5628e474a0ae94bb",
 }
 
 

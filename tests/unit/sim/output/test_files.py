@@ -92,8 +92,8 @@ VARIANTS = '[[variants]]\nname = "stock"\nset = { policy = {} }\n[[variants]]\nn
     ("more", "pictures"),
     [
         ("", ["itl", "timeline", "ttft"]),
-        (VARIANTS, ["itl", "ttft"]),
-        (VARIANTS + "[sweep]\nworkload.rate = [1, 2, 5]\n", ["itl", "sweep", "ttft"]),
+        (VARIANTS, ["itl", "over-time", "ttft"]),
+        (VARIANTS + "[sweep]\nworkload.rate = [1, 2, 5]\n", ["itl", "over-time", "sweep", "ttft"]),
         (VARIANTS + '[search]\nkind = "tightest_slo"\n', ["itl", "search", "ttft"]),
         ('[sweep]\nworkload.rate = [1, 2]\n[search]\nkind = "throughput"\n', ["itl", "sweep", "ttft"]),
     ],
