@@ -81,6 +81,7 @@ class EngineServer:
         self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
         self._idle_since = 0.0
         self._measures = policies.measures
+        self._run = sim.soon  # a step
 
     # -- what it is told ---------------------------------------------------
 
@@ -100,12 +101,14 @@ class EngineServer:
         self.in_flight += 1
         self._jobs[request.number] = (job, None)
         job.submitted = now
-        seconds = self._costs.frontend_seconds(request)
+        self._to_front(self._costs.frontend_seconds(request), (self._epoch, job))
+
+    def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
         if seconds:
-            self._front_until = max(self._front_until, now) + seconds
-            self._sim.at(self._front_until, self._enter, (self._epoch, job))
+            self._front_until = max(self._front_until, self._sim.now) + seconds
+            self._sim.at(self._front_until, self._enter, came)
         else:
-            self._enter((self._epoch, job))
+            self._enter(came)
 
     def _enter(self, came: tuple[int, Job]) -> None:
         epoch, job = came
@@ -217,7 +220,7 @@ class EngineServer:
         if self._lane_shares and seconds:
             left = (self._rest + _BESIDE_STEPS * (seconds - self._rest)) / seconds
             self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
-        sim.soon(seconds, self._end, self._epoch)
+        self._run(seconds, self._end, self._epoch)
 
     def _beside_lane(self, alone: float, decoding: int) -> float:
         """The step's seconds beside the lane, which may be done before the step is; and how long it rests first."""
@@ -301,6 +304,9 @@ class EngineServer:
         job.largest_gap = sequence.largest_gap
         self._forget(sequence)
         self._jobs[job.request.number] = (job, None)  # until its client has the answer
+        self._answer(job)
+
+    def _answer(self, job: Job) -> None:
         answer = self._costs.answer_seconds
         if answer:
             self._sim.after(answer, self._answered, (self._epoch, job))
