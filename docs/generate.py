@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import result_tables  # noqa: E402 - the root has to be importable first
+import learning_tables  # noqa: E402 - the root has to be importable first
+import result_tables  # noqa: E402
 import simulator_tables  # noqa: E402
 import stage_tables  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
@@ -256,6 +257,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "scenario": simulator_tables.keys,
+    "learning": lambda: learning_tables.learning(result_tables.load(RESULTS, "learning")),
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),

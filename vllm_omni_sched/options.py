@@ -46,6 +46,7 @@ class ControlMode(str, Enum):
     PID = "pid"
     AIMD = "aimd"
     ADAPTIVE = "adaptive"
+    LEARNED = "learned"
 
 
 class OmniSchedConfig(BaseModel):
@@ -178,11 +179,12 @@ class OmniSchedConfig(BaseModel):
     prefill_control: ControlMode = Field(
         ControlMode.OFF,
         description="What steers how many prompt tokens a step computes beside decodes, on the latency of steps; "
-        "'adaptive' learns what a token costs.",
+        "'adaptive' learns what a token costs; 'learned' has it aim higher or lower, as a bandit chooses that was "
+        "trained in the simulator to keep `interactive_itl_ms`.",
     )
     prefill_min_tokens: int = Field(64, ge=1, description="Least prompt tokens of a step, under `prefill_control`.")
     control_interval_ms: float = Field(
-        1000.0, gt=0.0, le=60_000.0, description="Time between decisions of 'pid' and 'aimd'."
+        1000.0, gt=0.0, le=60_000.0, description="Time between decisions of 'pid', 'aimd' and 'learned'."
     )
     control_target_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Latency of a step that the controls aim at."
@@ -255,8 +257,11 @@ class OmniSchedConfig(BaseModel):
                 f"option 'batch_min' must not be above 'batch_max': {self.batch_min} > {self.batch_max}; "
                 "lower the one or raise the other"
             )
-        if self.batch_control is ControlMode.ADAPTIVE:
-            raise ValueError("option 'batch_control' must be 'off', 'pid' or 'aimd': 'adaptive' is for prefill_control")
+        if self.batch_control in (ControlMode.ADAPTIVE, ControlMode.LEARNED):
+            raise ValueError(
+                f"option 'batch_control' must be 'off', 'pid' or 'aimd': '{self.batch_control.value}' is for "
+                "prefill_control"
+            )
         return self
 
     @field_validator("encode_lane_cpus")

@@ -20,6 +20,7 @@ def test_every_benchmark_is_listed_and_explained():
         "gpu.lanes",
         "gpu.nvdec",
         "handover",
+        "learning",
         "mixed",
     ]
     names += [

@@ -87,3 +87,9 @@ def test_rounds_of_a_load_are_pooled(costs: MeasuredCosts) -> None:
     measured, simulated = series("stock", rounds, costs)["TTFT"]
     assert len(measured) == 2
     assert simulated["P99"] == pytest.approx(9e-3)
+
+
+def test_the_second_encoder_of_ours_has_only_what_steps_leave(costs: MeasuredCosts) -> None:
+    requests = [request(1.0, gaps=400), request(1.5, images=1), request(1.5, images=1)]
+    _, first, second = simulate(costs, "ours", requests, Histogram())
+    assert 1.2 * first < second < 3 * first

@@ -135,6 +135,22 @@ def test_prompts_leave_room_for_those_who_decode():
     assert scheduler.max_num_scheduled_tokens == 64
 
 
+def test_a_piece_of_a_prompt_that_fills_its_limit_is_told_as_full():
+    scheduler = scheduler_with({"prefill_control": "adaptive", "prefill_min_tokens": 10}, max_num_batched_tokens=64)
+    scheduler.add_request(request("decodes", 20, max_tokens=30))
+    run_step(scheduler)
+    scheduler.add_request(request("long", 60))
+    told = []
+    observe = scheduler._omni_steering.prefill.observe
+    scheduler._omni_steering.prefill.observe = lambda seconds, now, size: (
+        told.append(size),
+        observe(seconds, now, size),
+    )
+    run_step(scheduler)
+    assert told == [10]
+    assert scheduler._omni_steering.prefill.reason.value != "not_filled"
+
+
 def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
     prompts = {"huge": 600, "large": 300, "small": 20}
     steps = {}

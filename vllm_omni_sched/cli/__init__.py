@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_omni_sched.cli import calibrate, decode, doctor, record, simulate
+from vllm_omni_sched.cli import calibrate, decode, doctor, record, simulate, tune
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -23,3 +23,4 @@ app.command("decode")(decode.decode)
 app.command("calibrate")(calibrate.calibrate)
 app.command("record")(record.record)
 app.command("simulate")(simulate.simulate)
+app.command("tune")(tune.tune)

@@ -12,6 +12,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport, LaneFacts
 from vllm_omni_sched.engine.host_planner import HostPlanner
+from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
@@ -100,7 +101,7 @@ class AheadPlanner:
         loads = self._running() if encoding else ()
         seconds, _ = self._paces[self._lane.own_processors].rest(
             self.share,
-            self._steps.predict(output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)),
+            self._steps.predict(prompt_tokens_of(output)),
             self._steps.itl.seconds,
             loads[0].itl_target_seconds if loads else self._target,
             encoding=encoding,

@@ -11,6 +11,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
 from vllm_omni_sched.engine.ahead import planner_half
 from vllm_omni_sched.engine.ended import EndedSessions
+from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.engine.steer import Steering
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin
@@ -83,8 +84,11 @@ class SteeredMixin(WaitingOrderMixin):
     def _omni_observe(self, output: SchedulerOutput, outputs: dict[int, Any]) -> None:
         """What a step took, and whom it gave tokens."""
         now = monotonic_seconds()
-        planner, num_requests = self._omni_planner, len(output.num_scheduled_tokens)
-        prompt_tokens = max(0, output.total_num_scheduled_tokens - num_requests)
+        planner, num_requests, prompt_tokens = (
+            self._omni_planner,
+            len(output.num_scheduled_tokens),
+            prompt_tokens_of(output),
+        )
         seconds = self._omni_meter.step(
             now,
             len(self.running),  # type: ignore[attr-defined]

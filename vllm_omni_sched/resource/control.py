@@ -2,6 +2,7 @@
 
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
+from vllm_omni_sched.resource.learned_weights import shipped
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 
@@ -16,4 +17,6 @@ def make_control(mode: ControlMode, config: OmniSchedConfig, minimum: int, maxim
         return AimdBatch(target, interval, minimum, maximum, increase=max(1, maximum // 32))
     if mode is ControlMode.ADAPTIVE:
         return AdaptivePrefill(target, minimum, maximum)
+    if mode is ControlMode.LEARNED:
+        return shipped().control(target, config.interactive_itl_ms / 1e3, interval, minimum, maximum)
     return None

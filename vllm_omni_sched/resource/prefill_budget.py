@@ -14,7 +14,7 @@ class AdaptivePrefill(BatchControl):
     """The token budget whose predicted step time is the ITL target.
 
     1. Step time is taken as a + b * tokens, fitted by least squares with exponential forgetting
-       (Åström and Wittenmark, "Adaptive Control", 2.2), with 0 <= a <= 80 % of a recent step.
+       (Åström and Wittenmark, "Adaptive Control", 2.2), with 0 <= a <= 80 % of a recent step that had prompts.
     2. The budget is (target - a) / b, within the bounds. It grows by at most ``max_factor`` per step
        and falls without limit: a stall costs more than a step that could have been longer.
     3. While the same size comes again and again, nothing tells a from b. Then a fades to 0, and the budget
@@ -49,6 +49,16 @@ class AdaptivePrefill(BatchControl):
         self.max_factor = max_factor
         self._fit = LineFit(forgetting)
 
+    @property
+    def base_seconds(self) -> float:
+        """The fitted a: what a step without prefill takes."""
+        return self._fit.at_zero
+
+    @property
+    def seconds_per_token(self) -> float:
+        """The fitted b."""
+        return self._fit.slope
+
     def _observe(self, latency_seconds: float, now: float, size: int) -> None:
         self._fit.add(size, min(latency_seconds, self._MOST_OVER * self.itl_target_seconds))
         room = self.itl_target_seconds - self._fit.at_zero
@@ -78,18 +88,19 @@ class LineFit:
     """
 
     _SURE = 0.03  # spread of x, as a part of its mean, from which on the points say more than the origin
-    _MOST_BASE = 0.8  # of y at the mean: beyond, noise alone would decide
+    _MOST_BASE = 0.8  # of y at the mean of points with x > 0: beyond, noise alone would decide
 
     def __init__(self, forgetting: float) -> None:
         self._forgetting = forgetting
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._far_weight = self._far_x = self._far_y = 0.0  # of points with x > 0
 
     @property
     def slope(self) -> float:
-        """Per unit of x; never such that ``at_zero`` were negative or most of y."""
-        if self._x == 0:
+        """Per unit of x; never such that ``at_zero`` were negative, or most of y where x is not 0."""
+        if self._far_x == 0:
             return 0.0
-        through_origin = self._y / self._x
+        through_origin = self._far_y / self._far_x
         unsure = (self._SURE * self._x) ** 2
         slope = (self._xy + unsure * through_origin) / (self._xx + unsure)
         return min(max(slope, (1 - self._MOST_BASE) * through_origin), through_origin)
@@ -108,3 +119,7 @@ class LineFit:
         self._y += part * dy
         self._xx = (1 - part) * (self._xx + part * dx * dx)
         self._xy = (1 - part) * (self._xy + part * dx * dy)
+        if x:
+            self._far_weight = self._forgetting * self._far_weight + 1
+            self._far_x += (x - self._far_x) / self._far_weight
+            self._far_y += (y - self._far_y) / self._far_weight

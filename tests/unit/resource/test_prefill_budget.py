@@ -45,3 +45,22 @@ def test_line_fit_stays_sober_when_nothing_new_comes():
         fit.add(0.5, 1.0 + 0.01 * (-1) ** i)
     fit.add(0.6, 1.1)
     assert fit.at_zero + 0.5 * fit.slope == pytest.approx(1.0, abs=0.05)
+
+
+def test_steps_that_only_decode_do_not_make_prompts_look_dear():
+    """Most steps of a chat have no prompt; that they take time says nothing about what a token of a prompt costs."""
+    control = AdaptivePrefill(0.08, minimum=64, maximum=2048)
+    for i in range(400):
+        waiting = 577 if i % 20 == 0 else 0
+        size = min(control.limit, waiting)
+        control.observe(0.012 + 2.5e-5 * size, float(i), size=size)
+    assert control.limit >= 577
+
+
+def test_line_fit_knows_the_slope_however_rare_prompts_are():
+    fit = LineFit(0.98)
+    for i in range(2000):
+        x = 300 if i % 40 == 0 else 0
+        fit.add(x, 0.01 + 3e-5 * x)
+    assert fit.slope == pytest.approx(3e-5, rel=0.1)
+    assert fit.at_zero == pytest.approx(0.01, rel=0.02)

@@ -14,6 +14,8 @@ from vllm_omni_sched.sim.build.decoders import decoder_of
 from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
@@ -121,6 +123,8 @@ class Cluster:
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
+        if isinstance(costs, MeasuredCosts) and costs.calibration.step.steadiness:
+            costs = UnsteadyCosts(costs, self._dice(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
             return make_encoders(sim, stage, costs)

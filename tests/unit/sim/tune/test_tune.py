@@ -1,0 +1,269 @@
+"""Tuning, on functions whose optimum is known."""
+
+import numpy as np
+import pytest
+
+from vllm_omni_sched.config import OmniSchedConfig, read_options
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.tune.gain import Verdict, compare, paired_gain
+from vllm_omni_sched.sim.tune.replay import resample
+from vllm_omni_sched.sim.tune.search import Measured, Tried, pruned, search, told
+from vllm_omni_sched.sim.tune.space import Parameter, space, suggest
+from vllm_omni_sched.sim.work import Item, Request
+
+SPACE = [
+    Parameter("mode", ("off", "on")),
+    Parameter("target", low=1.0, high=100.0, when={"mode": ("on",)}),
+    Parameter("useless", (False, True)),
+]
+
+
+def known(options, seed):
+    """Best with ``mode`` on and ``target`` 20; a seed moves all alike."""
+    noise = 0.02 * np.random.default_rng(seed).standard_normal()
+    if options.get("mode") != "on":
+        return Measured(0.5 + noise, 1.0)
+    return Measured(0.9 - 0.2 * abs(np.log(options.get("target", 100.0) / 20)) + noise, 1.0)
+
+
+# -- the space
+
+
+class FirstOf:
+    """Names the first value, or the least."""
+
+    def suggest_categorical(self, name, choices):
+        return choices[0]
+
+    def suggest_float(self, name, low, high, *, log=False):
+        return low
+
+    def suggest_int(self, name, low, high, *, log=False):
+        return low
+
+
+class LastOf(FirstOf):
+    def suggest_categorical(self, name, choices):
+        return choices[-1]
+
+    def suggest_float(self, name, low, high, *, log=False):
+        return high
+
+    def suggest_int(self, name, low, high, *, log=False):
+        return high
+
+
+@pytest.mark.parametrize("trial", [FirstOf(), LastOf()])
+@pytest.mark.parametrize("encodes", [False, True])
+@pytest.mark.parametrize("itl_seconds", [0.001, 0.1, 10.0])
+def test_whatever_is_tried_is_a_valid_configuration(trial, encodes, itl_seconds):
+    options = suggest(space(itl_seconds, encodes, paced=True, max_num_seqs=4), trial)
+    read_options(OmniSchedConfig, options)
+
+
+def test_every_parameter_is_an_option():
+    assert {one.name for one in space(0.1, paced=True)} <= OmniSchedConfig.model_fields.keys()
+
+
+def test_an_option_that_does_not_matter_is_not_asked_for():
+    assert "encode_lane_min_share" not in suggest(space(0.1), FirstOf())
+    assert "control_target_ms" not in suggest(space(0.1), FirstOf())
+    assert {"control_target_ms", "encode_lane_min_share"} <= suggest(space(0.1), LastOf()).keys()
+    assert "encode_ahead" not in suggest(space(0.1, encodes=False), LastOf())
+    assert "decode_pace" not in suggest(space(0.1), LastOf())
+
+
+# -- the search
+
+
+def test_it_finds_the_known_optimum():
+    found = search(SPACE, known, range(2), trials=60, seed=1)
+    assert found.tried[0].options["mode"] == "on"
+    assert 14 < found.tried[0].options["target"] < 28
+    assert (found.trials, found.interrupted) == (60, False)
+
+
+def test_the_same_seed_tries_the_same():
+    first, second = (search(SPACE, known, [0], trials=15, seed=4) for _ in range(2))
+    assert first == second
+    assert first != search(SPACE, known, [0], trials=15, seed=5)
+
+
+def test_each_trial_runs_under_all_seeds_and_none_twice():
+    had = []
+
+    def evaluate(options, seed):
+        had.append((tuple(options.items()), seed))
+        return known(options, seed)
+
+    search([Parameter("mode", ("off", "on"))], evaluate, [3, 4, 5], trials=10, seed=1)
+    assert sorted(had) == sorted(((("mode", mode),), seed) for mode in ("off", "on") for seed in (3, 4, 5))
+
+
+def test_of_equal_ones_the_lower_ttft_wins_and_never_more_than_that():
+    def evaluate(options, seed):
+        return {"a": Measured(0.5, 2.0), "b": Measured(0.5, 1.0), "c": Measured(0.500002, 1e9)}[options["x"]]
+
+    found = search([Parameter("x", ("a", "b", "c"))], evaluate, [0], trials=30, seed=1)
+    assert [one.options["x"] for one in found.tried] == ["c", "b", "a"]
+
+
+def test_an_interrupt_keeps_the_best_so_far():
+    runs = []
+
+    def evaluate(options, seed):
+        if len(runs) == 7:
+            raise KeyboardInterrupt
+        runs.append(known(options, seed))
+        return runs[-1]
+
+    found = search(SPACE, evaluate, [0], trials=50, seed=1)
+    assert found.interrupted
+    assert 1 <= found.trials < 50
+    assert found.tried[0].attainment == max(run.attainment for run in runs)
+
+
+def test_progress_tells_the_best_so_far():
+    said = []
+    search(SPACE, known, [0], trials=12, seed=2, progress=lambda done, best: said.append((done, best.attainment)))
+    assert [done for done, _ in said] == list(range(1, 13))
+    assert [best for _, best in said] == sorted(best for _, best in said)
+
+
+@pytest.mark.parametrize(("seeds", "trials"), [([], 5), ([1], 0)])
+def test_a_search_needs_a_trial_and_a_seed(seeds, trials):
+    with pytest.raises(ConfigError, match="at least one trial and one seed"):
+        search(SPACE, known, seeds, trials, seed=1)
+
+
+def test_options_that_do_no_good_are_left_out():
+    options = {"mode": "on", "target": 20.0, "useless": True}
+    best = Tried(options, (known(options, 0),))
+    assert pruned(best, known, [0]).options == {"mode": "on", "target": 20.0}
+
+
+def test_an_interrupt_ends_the_pruning():
+    def evaluate(options, seed):
+        raise KeyboardInterrupt
+
+    best = Tried({"mode": "on"}, (Measured(0.9, 1.0),))
+    assert pruned(best, evaluate, [0]) is best
+
+
+def test_what_is_as_by_default_need_not_be_told():
+    assert told({"mode": "on", "useless": False}, {"mode": "off", "useless": False}) == {"mode": "on"}
+
+
+# -- the gain
+
+
+def gain_of(differences, seed=0, **kwargs):
+    return paired_gain(
+        [0.5 + one for one in differences], [0.5] * len(differences), np.random.default_rng(seed), **kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.1, 0.12, 0.11, 0.09], Verdict.HELPS),
+        ([-0.1, -0.12, -0.11, -0.09], Verdict.HARMS),
+        ([0.1, -0.1, 0.05, -0.06], Verdict.UNKNOWN),
+        ([0.0] * 5, Verdict.UNKNOWN),
+    ],
+)
+def test_the_verdict(differences, verdict):
+    gain = gain_of(differences)
+    assert gain.verdict is verdict
+    assert gain.mean == pytest.approx(np.mean(differences))
+    assert gain.low <= gain.mean <= gain.high
+
+
+def test_pairing_takes_out_what_seeds_have_in_common():
+    random = np.random.default_rng(1)
+    common = random.normal(0.5, 0.2, 20)
+    assert paired_gain(list(common + 0.01), list(common), random).verdict is Verdict.HELPS
+    assert paired_gain(list(random.permutation(common + 0.01)), list(common), random).verdict is Verdict.UNKNOWN
+
+
+def test_the_interval_holds_about_as_often_as_it_says():
+    random = np.random.default_rng(7)
+    held = 0
+    for at in range(200):
+        gain = gain_of(random.normal(0.02, 0.05, 20), seed=at)
+        held += gain.low <= 0.02 <= gain.high
+    assert 0.88 <= held / 200 <= 0.98  # percentile bootstraps of 20 are a little short
+
+
+def test_more_confidence_is_wider():
+    differences = [0.1, -0.1, 0.05, -0.06, 0.2]
+    narrow, wide = gain_of(differences), gain_of(differences, confidence=0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@pytest.mark.parametrize(("ours", "default"), [([1.0], [1.0]), ([1.0, 2.0], [1.0])])
+def test_a_gain_needs_pairs(ours, default):
+    with pytest.raises(ValueError, match="pairs are needed"):
+        paired_gain(ours, default, np.random.default_rng(0))
+
+
+def test_the_best_that_is_known_to_help_is_proposed():
+    good, better, bad = {"mode": "on", "target": 40.0}, {"mode": "on", "target": 20.0}, {"mode": "on", "target": 1e3}
+    found = compare([good, better, bad], known, range(100, 110), range(3), np.random.default_rng(0))
+    assert found.proposed.options == better
+    assert [one.attainment.verdict.value for one in found.compared] == ["helps", "helps", "harms"]
+    assert found.compared[0].attainment.mean == pytest.approx(0.4 - 0.2 * np.log(2))
+    assert found.confidence == pytest.approx(1 - 0.05 / 3)
+
+
+def test_nothing_is_proposed_where_nothing_helps():
+    def noise(options, seed):
+        return Measured(0.5 + 0.1 * np.random.default_rng([seed, len(options)]).standard_normal(), 1.0)
+
+    found = compare([{"useless": True}], noise, range(100, 120), range(3), np.random.default_rng(0))
+    assert found.proposed is None
+
+
+@pytest.mark.parametrize(("seeds", "said"), [([2, 3, 4], r"\[2\] are both"), ([9], "at least 2")])
+def test_held_out_seeds_are_others(seeds, said):
+    with pytest.raises(ConfigError, match=said):
+        compare([{}], known, seeds, [1, 2], np.random.default_rng(0))
+
+
+# -- traces
+
+
+TRACE = [Request(at, float(at), 10 + at, 5, (Item("image", 4, at % 7),)) for at in range(600)]
+
+
+def test_halves_of_a_trace_share_no_request():
+    drawn = [
+        {one.text_tokens for seed in range(30) for one in resample(TRACE, 600.0, np.random.default_rng(seed), held_out)}
+        for held_out in (False, True)
+    ]
+    assert not drawn[0] & drawn[1]
+    assert len(drawn[0] | drawn[1]) == len(TRACE)
+
+
+def test_what_is_drawn_is_in_order_and_as_dense_as_the_trace():
+    drawn = list(resample(TRACE, 600.0, np.random.default_rng(1), held_out=False))
+    assert [one.number for one in drawn] == list(range(300))
+    assert [one.arrival for one in drawn] == sorted(one.arrival for one in drawn)
+    assert 295 <= drawn[-1].arrival < 300
+
+
+def test_contents_of_a_block_that_is_drawn_again_are_new():
+    drawn = list(resample(TRACE, 600.0, np.random.default_rng(1), held_out=False))
+    assert len({one.text_tokens for one in drawn}) < len(drawn)  # some block came twice
+    assert len({(one.text_tokens, one.items[0].content) for one in drawn}) == len(drawn)
+    assert {one.items[0].content for one in drawn} >= set(range(7))
+
+
+def test_a_trace_of_one_block_cannot_be_held_out():
+    with pytest.raises(ConfigError, match="too few requests"):
+        list(resample(TRACE[:1], 600.0, np.random.default_rng(1), held_out=True))
+
+
+def test_the_score_of_equal_ones_is_higher_with_a_lower_ttft():
+    late, soon, better = (Tried({}, (Measured(*run),)) for run in ((0.5, 2.0), (0.5, 1.0), (0.500002, 1e9)))
+    assert late.score < soon.score < better.score

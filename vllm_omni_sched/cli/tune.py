@@ -1,0 +1,210 @@
+"""``vllm-omni-sched tune``: options for a trace or a scenario, and what they are expected to bring."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from vllm_omni_sched.cli import tune_view
+from vllm_omni_sched.cli.simulate import runner
+from vllm_omni_sched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.tune.gain import Comparison
+    from vllm_omni_sched.sim.tune.search import Evaluate, Search, Tried
+    from vllm_omni_sched.sim.tune.space import Options, Parameter
+
+_USAGE = 2
+_BEST = 3  # candidates that are compared with the default
+
+
+@dataclass
+class _Job:
+    """What is tuned. ``fixed``: options of every run, in what is proposed as well; ``default``: as they are without."""
+
+    evaluate: Evaluate
+    space: list[Parameter]
+    fixed: Options
+    default: dict[str, Any]
+    what: str
+    costs: dict[str, str]
+
+
+def tune(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE|SCENARIO", help="A recorded trace, or a scenario (.toml).", show_default=False),
+    ],
+    ttft: Annotated[
+        float | None, typer.Option(help="Promised seconds to the first token; default: the scenario's, or 2.")
+    ] = None,
+    itl: Annotated[
+        float | None, typer.Option(help="Promised seconds between tokens; default: the scenario's, or 0.1.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Options that are tried.")] = 60,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each of them.")] = 3,
+    held_out: Annotated[int, typer.Option(min=2, max=1000, help="Runs of the best few and of the default.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the options here, as YAML.", show_default=False)
+    ] = None,
+    result: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what was found here, as JSON.", show_default=False)
+    ] = None,
+    model: Annotated[str, typer.Option(help="For a trace: the model.")] = "qwen2.5-vl-7b",
+    device: Annotated[str, typer.Option(help="For a trace: the accelerator.")] = "a100-80gb",
+    devices: Annotated[int, typer.Option(min=1, max=1024, help="For a trace: tensor parallel.")] = 1,
+    scale: Annotated[float, typer.Option(help="For a trace: its rate is multiplied by it, as 1 / replicas.")] = 1.0,
+    item_embeds: Annotated[int, typer.Option(min=0, help="For a trace of intervals: embeddings of an item.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Propose options for your load and your SLO: simulated, with the expected gain and its uncertainty.
+
+    Ctrl-C ends the search and keeps the best so far. Exit status: 0 when all is well, 2 when the call makes no sense.
+    """
+    from vllm_omni_sched.sim.tune.search import Tried, pruned, told
+
+    for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
+        if value is not None and not 0 < value < float("inf"):
+            _leave(f"{name} must be positive, got {value:g}")
+    try:
+        if source.suffix == ".toml":
+            job = _scenario(source, ttft, itl)
+        else:
+            job = _trace(source, ttft or 2.0, itl or 0.1, (model, device, devices), scale, item_embeds)
+        found = _search(job, trials, range(seeds), seed, quiet)
+        if not found.tried:
+            _leave("interrupted before anything was tried")
+        first, *others = (Tried(told(one.options, job.default), one.runs) for one in found.tried[:_BEST])
+        best = pruned(first, job.evaluate, range(seeds))
+        compared = _compare(job, [best, *others], seeds, held_out, seed, quiet)
+    except ConfigError as error:
+        _leave(str(error))
+    said = tune_view.verdict(found, compared)
+    options = tune_view.proposal(job.fixed, best, compared)
+    Console(highlight=False).print(tune_view.screen(job.what, said, options, found, compared))
+    try:
+        if out is not None:
+            _write(out, tune_view.as_yaml(options, job.what, said))
+        if result is not None:
+            _write(result, json.dumps(_record(job, said, options, found, compared, seed), indent=1) + "\n")
+    except OSError as error:
+        _leave(f"{error.filename or out or result}: {error.strerror or error}")
+
+
+def _trace(
+    source: Path, ttft: float, itl: float, machine: tuple[str, str, int], scale: float, item_embeds: int
+) -> _Job:
+    from vllm_omni_sched.config import OmniSchedConfig
+    from vllm_omni_sched.sim.costs.hardware import DEVICES
+    from vllm_omni_sched.sim.costs.models import MODELS
+    from vllm_omni_sched.sim.costs.registry import pick
+    from vllm_omni_sched.sim.costs.roofline import RooflineCosts
+    from vllm_omni_sched.sim.engine.limits import EngineLimits
+    from vllm_omni_sched.sim.tune.replay import on_trace
+    from vllm_omni_sched.sim.tune.space import space
+    from vllm_omni_sched.sim.workloads.replay import TraceOptions
+    from vllm_omni_sched.sim.workloads.trace import read_trace
+
+    model, device, devices = machine
+    trace = read_trace(source)
+    costs = RooflineCosts(pick("model", model, MODELS), pick("device", device, DEVICES), devices)
+    limits = EngineLimits(costs.kv_tokens)
+    fixed: Options = {"interactive_ttft_ms": 1e3 * ttft, "interactive_itl_ms": 1e3 * itl}
+    replay = TraceOptions(file=source.name, scale=scale, item_embeds=item_embeds)
+    default = OmniSchedConfig().model_dump(mode="json")
+    what = f"{source.name} on {costs.source.text}, TTFT {ttft:g} s, between tokens {itl:g} s"
+    evaluate = on_trace(trace, replay, costs, limits, fixed, (ttft, itl))
+    return _Job(
+        evaluate, space(itl), fixed, default, what, {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
+    )
+
+
+def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
+    from vllm_omni_sched.sim.scenario import load
+    from vllm_omni_sched.sim.tune.scenario import on_scenario, tunable
+    from vllm_omni_sched.sim.tune.space import space
+
+    given = {"slo.ttft_seconds": ttft, "slo.itl_seconds": itl}
+    scenario = load(source, {key: value for key, value in given.items() if value is not None})
+    engine, slo = tunable(scenario), scenario.slo
+    fixed: Options = {"interactive_ttft_ms": 1e3 * slo.ttft_seconds, "interactive_itl_ms": 1e3 * slo.itl_seconds}
+    here = scenario.encoder_of(engine) != "elsewhere" and engine.encoder is None
+    parameters = space(slo.itl_seconds, encodes=here, max_num_seqs=engine.max_num_seqs)
+    what = f"{scenario.name}, TTFT {slo.ttft_seconds:g} s, between tokens {slo.itl_seconds:g} s"
+    default = scenario.policy.model_dump(mode="json")
+    costs = {engine.name: engine.model or str(engine.calibration)}
+    return _Job(on_scenario(scenario, runner(), fixed), parameters, fixed, default, what, costs)
+
+
+def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Search:
+    from vllm_omni_sched.sim.tune.search import search
+
+    with tune_view.Bar("Searching", trials, quiet) as bar:
+
+        def told(done: int, best: Tried) -> None:
+            bar.at(done, f"best {best.attainment:.1%} within the SLO")
+
+        return search(job.space, job.evaluate, seeds, trials, seed, told)
+
+
+def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int, quiet: bool) -> Comparison | None:
+    """None: interrupted."""
+    import numpy as np
+
+    from vllm_omni_sched.sim.tune.gain import compare
+    from vllm_omni_sched.sim.tune.replay import HELD_OUT
+
+    candidates = list({json.dumps(one.options, sort_keys=True): one.options for one in best}.values())
+    done = 0
+
+    def counted(options: Options, one: int) -> Any:
+        nonlocal done
+        measured = job.evaluate(options, one)
+        done += 1
+        bar.at(done, "held-out seeds")
+        return measured
+
+    with tune_view.Bar("Comparing", (1 + len(candidates)) * held_out, quiet) as bar:
+        try:
+            held = range(HELD_OUT, HELD_OUT + held_out)
+            return compare(candidates, counted, held, range(seeds), np.random.default_rng(seed))
+        except KeyboardInterrupt:
+            return None
+
+
+def _record(
+    job: _Job, said: str, options: Options, found: Search, compared: Comparison | None, seed: int
+) -> dict[str, Any]:
+    from vllm_omni_sched.sim.output.provenance import provenance
+
+    return {
+        "tune": job.what,
+        "simulated": True,
+        "provenance": provenance(["vllm-omni-sched", *sys.argv[1:]], seed, job.costs, job.what),
+        "said": said,
+        "options": options,
+        "interrupted": found.interrupted or compared is None,
+        "trials": found.trials,
+        "tried": [{"options": one.options, "attainment": one.attainment} for one in found.tried],
+        "held_out": tune_view.as_record(compared),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    from vllm_omni_sched.sim.output.files import replacing
+
+    with replacing(path) as file:
+        file.write(text)
+
+
+def _leave(said: str) -> NoReturn:
+    """End with one line."""
+    typer.echo(f"vllm-omni-sched tune: {' '.join(said.split())}", err=True)
+    raise typer.Exit(_USAGE)

@@ -1,0 +1,190 @@
+"""A prefill limit whose aim is chosen by what has been learnt in the simulator: a contextual bandit."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.batch_size import BatchControl
+from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
+from vllm_omni_sched.resource.reward_guard import RewardGuard
+
+ARMS = (0.5, 0.7, 0.85, 1.0, 1.25, 1.6)
+"""Aims of a step, as parts of the operator's target."""
+FALLBACK = ARMS.index(1.0)
+"""The arm that is `AdaptivePrefill` as it is."""
+FEATURES = ("one", "latency", "base", "filled", "over", "overshoot")
+"""What `Interval.context` holds, in this order."""
+_FADES = 0.9  # what an overshoot keeps of itself in each interval
+_MOST_OVERSHOOT = 4.0
+
+Context = tuple[float, ...]
+
+
+class Chooser(Protocol):
+    """Chooses among ``ARMS``."""
+
+    def choose(self, context: Context) -> int:
+        """An index into ``ARMS``."""
+
+    def expects(self, context: Context, arm: int) -> float:
+        """The reward it expects of that arm."""
+
+    def learn(self, context: Context, arm: int, reward: float) -> None:
+        """So much came of it."""
+
+
+class LinearPolicy:
+    """The arm of the largest expected reward, weights * context; of equal ones the nearest to the fallback.
+
+    It explores nothing and learns nothing: what it chooses depends on weights and context alone.
+
+    Args:
+        weights: one row for each arm, one number for each feature.
+
+    Raises:
+        ConfigError: they have another shape, or are not finite.
+    """
+
+    def __init__(self, weights: Sequence[Sequence[float]]) -> None:
+        self.weights = tuple(tuple(map(float, row)) for row in weights)
+        if len(self.weights) != len(ARMS) or any(len(row) != len(FEATURES) for row in self.weights):
+            raise ConfigError(f"weights must be {len(ARMS)} rows of {len(FEATURES)} numbers, one for each arm")
+        if not all(math.isfinite(value) for row in self.weights for value in row):
+            raise ConfigError("weights must be finite")
+        self._order = sorted(range(len(ARMS)), key=lambda arm: (abs(arm - FALLBACK), arm))
+
+    def expects(self, context: Context, arm: int) -> float:
+        return sum(weight * value for weight, value in zip(self.weights[arm], context, strict=True))
+
+    def choose(self, context: Context) -> int:
+        return max(self._order, key=lambda arm: self.expects(context, arm))
+
+    def learn(self, context: Context, arm: int, reward: float) -> None:
+        pass
+
+
+class Interval:
+    """The steps since the last decision, as the context of the next one and the reward of the last.
+
+    ``reward`` is in [-penalty, 1]: the part of the time that went to prompt tokens, which is what brings first tokens,
+    minus ``penalty`` times the part of the steps that took longer than promised, each of which breaks the promise to
+    all who decode. It needs what `observe` is given and nothing else, so it is the same in the engine: what clients
+    see, such as queueing, is not in it.
+    """
+
+    __slots__ = ("_filled", "_late", "_longest", "_seconds", "_steps", "_tokens")
+
+    def __init__(self) -> None:
+        self._steps = self._filled = self._late = 0
+        self._seconds = self._longest = 0.0
+        self._tokens = 0
+
+    def add(self, seconds: float, size: int, limit: int, promise_seconds: float) -> None:
+        """A step of ``size`` prompt tokens under a limit."""
+        self._steps += 1
+        self._seconds += seconds
+        self._tokens += size
+        self._filled += size >= limit
+        self._late += seconds > promise_seconds
+        if 2 * size >= limit and seconds > self._longest:
+            self._longest = seconds
+
+    @property
+    def mean_seconds(self) -> float:
+        """Of a step."""
+        return self._seconds / self._steps
+
+    def reward(self, seconds_per_token: float, penalty: float) -> float:
+        """What the last choice has brought."""
+        used = self._tokens * seconds_per_token / self._seconds if self._seconds else 0.0
+        return min(used, 1.0) - penalty * self._late / self._steps
+
+    @property
+    def longest_seconds(self) -> float:
+        """Of the steps that were half full at least; 0 without one."""
+        return self._longest
+
+    def context(self, target_seconds: float, base_seconds: float, overshoot: float) -> Context:
+        """``FEATURES``, each within [0, 2]: mean latency and the fitted latency of a step without prompts, as parts of
+        the target; parts of the steps that were full, and later than promised; and half the overshoot.
+
+        Args:
+            overshoot: the longest of the last steps by what was aimed at, 4 at most.
+        """
+        latency = min(self.mean_seconds / target_seconds, 2.0)
+        base = min(base_seconds / target_seconds, 2.0)
+        return (1.0, latency, base, self._filled / self._steps, self._late / self._steps, overshoot / 2)
+
+
+class LearnedPrefill(BatchControl):
+    """`AdaptivePrefill` with an aim that a bandit chooses anew in each interval.
+
+    1. The limit is that of `AdaptivePrefill` under the chosen aim, ``ARMS`` * target: its bounds and its rules hold.
+    2. An interval is ``interval_seconds`` long at least and has a step at least. When it ends, the choice before it
+       gets its reward (`Interval`), and the next aim is chosen by the context that the interval was.
+    3. While the guard does not trust the choices (`RewardGuard`), the aim is the target, as `AdaptivePrefill` has it.
+    4. Nothing here is random; whoever trains it injects a ``chooser`` that explores.
+
+    The form is that of Li et al., "A contextual-bandit approach to personalized news article recommendation" (WWW
+    2010), with one linear model for each arm; the choices are taken as without effect on later contexts.
+
+    Args:
+        promise_seconds: the longest time between two tokens that was promised, for the reward.
+        penalty: see `Interval`.
+
+    Raises:
+        ConfigError: a time is not above 0, the penalty is negative, or as `AdaptivePrefill`.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        target_seconds: float = 0.05,
+        promise_seconds: float = 0.1,
+        interval_seconds: float = 1.0,
+        minimum: int = 64,
+        maximum: int = 8192,
+        penalty: float = 5.0,
+        guard: RewardGuard | None = None,
+    ) -> None:
+        super().__init__(minimum, maximum)
+        for name, value in (("promise_seconds", promise_seconds), ("interval_seconds", interval_seconds)):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        if not 0 <= penalty < math.inf:
+            raise ConfigError(f"penalty must be 0 or more, got {penalty}")
+        self._adaptive = AdaptivePrefill(target_seconds, minimum, maximum)
+        self.target_seconds, self.promise_seconds = target_seconds, promise_seconds
+        self.interval_seconds, self.penalty = interval_seconds, penalty
+        self.chooser = chooser
+        self.guard = guard
+        self.arm = FALLBACK
+        self._chosen: Context | None = None  # in which the arm of this interval was chosen
+        self._overshoot = 0.0
+        self._began: float | None = None
+        self._interval = Interval()
+
+    def _observe(self, latency_seconds: float, now: float, size: int) -> None:
+        if self._began is None or now < self._began:  # a clock that was set back starts a new interval
+            self._began, self._interval = now, Interval()
+        self._interval.add(latency_seconds, size, self.limit, self.promise_seconds)
+        if now - self._began >= self.interval_seconds:
+            self._decide()
+            self._began, self._interval = now, Interval()
+        self._adaptive.observe(latency_seconds, now, size)
+        self.limit, self.reason = self._adaptive.limit, self._adaptive.reason
+
+    def _decide(self) -> None:
+        over = self._interval.longest_seconds / (ARMS[self.arm] * self.target_seconds)
+        self._overshoot = max(_FADES * self._overshoot, min(over, _MOST_OVERSHOOT))
+        context = self._interval.context(self.target_seconds, self._adaptive.base_seconds, self._overshoot)
+        if self._chosen is not None:
+            reward = self._interval.reward(self._adaptive.seconds_per_token, self.penalty)
+            self.chooser.learn(self._chosen, self.arm, reward)
+            if self.guard is not None:
+                self.guard.observe(reward, self.chooser.expects(self._chosen, FALLBACK))
+        trusted = self.guard is None or self.guard.trusted
+        self.arm = self.chooser.choose(context) if trusted else FALLBACK
+        self._chosen = context
+        self._adaptive.itl_target_seconds = ARMS[self.arm] * self.target_seconds

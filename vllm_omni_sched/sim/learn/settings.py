@@ -1,0 +1,83 @@
+"""Engines under workloads. What is tested on shares no workload with what is trained on, and no seed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_omni_sched.sim.costs.hardware import DEVICES
+from vllm_omni_sched.sim.costs.models import MODELS
+from vllm_omni_sched.sim.costs.registry import pick
+from vllm_omni_sched.sim.costs.roofline import RooflineCosts
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.workloads.base import requests
+from vllm_omni_sched.sim.workloads.registry import build
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One engine under one workload.
+
+    ``encodes``: the engine encodes, ahead of prefill in its lane; else items come encoded.
+    """
+
+    name: str
+    workload: Mapping[str, Any]
+    model: str = "qwen2.5-vl-7b"
+    device: str = "a100-80gb"
+    devices: int = 1
+    encodes: bool = False
+    promise: tuple[float, float] = (2.0, 0.1)
+    seconds: float = 60.0
+    costs: RooflineCosts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shape, device = pick("model", self.model, MODELS), pick("device", self.device, DEVICES)
+        object.__setattr__(self, "costs", RooflineCosts(shape, device, self.devices))
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Of vLLM, with an encoder cache that holds the largest items of the workloads."""
+        return EngineLimits(
+            self.costs.kv_tokens, encoder_budget_embeds=32_768, encoder_cache_embeds=32_768, encodes=self.encodes
+        )
+
+    def requests(self, seed: int) -> Iterator[Request]:
+        """In order of arrival; without those that no KV cache here could hold."""
+        most = self.costs.kv_tokens
+        for request in requests(build(self.workload), seed):
+            if request.prompt_tokens + request.output_tokens <= most:
+                yield request
+
+
+def _servegen(rate: float) -> dict[str, Any]:
+    return {"kind": "servegen-mm-image", "rate": rate}
+
+
+TRAINING = (
+    Setting("servegen-mm-image, 3/s", _servegen(3.0)),
+    Setting("servegen-mm-image, 5/s", _servegen(5.0)),
+    Setting("servegen-mm-image, 6/s", _servegen(6.0)),
+    Setting("servegen-mm-image, 3/s, lane", _servegen(3.0), encodes=True),
+    Setting("mixed, 24/s", {"kind": "mixed", "rate": 24.0, "embeds": 1024}),
+)
+TRAINING_SEEDS = range(1000, 1016)
+VALIDATION_SEEDS = range(2000, 2006)
+
+TEST = (
+    Setting("azure-lmm", {"kind": "azure-lmm", "rate": 0.5}),
+    Setting("video-clips", {"kind": "video-clips", "rate": 0.4, "tokens_per_frame": 256}),
+    Setting(
+        "day-night of text, H100",
+        {"kind": "day-night", "rate": 20.0, "season_seconds": 60.0, "of": {"kind": "text"}},
+        device="h100-80gb",
+    ),
+    Setting(
+        "realtime and text",
+        {"kind": "mix", "rate": 20.0, "parts": [{"kind": "realtime"}, {"kind": "text"}]},
+        model="qwen2.5-omni-7b",
+    ),
+    Setting("text, 32B on 2 A100", {"kind": "text", "rate": 5.0}, model="qwen2.5-vl-32b", devices=2),
+    Setting("text, 3B on an L40S, lane", {"kind": "text", "rate": 12.0}, model="qwen2.5-vl-3b", device="l40s"),
+)
+TEST_SEEDS = range(20)

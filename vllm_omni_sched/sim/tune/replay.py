@@ -1,0 +1,97 @@
+"""A trace as an engine is given it, other under each seed."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vllm_omni_sched.config import OmniSchedConfig, read_options
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.episode import run_episode
+from vllm_omni_sched.sim.tune.search import Evaluate, Measured
+from vllm_omni_sched.sim.tune.space import Options
+from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.workloads.base import requests
+from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
+from vllm_omni_sched.sim.workloads.trace import Trace
+
+BLOCKS = 20
+"""That the requests of a trace are cut into, at least."""
+HELD_OUT = 1_000_000
+"""The first of the seeds that are held out; those below are for training."""
+
+
+def on_trace(
+    trace: Trace,
+    replay: TraceOptions,
+    costs: EngineCosts,
+    limits: EngineLimits,
+    fixed: Options,
+    promise: tuple[float, float],
+    drain_seconds: float = 60.0,
+) -> Evaluate:
+    """One engine under a trace. What a trace of intervals brings is drawn anew under each seed; of a trace of requests
+    see `resample`.
+
+    Args:
+        fixed: options of every run.
+        promise: TTFT and inter-token latency of the SLO, in seconds.
+    """
+    workload = Replay(trace, replay)
+    whole = list(requests(workload, 0)) if trace.requests else []
+    seconds = trace.arrivals / workload.rate
+
+    def evaluate(options: Options, seed: int) -> Measured:
+        config = read_options(OmniSchedConfig, fixed | options, "these options")
+        arriving, length = requests(workload, seed), seconds
+        if whole:
+            random = np.random.default_rng(seed)
+            arriving, length = resample(whole, seconds, random, held_out=seed >= HELD_OUT), seconds / 2
+        seen = run_episode(arriving, costs, limits, config, length, promise, drain_seconds=drain_seconds)
+        return Measured(seen.attainment, seen.ttft_p99)
+
+    return evaluate
+
+
+def resample(
+    requests: Sequence[Request],
+    seconds: float,
+    random: np.random.Generator,
+    held_out: bool,
+    block_seconds: float = 30.0,
+) -> Iterator[Request]:
+    """Requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
+
+    1. Blocks are ``block_seconds`` long, or shorter where the trace has fewer than ``BLOCKS`` of them: what is
+       correlated over longer times is lost.
+    2. Every other block is for training, those between are held out: neither sees requests of the other.
+    3. As many blocks are drawn as make half the trace. Contents of a block that is drawn again are others than before.
+
+    Raises:
+        ConfigError: one of the halves has no request.
+    """
+    number = max(BLOCKS, math.ceil(seconds / block_seconds))
+    length = seconds / number
+    blocks: list[list[Request]] = [[] for _ in range(number)]
+    for request in requests:
+        blocks[min(int(request.arrival / length), number - 1)].append(request)
+    ours = range(1 if held_out else 0, number, 2)
+    if not any(blocks[at] for at in ours):
+        raise ConfigError("the trace has too few requests to hold some of them out: record for longer")
+    count, times = 0, [0] * number
+    for place, at in enumerate(random.choice(np.asarray(ours), size=number // 2).tolist()):
+        again, times[at] = times[at] << 64, times[at] + 1
+        for request in blocks[at]:
+            arrival = request.arrival - at * length + place * length
+            yield Request(
+                count,
+                max(arrival, 0.0),
+                request.text_tokens,
+                request.output_tokens,
+                tuple(item._replace(content=item.content + again) for item in request.items),
+                request.sla,
+                request.client,
+            )
+            count += 1

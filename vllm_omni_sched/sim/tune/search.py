@@ -1,0 +1,126 @@
+"""Trials: which options do best under the training seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.tune.space import Options, Parameter, suggest
+
+
+class Measured(NamedTuple):
+    """One run. ``attainment``: part of the requests within the SLO; ``ttft_p99``: in seconds."""
+
+    attainment: float
+    ttft_p99: float
+
+
+Evaluate = Callable[[Options, int], Measured]
+"""What options bring under a seed; the same requests for the same seed, whatever the options."""
+
+_TIE = 1e-6  # below what one request in a million changes: P99 TTFT decides among equals and nothing else
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Options, and what they brought under each training seed."""
+
+    options: Options
+    runs: tuple[Measured, ...]
+
+    @property
+    def attainment(self) -> float:
+        """Mean over seeds."""
+        return float(np.mean([run.attainment for run in self.runs]))
+
+    @property
+    def score(self) -> float:
+        """What is maximised: attainment; of equal ones, the lower P99 TTFT."""
+        late = float(np.mean([run.ttft_p99 / (1 + run.ttft_p99) for run in self.runs]))
+        return self.attainment - _TIE * late
+
+
+@dataclass(frozen=True)
+class Search:
+    """All that was tried, best first; of equal ones the fewest options. ``interrupted``: before the last trial."""
+
+    tried: tuple[Tried, ...]
+    trials: int
+    interrupted: bool
+
+
+def search(
+    parameters: Sequence[Parameter],
+    evaluate: Evaluate,
+    seeds: Sequence[int],
+    trials: int,
+    seed: int,
+    progress: Callable[[int, Tried], None] | None = None,
+) -> Search:
+    """Search by the tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of Optuna.
+
+    1. Each trial runs under all training seeds, the same for each trial (common random numbers).
+    2. Options that came before are not run again.
+    3. An interrupt ends the search after what was tried so far.
+
+    Args:
+        seed: of the search.
+        progress: told the number of trials so far, and the best of them.
+
+    Raises:
+        ConfigError: Optuna is not installed, there is no seed, or ``trials`` is below 1.
+    """
+    if trials < 1 or not seeds:
+        raise ConfigError(f"need at least one trial and one seed, got {trials} and {len(seeds)}")
+    study = _study(seed)
+    found: dict[tuple[Any, ...], Tried] = {}
+    done = 0
+    try:
+        while done < trials:
+            trial = study.ask()
+            options = suggest(parameters, trial)
+            key = tuple(sorted(options.items()))
+            if key not in found:
+                found[key] = Tried(options, tuple(evaluate(options, one) for one in seeds))
+            study.tell(trial, found[key].score)
+            done += 1
+            if progress is not None:
+                progress(done, max(found.values(), key=lambda one: one.score))
+    except KeyboardInterrupt:
+        pass
+    ordered = sorted(found.values(), key=lambda one: (-one.score, len(one.options)))
+    return Search(tuple(ordered), done, done < trials)
+
+
+def told(options: Options, default: Mapping[str, Any]) -> Options:
+    """Those of them that are not as by default.
+
+    Args:
+        default: what an option is when it is not there.
+    """
+    return {name: value for name, value in options.items() if value != default.get(name)}
+
+
+def pruned(best: Tried, evaluate: Evaluate, seeds: Sequence[int]) -> Tried:
+    """The same without options that do no good under the training seeds, one after another; an interrupt ends that."""
+    kept = best
+    try:
+        for name in best.options:
+            options = {key: value for key, value in kept.options.items() if key != name}
+            fewer = Tried(options, tuple(evaluate(options, one) for one in seeds))
+            if fewer.score >= kept.score:
+                kept = fewer
+    except KeyboardInterrupt:
+        pass
+    return kept
+
+
+def _study(seed: int) -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("Optuna is not installed: pip install 'vllm-omni-sched[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))

@@ -1,0 +1,96 @@
+"""The options that are searched, and their bounds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Options = dict[str, Any]
+"""As under ``omni_sched`` in vLLM's ``--additional-config``; what is not there has its default."""
+
+
+class Trial(Protocol):
+    """Names values; one of Optuna's."""
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of them."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """Between them."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+        """Between them."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An option that is one of ``values``, or a number between ``low`` and ``high`` (whole with ``whole``).
+
+    ``when``: it is asked for only where one of these options has one of these values.
+    """
+
+    name: str
+    values: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = True
+    whole: bool = False
+    when: Mapping[str, tuple[Any, ...]] | None = None
+
+    def asked(self, options: Options) -> bool:
+        """Whether it matters beside those."""
+        return self.when is None or any(options.get(name) in values for name, values in self.when.items())
+
+    def suggest(self, trial: Trial) -> Any:
+        """A value; numbers to three digits, so that one can read them."""
+        if self.values:
+            return trial.suggest_categorical(self.name, self.values)
+        if self.whole:
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
+        return float(f"{trial.suggest_float(self.name, self.low, self.high, log=self.log):.3g}")
+
+
+_STEERED = ("pid", "aimd", "adaptive", "learned")
+
+
+def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num_seqs: int = 256) -> list[Parameter]:
+    """What is searched for an engine.
+
+    Args:
+        itl_seconds: of the SLO; targets lie between a fifth of it and all of it.
+        encodes: the engine has the encoder.
+        paced: its encoder shares processors with the LLM, as on a CPU.
+    """
+    low, high = 200 * itl_seconds, 1000 * itl_seconds
+    found = [
+        Parameter("prefill_control", ("off", *_STEERED)),
+        Parameter("batch_control", ("off", "pid", "aimd")),
+        Parameter(
+            "control_target_ms", low=low, high=high, when={"prefill_control": _STEERED, "batch_control": _STEERED}
+        ),
+        Parameter(
+            "batch_max", low=min(8, max_num_seqs), high=max_num_seqs, whole=True, when={"batch_control": _STEERED}
+        ),
+        Parameter("waiting_order", ("arrival", "sla")),
+        Parameter("pieces", (False, True)),
+    ]
+    if encodes:
+        ahead = {"encode_ahead": (True,)}
+        found += [
+            Parameter("encode_ahead", (False, True)),
+            Parameter("encode_lane_min_share", low=0.05, high=0.6, when=ahead),
+            Parameter("encoder_split", (False, True)),
+            Parameter("itl_target_ms", low=low, high=high, when=ahead | {"encoder_split": (True,)}),
+            Parameter("encoder_cache_order", ("age", "worth")),
+        ]
+        if paced:
+            found.append(Parameter("decode_pace", low=0.0, high=1.0, log=False, when=ahead))
+    return found
+
+
+def suggest(parameters: Sequence[Parameter], trial: Trial) -> Options:
+    """Options of one trial: those that matter."""
+    options: Options = {}
+    for parameter in parameters:
+        if parameter.asked(options):
+            options[parameter.name] = parameter.suggest(trial)
+    return options
