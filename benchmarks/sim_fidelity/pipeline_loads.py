@@ -33,7 +33,7 @@ def designed() -> dict[str, Wave]:
     found = {f"think {n}": alike(n, _SHORT, _STEPS, 1) for n in (1, 2, 4, 8)}
     found |= {f"say {n}": alike(n, _SHORT, 1, _STEPS) for n in (1, 2, 4, 8, 16)}
     found |= {f"say short {n}": alike(n, _SHORT, 1, 4) for n in (1, 2, 4, 8, 16)}
-    found |= {f"prompt {n}": alike(4, n, 1, 1, 0.25) for n in (20, 150, 600)}
+    found |= {f"prompt {n}": alike(4, n, 1, 1, 0.12) for n in (20, 150, 600)}
     found["both"] = alike(8, _SHORT, _STEPS // 2, _STEPS)
     found["idle"] = [{"at": 1.0, "prompt_tokens": _SHORT, "thinks": 1, "says": 1}]
     return found

@@ -39,11 +39,13 @@ class EncodeCosts(_Part):
 
 
 class FrontendCosts(_Part):
-    """Of one request."""
+    """Of one request; and of the outputs of a step, those of all requests together and each."""
 
     per_request: Seconds
     per_text_token: Seconds
     per_item: dict[str, Seconds] = {}
+    per_step: Seconds = 0.0
+    per_output: Seconds = 0.0
 
 
 class Calibration(_Part):

@@ -91,6 +91,11 @@ class MeasuredCosts:
             seconds += each
         return seconds
 
+    def outputs_seconds(self, outputs: int) -> float:
+        """What the front end does for so many outputs of a step, before clients have them."""
+        front = self.calibration.frontend
+        return front.per_step + front.per_output * outputs
+
     @property
     def answer_seconds(self) -> float:
         """From the end of a step until the client has its tokens."""

@@ -1,6 +1,6 @@
 """An engine that shares the cores of a host with other stages."""
 
-from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.sequence import Sequence
@@ -24,7 +24,7 @@ class HostedEngine(EngineServer):
     def __init__(
         self,
         sim: Simulator,
-        costs: EngineCosts,
+        costs: MeasuredCosts,
         limits: EngineLimits,
         policies: EnginePolicies,
         done: Done,
@@ -34,6 +34,7 @@ class HostedEngine(EngineServer):
         spoke: Done | None = None,
     ) -> None:
         super().__init__(sim, costs, limits, policies, done, Histogram(), watcher)
+        self._front_costs = costs
         self._host, self._clients, self._speaks = host, itl, spoke
         self._run = host.cores.soon
         self._firsts: list[Job] = []
@@ -67,7 +68,7 @@ class HostedEngine(EngineServer):
 
     def _noticed(self, message: tuple[int, _Outputs]) -> None:
         number, outputs = message
-        self._host.front(self._costs.outputs_seconds(number), self._told, outputs)
+        self._host.front(self._front_costs.outputs_seconds(number), self._told, outputs)
 
     def _told(self, outputs: _Outputs) -> None:
         epoch, decoding, firsts, lasts = outputs

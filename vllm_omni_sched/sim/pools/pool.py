@@ -16,6 +16,7 @@ from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Done, Job, Server
+from vllm_omni_sched.sim.work import Request
 
 Make = Callable[[int, Done], Server]
 """A new server for the replica of that index, which calls what it is given when a job is done."""
@@ -28,7 +29,7 @@ class StageSpec:
     """A stage.
 
     ``at_once``: requests that a replica can work on at a time. ``startup_seconds``: of a replica that is added.
-    ``devices``: of each replica.
+    ``devices``: of each replica. ``work``: of a request, what is done here; None: all that it says.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -40,6 +41,7 @@ class StageSpec:
     at_once: int = 256
     startup_seconds: float = 0.0
     devices: int = 1
+    work: Callable[[Request], Request] | None = None
 
     def __post_init__(self) -> None:
         for name in ("replicas", "at_once", "devices"):
@@ -134,6 +136,8 @@ class Pool:
         leg = Leg(trip, self.stage, cost_seconds, attempt)
         leg.replica = replica.index
         leg.submitted = self.sim.now
+        if self.spec.work is not None:
+            leg.request = self.spec.work(trip.request)
         trip.leg = leg
         replica.in_flight += 1
         replica.pending_seconds += cost_seconds
