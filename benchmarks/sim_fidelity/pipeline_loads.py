@@ -18,7 +18,7 @@ THINKS_MEDIAN, THINKS_SIGMA, THINKS_RANGE = 24.0, 0.6, (4, 100)
 BURSTY_CV = 2.0
 ARRIVALS = {"poisson": 1.0, "bursty": BURSTY_CV}  # coefficients of variation of the gaps
 
-_SHORT, _STEPS = 24, 64
+_SHORT, _STEPS, _LONG = 24, 64, 200
 
 
 def alike(number: int, prompt_tokens: int, thinks: int, says: int, gap: float = 0.0) -> Wave:
@@ -35,8 +35,14 @@ def designed() -> dict[str, Wave]:
     found |= {f"say short {n}": alike(n, _SHORT, 1, 4) for n in (1, 2, 4, 8, 16)}
     found |= {f"prompt {n}": alike(4, n, 1, 1, 0.12) for n in (20, 150, 600)}
     found["both"] = alike(8, _SHORT, _STEPS // 2, _STEPS)
+    found |= {f"beside {n}": beside(n) for n in (1, 2)}
     found["idle"] = [{"at": 1.0, "prompt_tokens": _SHORT, "thinks": 1, "says": 1}]
     return found
+
+
+def beside(busy: int) -> Wave:
+    """One request in the first stage while so many replicas of the second one are busy."""
+    return [*alike(busy, _SHORT, 1, _LONG), {"at": 0.3, "prompt_tokens": _SHORT, "thinks": _STEPS, "says": 1}]
 
 
 def saturating(number: int, seed: int) -> Wave:

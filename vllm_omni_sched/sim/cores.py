@@ -1,5 +1,6 @@
 """Processor cores that several servers share."""
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -8,24 +9,28 @@ from vllm_omni_sched.sim.kernel import Action, Simulator
 
 
 class Cores:
-    """Egalitarian processor sharing among threads: each of n has a core, or where they are more than cores, its part.
+    """Egalitarian processor sharing among threads that each can use one core.
 
-    Exact, by virtual time, as `servers.shared.SharedServer`: all threads go on at the same speed, min(1, cores / n),
-    so the order of their ends never changes.
+    1. n threads get done together what n cores, or all there are, would; or what was measured of n at once.
+    2. Each has 1/n of that, all the time.
+
+    Exact, by virtual time, as `servers.shared.SharedServer`: all threads go on at the same speed, so the order of their
+    ends never changes.
 
     Args:
-        number: of cores.
+        together: cores' worth of work that one thread, two, … do; more threads do as many as the last says. One
+            number: that many cores.
 
     Raises:
-        ConfigError: ``number`` is below 1.
+        ConfigError: there is none, or one is 0 or less.
     """
 
-    __slots__ = ("_asked", "_came", "_ends", "_number", "_sim", "_since", "_virtual", "busy_seconds")
+    __slots__ = ("_asked", "_came", "_ends", "_sim", "_since", "_together", "_virtual", "busy_seconds")
 
-    def __init__(self, sim: Simulator, number: int) -> None:
-        if number < 1:
-            raise ConfigError(f"cores must be 1 or more, got {number}")
-        self._sim, self._number = sim, number
+    def __init__(self, sim: Simulator, together: Sequence[float]) -> None:
+        if not together or min(together) <= 0:
+            raise ConfigError(f"cores: what threads do together must be above 0, got {list(together)}")
+        self._sim, self._together = sim, tuple(together)
         self._virtual = self._since = 0.0  # seconds that each thread has had; until when
         self._ends: list[tuple[float, int, Action, Any]] = []  # in virtual time
         self._came = self._asked = 0
@@ -42,11 +47,12 @@ class Cores:
 
     @property
     def running(self) -> int:
-        """Threads that want a core now."""
+        """Threads that have something to do."""
         return len(self._ends)
 
     def _speed(self) -> float:
-        return min(1.0, self._number / len(self._ends))
+        threads, together = len(self._ends), self._together
+        return min(1.0, together[min(threads, len(together)) - 1] / threads)
 
     def _pass(self) -> None:
         now = self._sim.now

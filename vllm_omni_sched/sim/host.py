@@ -1,6 +1,7 @@
 """One host whose cores all stages of a pipeline share, with their common front end."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni_sched.sim.cores import Cores
@@ -14,7 +15,7 @@ class Host:
     ``front_seconds``: work of the front end so far.
     """
 
-    def __init__(self, sim: Simulator, cores: int) -> None:
+    def __init__(self, sim: Simulator, cores: Sequence[float]) -> None:
         self.cores = Cores(sim, cores)
         self.front_seconds = 0.0
         self._queue: deque[tuple[float, Action, Any]] = deque()

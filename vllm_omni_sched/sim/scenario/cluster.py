@@ -1,6 +1,6 @@
 """What there is, what is promised, what breaks, and what grows."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,13 +14,18 @@ class Cluster(Options):
     nodes: int = Field(1, ge=1, le=100_000, description="Nodes.")
     devices_per_node: int = Field(8, ge=1, le=1024, description="Accelerators of a node.")
     cores_per_node: int = Field(96, ge=1, le=4096, description="Processor cores of a node.")
-    host_cores: int | None = Field(
+    host_cores: tuple[Annotated[float, Field(gt=0, le=4096)], ...] | None = Field(
         None,
-        ge=1,
-        le=4096,
-        description="Cores that all engines share with their front end, where they run on processors; default: each "
-        "has its devices, and a front end, for itself.",
+        min_length=1,
+        description="Where engines run on processors that they share with their front end: how many cores' worth of "
+        "work one of them gets done, two at once, three, …, and more as many as the last; default: each has its "
+        "devices, and a front end, for itself.",
     )
+
+    @field_validator("host_cores", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class ClassTargets(Options):
