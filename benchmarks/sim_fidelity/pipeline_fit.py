@@ -35,12 +35,14 @@ Waves = Sequence[dict[str, Any]]
 @dataclass(frozen=True)
 class Fitted:
     """``stages``: costs of each as `calibration_file.write` takes them; ``link_seconds``: from the first to the second;
-    ``polling``: part of a core that the front end takes by itself.
+    ``polling``: part of a core that the front end takes by itself. ``together``: cores' worth of work that one engine
+    gets done, two at once, and three.
     """
 
     stages: tuple[dict[str, Any], dict[str, Any]]
     link_seconds: float
     polling: float
+    together: tuple[float, ...]
 
 
 def fitted(waves: Waves) -> Fitted:
@@ -74,7 +76,7 @@ def fitted(waves: Waves) -> Fitted:
         costs = fit(seen)
         costs["frontend"] |= {"per_step": front["per_step"], "per_output": front["per_output"]}
         found.append(costs)
-    return Fitted((found[0], found[1]), link, front["polling"])
+    return Fitted((found[0], found[1]), link, front["polling"], together(loads))
 
 
 def gaps(wave: dict[str, Any]) -> list[float]:
@@ -109,6 +111,16 @@ def said(loads: dict[str, list[dict[str, Any]]]) -> dict[int, float]:
 
     passes = max(more(1, after_seconds) / more(1, busy), 1.0)
     return {max(n // 2, 1): passes * more(n, busy) for n in (2, 4, 8, 16)}
+
+
+def together(loads: dict[str, list[dict[str, Any]]]) -> tuple[float, ...]:
+    """By how many engines are at work: how many times one engine's work they do."""
+    alone = statistics.fmean(g for w in loads["think 1"] for g in gaps(w))
+    found = [1.0]
+    for busy in (1, 2):
+        beside = statistics.fmean(g for w in loads[f"beside {busy}"] for g in gaps(w))
+        found.append(min((busy + 1) * alone / beside, busy + 1.0))
+    return tuple(found)
 
 
 def steadiness(loads: dict[str, list[dict[str, Any]]]) -> list[float]:

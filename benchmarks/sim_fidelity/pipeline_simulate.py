@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,39 @@ from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import build, installed
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
-CORES, REPLICAS, AT_ONCE, BATCHED_TOKENS, KV_TOKENS = 2, 2, 8, 1024, 32_768
-"""Of the machine, and of the stages as `benchmarks.stages` starts them."""
+REPLICAS, AT_ONCE, BATCHED_TOKENS, KV_TOKENS = 2, 8, 1024, 32_768
+"""Of the stages as `benchmarks.stages` starts them."""
 STAGES = ("thinker", "talker")
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What a calibration has found: a file for each stage, by its name, and what the stages have in common."""
+
+    files: Mapping[str, Path]
+    link_seconds: float
+    together: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Simulated:
-    """Of each request, in order of arrival, seconds to the first output and to the last; and all gaps."""
+    """Of each request, in order of arrival, seconds to the first output and to the last; and all gaps, rising."""
 
     ttft: list[float]
     end: list[float]
-    itl: Histogram
+    gaps: list[float]
 
 
-def write_calibrations(fitted: Fitted, folder: Path, source: dict[str, Any]) -> dict[str, Path]:
-    """A file for each stage, by its name."""
+def write_costs(fitted: Fitted, folder: Path, source: dict[str, Any]) -> Costs:
+    """To a folder."""
     found = {}
     for name, costs in zip(STAGES, fitted.stages, strict=True):
         found[name] = folder / f"{name}.json"
         calibration_file.write(found[name], {**source, "stage": name}, costs, KV_TOKENS)
-    return found
+    return Costs(found, fitted.link_seconds, fitted.together)
 
 
-def scenario(files: dict[str, Path], link_seconds: float, trace: Path, ours: bool, seed: int = 1) -> dict[str, Any]:
+def scenario(costs: Costs, trace: Path, ours: bool, seed: int) -> dict[str, Any]:
     """As `vllm_omni_sched.sim.scenario` has it: stock vLLM-Omni gives each replica its turn."""
     first, second = STAGES
     engine = {"kind": "engine", "max_num_seqs": AT_ONCE, "max_num_batched_tokens": BATCHED_TOKENS}
@@ -47,19 +56,19 @@ def scenario(files: dict[str, Path], link_seconds: float, trace: Path, ours: boo
         "seed": seed,
         "duration_seconds": 3600.0,
         "workload": {"kind": "trace", "file": str(trace)},
-        "cluster": {"host_cores": CORES},
+        "cluster": {"host_cores": costs.together},
         "stages": [
             {
                 **engine,
                 "name": first,
-                "calibration": str(files[first]),
+                "calibration": str(costs.files[first]),
                 "output": True,
-                "link": {"latency_seconds": link_seconds},
+                "link": {"latency_seconds": costs.link_seconds},
             },
             {
                 **engine,
                 "name": second,
-                "calibration": str(files[second]),
+                "calibration": str(costs.files[second]),
                 "replicas": REPLICAS,
                 "prompt_tokens": 1,
                 "tokens_each": float(SAYS_EACH),
@@ -69,16 +78,20 @@ def scenario(files: dict[str, Path], link_seconds: float, trace: Path, ours: boo
     }
 
 
-def simulated(
-    files: dict[str, Path], link_seconds: float, told: Sequence[dict[str, Any]], ours: bool, folder: Path, seed: int = 1
-) -> Simulated:
+def simulated(costs: Costs, told: Sequence[dict[str, Any]], ours: bool, folder: Path, seed: int) -> Simulated:
     """Of one wave as `pipeline_serve.py` tells it."""
     trace = folder / "trace.jsonl"
     ordered = sorted(told, key=lambda one: one["at"])
     entries = [Exact(at=one["at"], text_tokens=one["prompt_tokens"], output_tokens=one["thinks"]) for one in ordered]
     write_trace(trace, Header(format="vllm-omni-sched trace", version=1, source="measured"), entries)
-    result = simulate(build(scenario(files, link_seconds, trace, ours, seed), "pipeline", folder, installed()))
+    result = simulate(build(scenario(costs, trace, ours, seed), "pipeline", folder, installed()))
     records = sorted(result.records, key=lambda record: record.number)
     if len(records) != len(told):
         raise RuntimeError(f"{len(told)} requests were measured, and {len(records)} left the simulated pipeline")
-    return Simulated([one.ttft for one in records], [one.end - one.arrival for one in records], result.gaps)
+    return Simulated([one.ttft for one in records], [one.end - one.arrival for one in records], spread(result.gaps))
+
+
+def spread(histogram: Histogram) -> list[float]:
+    """As many durations as it has, rising."""
+    number = round(histogram.count)
+    return [histogram.quantile((i + 0.5) / number) for i in range(number)]
