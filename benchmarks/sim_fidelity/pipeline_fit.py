@@ -4,11 +4,13 @@
    the front end at work, on two cores.
 2. A prompt of so many tokens takes what its first output is later than that of a short one; a short one takes a step
    of one request.
-3. A step of the second stage takes the processor time that each step adds, times what passes per processor second
-   where one request is alone: its replicas run at the same time, and what passes is more than each needs.
+3. A step of the second stage takes what each step adds where one request is alone. With more requests it takes longer
+   as its processor time does: its replicas run at the same time then, and what passes is more than each needs.
 4. The front end's processor time is split, by least squares, into what it takes by itself (it polls), for each
    request, for each step's outputs, and for each output; half of a request's is for each stage.
-5. What of the first output's time is left goes to ``answer_seconds``, and what is left of the second stage's to the
+5. Stages that are at work at the same time slow each other down: by what steps of each are longer beside one other
+   engine, and beside two.
+6. What of the first output's time is left goes to ``answer_seconds``, and what is left of the second stage's to the
    link between the stages.
 """
 
@@ -31,18 +33,19 @@ STEADY_AFTER = 4  # outputs: by then all requests of a load have begun
 Waves = Sequence[dict[str, Any]]
 """Each has ``name``, ``told``, ``seconds`` and ``cpu_seconds`` as `pipeline_serve.py` tells them."""
 
+Loads = dict[str, list[dict[str, Any]]]
+"""Waves by name."""
+
 
 @dataclass(frozen=True)
 class Fitted:
     """``stages``: costs of each as `calibration_file.write` takes them; ``link_seconds``: from the first to the second;
-    ``polling``: part of a core that the front end takes by itself. ``together``: cores' worth of work that one engine
-    gets done, two at once, and three.
+    ``polling``: part of a core that the front end takes by itself.
     """
 
     stages: tuple[dict[str, Any], dict[str, Any]]
     link_seconds: float
     polling: float
-    together: tuple[float, ...]
 
 
 def fitted(waves: Waves) -> Fitted:
@@ -51,11 +54,11 @@ def fitted(waves: Waves) -> Fitted:
     Raises:
         KeyError: one of them is missing.
     """
-    loads: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    loads: Loads = defaultdict(list)
     for wave in waves:
         loads[wave["name"]].append(wave)
     front = front_costs(waves)
-    think = {n: statistics.fmean(g for w in loads[f"think {n}"] for g in gaps(w)) for n in (1, 2, 4, 8)}
+    think = {n: _mean_gap(loads[f"think {n}"]) for n in (1, 2, 4, 8)}
     firsts = {n: _mean(loads[f"prompt {n}"], first_seconds) for n in (20, 150, 600)}
     say = said(loads)
     message = front["per_step"] + front["per_output"]
@@ -71,12 +74,14 @@ def fitted(waves: Waves) -> Fitted:
     second.steps.append(StepPoint(0, 0, 1, 0.0, say[1]))
     second.steadiness = first.steadiness
     found = []
-    for seen in (first, second):
+    slowdowns = beside(loads, think[1]), said_beside(loads, say[1])
+    for seen, slower in zip((first, second), slowdowns, strict=True):
         seen.fronts = [FrontPoint(0, "", 0, front["per_request"])]
         costs = fit(seen)
         costs["frontend"] |= {"per_step": front["per_step"], "per_output": front["per_output"]}
+        costs["step"]["beside"] = slower
         found.append(costs)
-    return Fitted((found[0], found[1]), link, front["polling"], together(loads))
+    return Fitted((found[0], found[1]), link, front["polling"])
 
 
 def gaps(wave: dict[str, Any]) -> list[float]:
@@ -97,37 +102,71 @@ def after_seconds(wave: dict[str, Any]) -> float:
     return statistics.fmean(one["end"] - one["outputs"][-1] for one in wave["told"])
 
 
-def said(loads: dict[str, list[dict[str, Any]]]) -> dict[int, float]:
+def said(loads: Loads) -> dict[int, float]:
     """Seconds of a step of the second stage by how many requests a replica has (rule 3)."""
-    short = loads["say short 1"][0]["told"][0]["says"]
-    steps = loads["say 1"][0]["told"][0]["says"] - short
+    alone, cpu = _mean_step(loads, "say 1"), _cpu_step(loads, 2)
+    return {n // 2: alone * _cpu_step(loads, n) / cpu for n in (2, 4, 8, 16)}
 
-    def more(n: int, of: Callable[[dict[str, Any]], float]) -> float:
-        return (_mean(loads[f"say {n}"], of) - _mean(loads[f"say short {n}"], of)) / steps
+
+def _mean_step(loads: Loads, name: str) -> float:
+    short = name.replace("say", "say short")
+    return (_mean(loads[name], after_seconds) - _mean(loads[short], after_seconds)) / _more(loads)
+
+
+def _cpu_step(loads: Loads, n: int) -> float:
+    """Processor seconds of a replica that has half of so many requests."""
 
     def busy(wave: dict[str, Any]) -> float:
-        replicas = min(len(wave["told"]), 2)
-        return sum(seconds for who, seconds in wave["cpu_seconds"].items() if who.startswith("1/")) / replicas
+        return sum(seconds for who, seconds in wave["cpu_seconds"].items() if who.startswith("1/")) / 2
 
-    passes = max(more(1, after_seconds) / more(1, busy), 1.0)
-    return {max(n // 2, 1): passes * more(n, busy) for n in (2, 4, 8, 16)}
+    return (_mean(loads[f"say {n}"], busy) - _mean(loads[f"say short {n}"], busy)) / _more(loads)
 
 
-def together(loads: dict[str, list[dict[str, Any]]]) -> tuple[float, ...]:
-    """By how many engines are at work: how many times one engine's work they do."""
-    alone = statistics.fmean(g for w in loads["think 1"] for g in gaps(w))
-    found = [1.0]
-    for busy in (1, 2):
-        beside = statistics.fmean(g for w in loads[f"beside {busy}"] for g in gaps(w))
-        found.append(min((busy + 1) * alone / beside, busy + 1.0))
-    return tuple(found)
+def _more(loads: Loads) -> int:
+    """Steps of a long load beyond those of a short one."""
+    return int(loads["say 1"][0]["told"][0]["says"] - loads["say short 1"][0]["told"][0]["says"])
 
 
-def steadiness(loads: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """Of the steps of a load, each as a part of their mean over all rounds."""
+def beside(loads: Loads, alone: float) -> list[float]:
+    """Of the first stage: how many times as long its steps take beside one and two busy replicas of the second."""
+    return [max(_mean_gap(loads[f"beside {busy}"]) / alone, 1.0) for busy in (1, 2)]
+
+
+def said_beside(loads: Loads, alone: float) -> list[float]:
+    """The same of the second stage: beside the other replica or the first stage, and beside both.
+
+    A replica makes its tokens alone, beside one, or beside two; of the times we know all, of the tokens only their sum.
+    """
+    one = _mean_step(loads, "say 2") / alone
+    first, second = loads["beside 1"], loads["beside 2"]
+    overlap, free, tokens = _overlap(first)
+    other = (overlap / max(tokens - free / alone, 1.0)) / alone
+    one = max((one + other) / 2, 1.0)
+    overlap, free, tokens = _overlap(second)
+    two = (overlap / max(tokens - free / (one * alone), 1.0)) / alone
+    return [one, max(two, one)]
+
+
+def _overlap(waves: Waves) -> tuple[float, float, float]:
+    """Of the second stage's long requests: seconds beside the first stage, those without it, and their tokens."""
+    beside_it = free = tokens = 0.0
+    for wave in waves:
+        *long, last = wave["told"]
+        begins, ends = last["at"] + last["outputs"][0], last["at"] + last["outputs"][-1]
+        for one in long:
+            begun, ended = one["at"] + one["outputs"][-1], one["at"] + one["end"]
+            together = max(min(ends, ended) - max(begins, begun), 0.0)
+            beside_it += together
+            free += ended - begun - together
+            tokens += one["says"]
+    return beside_it, free, tokens
+
+
+def steadiness(loads: Loads) -> list[float]:
+    """Of steps while other engines are at work, each as a part of their mean: alone an engine seldom is."""
     found = []
-    for n in (1, 2, 4, 8):
-        every = [gap for wave in loads[f"think {n}"] for gap in gaps(wave)]
+    for wave in (*loads["beside 1"], *loads["beside 2"]):
+        every = gaps(wave)
         mean = statistics.fmean(every)
         found += [gap / mean for gap in every]
     return found
@@ -146,6 +185,10 @@ def front_costs(waves: Waves) -> dict[str, float]:
         values.append(wave["cpu_seconds"][FRONT])
     polling, request, step, output = relative_fit(np.asarray(rows), values)
     return {"polling": polling, "per_request": request / 2, "per_step": step, "per_output": output}
+
+
+def _mean_gap(waves: Waves) -> float:
+    return statistics.fmean(gap for wave in waves for gap in gaps(wave))
 
 
 def _mean(waves: Waves, of: Callable[[dict[str, Any]], float]) -> float:

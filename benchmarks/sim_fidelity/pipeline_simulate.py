@@ -26,7 +26,6 @@ class Costs:
 
     files: Mapping[str, Path]
     link_seconds: float
-    together: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def write_costs(fitted: Fitted, folder: Path, source: dict[str, Any]) -> Costs:
     for name, costs in zip(STAGES, fitted.stages, strict=True):
         found[name] = folder / f"{name}.json"
         calibration_file.write(found[name], {**source, "stage": name}, costs, KV_TOKENS)
-    return Costs(found, fitted.link_seconds, fitted.together)
+    return Costs(found, fitted.link_seconds)
 
 
 def scenario(costs: Costs, trace: Path, ours: bool, seed: int) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def scenario(costs: Costs, trace: Path, ours: bool, seed: int) -> dict[str, Any]
         "seed": seed,
         "duration_seconds": 3600.0,
         "workload": {"kind": "trace", "file": str(trace)},
-        "cluster": {"host_cores": costs.together},
+        "cluster": {"shared_host": True},
         "stages": [
             {
                 **engine,

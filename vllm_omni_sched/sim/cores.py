@@ -1,79 +1,77 @@
 """Processor cores that several servers share."""
 
-from collections.abc import Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Action, Simulator
+
+Beside = Sequence[float]
+"""How many times as long work takes while one other thread is at work, two others, …; more do as much as the last."""
+
+
+class _Thread:
+    __slots__ = ("action", "argument", "beside", "left")
+
+    def __init__(self, left: float, beside: Beside, action: Action, argument: Any) -> None:
+        self.left, self.beside, self.action, self.argument = left, beside, action, argument
+
+    def slower(self, others: int) -> float:
+        beside = self.beside
+        return beside[min(others, len(beside)) - 1] if others and beside else 1.0
 
 
 class Cores:
-    """Egalitarian processor sharing among threads that each can use one core.
+    """Threads that slow each other down, as it was measured: processor sharing where each has a weight of its own.
 
-    1. n threads get done together what n cores, or all there are, would; or what was measured of n at once.
-    2. Each has 1/n of that, all the time.
-
-    Exact, by virtual time, as `servers.shared.SharedServer`: all threads go on at the same speed, so the order of their
-    ends never changes.
-
-    Args:
-        together: cores' worth of work that one thread, two, … do; more threads do as many as the last says. One
-            number: that many cores.
-
-    Raises:
-        ConfigError: there is none, or one is 0 or less.
+    1. A thread that is alone takes as long as it takes.
+    2. While others are at work it goes on more slowly, by a factor that depends on how many they are, and that each
+       thread brings along: what wakes often and waits for others loses more than what only computes.
+    3. Factors change when a thread begins or ends, for all, at once.
     """
 
-    __slots__ = ("_asked", "_came", "_ends", "_sim", "_since", "_together", "_virtual", "busy_seconds")
+    __slots__ = ("_asked", "_sim", "_since", "_threads")
 
-    def __init__(self, sim: Simulator, together: Sequence[float]) -> None:
-        if not together or min(together) <= 0:
-            raise ConfigError(f"cores: what threads do together must be above 0, got {list(together)}")
-        self._sim, self._together = sim, tuple(together)
-        self._virtual = self._since = 0.0  # seconds that each thread has had; until when
-        self._ends: list[tuple[float, int, Action, Any]] = []  # in virtual time
-        self._came = self._asked = 0
-        self.busy_seconds = 0.0
+    def __init__(self, sim: Simulator) -> None:
+        self._sim = sim
+        self._threads: list[_Thread] = []
+        self._since = 0.0
+        self._asked = 0
 
-    def soon(self, seconds: float, action: Action, argument: Any) -> None:
-        """Have it happen after so much work of a core, 0 or more; as `Simulator.soon`."""
-        self._pass()
-        if not self._ends:  # small numbers are more exact
-            self._virtual = 0.0
-        self._came += 1
-        heappush(self._ends, (self._virtual + seconds, self._came, action, argument))
-        self._ask()
+    def runs(self, beside: Beside) -> Callable[[float, Action, Any], None]:
+        """A way to ask for threads of one kind: seconds that one takes alone, what happens then, and its argument."""
+
+        def soon(seconds: float, action: Action, argument: Any) -> None:
+            self._pass()
+            self._threads.append(_Thread(seconds, beside, action, argument))
+            self._ask()
+
+        return soon
 
     @property
     def running(self) -> int:
-        """Threads that have something to do."""
-        return len(self._ends)
-
-    def _speed(self) -> float:
-        threads, together = len(self._ends), self._together
-        return min(1.0, together[min(threads, len(together)) - 1] / threads)
+        """Threads that are at work."""
+        return len(self._threads)
 
     def _pass(self) -> None:
-        now = self._sim.now
-        if self._ends:
-            had = (now - self._since) * self._speed()
-            self._virtual += had
-            self.busy_seconds += had * len(self._ends)
-        self._since = now
+        passed, others = self._sim.now - self._since, len(self._threads) - 1
+        for thread in self._threads:
+            thread.left -= passed / thread.slower(others)
+        self._since = self._sim.now
 
     def _ask(self) -> None:
         """For the next end, as it is now; what was asked for before counts no more."""
         self._asked += 1
-        if self._ends:
-            left = max(self._ends[0][0] - self._virtual, 0.0)
-            self._sim.after(left / self._speed(), self._end, self._asked)
+        others = len(self._threads) - 1
+        if self._threads:
+            first = min(self._threads, key=lambda thread: thread.left * thread.slower(others))
+            seconds = max(first.left * first.slower(others), 0.0)
+            self._sim.after(seconds, self._end, (self._asked, first))
 
-    def _end(self, asked: int) -> None:
+    def _end(self, due: tuple[int, _Thread]) -> None:
+        asked, thread = due
         if asked != self._asked:
             return
         self._pass()
-        end, _, action, argument = heappop(self._ends)
-        self._virtual = max(self._virtual, end)  # up to rounding it is that already
+        self._threads.remove(thread)
         self._ask()
-        action(argument)
+        thread.action(thread.argument)

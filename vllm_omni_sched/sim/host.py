@@ -1,7 +1,6 @@
-"""One host whose cores all stages of a pipeline share, with their common front end."""
+"""One host that all stages of a pipeline share, with their common front end."""
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni_sched.sim.cores import Cores
@@ -9,14 +8,16 @@ from vllm_omni_sched.sim.kernel import Action, Simulator
 
 
 class Host:
-    """1. Steps of engines and work of the front end are threads on the same cores.
-    2. The front end is one thread: it does one thing after the other, in the order in which they come.
+    """1. Steps of engines are threads on the same cores, and slow each other down (`Cores`).
+    2. The front end is one thread that does one thing after the other, in the order in which they come. It wakes often
+       and works shortly, so it gets a core at once; what that takes from engines, their measured factors contain.
 
     ``front_seconds``: work of the front end so far.
     """
 
-    def __init__(self, sim: Simulator, cores: Sequence[float]) -> None:
-        self.cores = Cores(sim, cores)
+    def __init__(self, sim: Simulator) -> None:
+        self._sim = sim
+        self.cores = Cores(sim)
         self.front_seconds = 0.0
         self._queue: deque[tuple[float, Action, Any]] = deque()
         self._working = False
@@ -32,7 +33,7 @@ class Host:
         if self._working:
             seconds, action, argument = self._queue.popleft()
             self.front_seconds += seconds
-            self.cores.soon(seconds, self._end, (action, argument))
+            self._sim.after(seconds, self._end, (action, argument))
 
     def _end(self, what: tuple[Action, Any]) -> None:
         action, argument = what

@@ -53,8 +53,7 @@ class Cluster:
     ) -> None:
         self._scenario, self.sim, self._spans = scenario, sim, spans
         self.itl = Histogram()
-        cores = scenario.cluster.host_cores
-        self.host = None if cores is None else Host(sim, cores)
+        self.host = Host(sim) if scenario.cluster.shared_host else None
         self.engines: list[Engines] = []
         self.sources: dict[str, str] = {}
         workload = registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}, folder=Path())

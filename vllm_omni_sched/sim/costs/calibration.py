@@ -19,7 +19,8 @@ class _Part(BaseModel):
 class StepCosts(_Part):
     """Of a step: a constant, and what each decoding request, each token that they read, each token of a prompt and
     each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p and a factor f, in the order of p:
-    p of all steps take at most f times what is fitted.
+    p of all steps take at most f times what is fitted. ``beside``: how many times as long a step takes while one other
+    engine of the same host is at work, two others, …; more do as much as the last.
     """
 
     base_seconds: Seconds
@@ -28,6 +29,7 @@ class StepCosts(_Part):
     per_prefill_token: Seconds
     per_prefill_pair: Seconds
     steadiness: list[tuple[float, float]] | None = None
+    beside: list[Annotated[float, Field(ge=1, allow_inf_nan=False)]] = []
 
 
 class EncodeCosts(_Part):

@@ -15,7 +15,7 @@ _Outputs = tuple[int, int, list[Job], list[Job]]
 
 
 class HostedEngine(EngineServer):
-    """1. A step is a thread on the host's cores.
+    """1. A step is a thread on the host's cores, as slow beside others as its calibration says.
     2. A request is work of the host's front end before it is in the engine, and so are the outputs of each step
        before clients have them. ``answer_seconds`` of the costs pass before the front end knows of a step's end.
     3. Time to first token and between tokens are those of clients, behind the front end.
@@ -36,7 +36,7 @@ class HostedEngine(EngineServer):
         super().__init__(sim, costs, limits, policies, done, Histogram(), watcher)
         self._front_costs = costs
         self._host, self._clients, self._speaks = host, itl, spoke
-        self._run = host.cores.soon
+        self._run = host.cores.runs(costs.calibration.step.beside)
         self._firsts: list[Job] = []
         self._lasts: list[Job] = []
         self._told_at = 0.0

@@ -86,8 +86,8 @@ def _of_names(scenario: "Scenario") -> Iterator[str]:
 def _of_host(scenario: "Scenario") -> Iterator[str]:
     """Of what runs on shared cores, only measurements say what it takes."""
     for stage in scenario.stages:
-        if scenario.cluster.host_cores is not None and stage.kind == "engine" and stage.calibration is None:
-            yield f"'stages.{stage.name}' has no calibration, and 'cluster.host_cores' needs one: calibrate that engine"
+        if scenario.cluster.shared_host and stage.kind == "engine" and stage.calibration is None:
+            yield f"'stages.{stage.name}' has no calibration, and 'cluster.shared_host' needs one: calibrate that engine"
 
 
 def _of_room(scenario: "Scenario") -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What there is, what is promised, what breaks, and what grows."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,18 +14,11 @@ class Cluster(Options):
     nodes: int = Field(1, ge=1, le=100_000, description="Nodes.")
     devices_per_node: int = Field(8, ge=1, le=1024, description="Accelerators of a node.")
     cores_per_node: int = Field(96, ge=1, le=4096, description="Processor cores of a node.")
-    host_cores: tuple[Annotated[float, Field(gt=0, le=4096)], ...] | None = Field(
-        None,
-        min_length=1,
-        description="Where engines run on processors that they share with their front end: how many cores' worth of "
-        "work one of them gets done, two at once, three, …, and more as many as the last; default: each has its "
-        "devices, and a front end, for itself.",
+    shared_host: bool = Field(
+        False,
+        description="All engines run on the processors of one host, with one front end, and slow each other down as "
+        "their calibrations say; else each has its devices, and a front end, for itself.",
     )
-
-    @field_validator("host_cores", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class ClassTargets(Options):
