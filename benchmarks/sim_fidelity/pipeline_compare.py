@@ -10,14 +10,15 @@ from typing import Any
 
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.sim_fidelity import SHOULD_BE
-from benchmarks.sim_fidelity.pipeline_simulate import Costs, simulated
+from benchmarks.sim_fidelity.pipeline_fit import Fitted
+from benchmarks.sim_fidelity.pipeline_simulate import simulated
 
 PARTS = {"P50": 0.5, "P99": 0.99}
 MEASURES = ("TTFT", "ITL", "end to end")
 BARRED = ("TTFT", "ITL")  # the others are shown only
 
 Waves = Sequence[dict[str, Any]]
-"""Each has ``variant``, ``arrivals``, ``load``, ``seed`` and ``told`` as `pipeline_serve.py` tells it."""
+"""Each has ``variant``, ``arrivals``, ``load``, ``seed``, ``pace`` and ``told`` as `pipeline_serve.py` tells it."""
 
 
 @dataclass
@@ -40,13 +41,13 @@ def grouped(waves: Waves) -> list[tuple[tuple[str, str, float], list[dict[str, A
     return [(name, list(own)) for name, own in itertools.groupby(ordered, group_of)]
 
 
-def series(waves: Waves, costs: Costs, folder: Path) -> dict[str, Series]:
+def series(waves: Waves, fitted: Fitted, folder: Path) -> dict[str, Series]:
     """By measure."""
     found = {name: Series() for name in MEASURES}
     for wave in waves:
         for name, values in measured(wave).items():
             found[name].measured += values
-        again = simulated(costs, wave["told"], wave["variant"] == "ours", folder, wave["seed"])
+        again = simulated(fitted, wave, folder)
         found["TTFT"].simulated += again.ttft
         found["end to end"].simulated += again.end
         found["ITL"].simulated += again.gaps

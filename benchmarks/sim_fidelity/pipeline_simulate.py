@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.sim_fidelity.pipeline_fit import Fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
+from benchmarks.sim_fidelity.pipeline_pace import costs_at
 from vllm_omni_sched.sim.costs import calibration_file
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.run import simulate
@@ -21,14 +22,6 @@ STAGES = ("thinker", "talker")
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What a calibration has found: a file for each stage, by its name, and what the stages have in common."""
-
-    files: Mapping[str, Path]
-    link_seconds: float
-
-
-@dataclass(frozen=True)
 class Simulated:
     """Of each request, in order of arrival, seconds to the first output and to the last; and all gaps, rising."""
 
@@ -37,16 +30,18 @@ class Simulated:
     gaps: list[float]
 
 
-def write_costs(fitted: Fitted, folder: Path, source: dict[str, Any]) -> Costs:
-    """To a folder."""
+def write_calibrations(
+    fitted: Fitted, folder: Path, pace: float = 1.0, source: Mapping[str, Any] | None = None
+) -> dict[str, Path]:
+    """A file for each stage, by its name: what its work costs at that pace."""
     found = {}
     for name, costs in zip(STAGES, fitted.stages, strict=True):
         found[name] = folder / f"{name}.json"
-        calibration_file.write(found[name], {**source, "stage": name}, costs, KV_TOKENS)
-    return Costs(found, fitted.link_seconds)
+        calibration_file.write(found[name], {**(source or {}), "stage": name}, costs_at(pace, costs), KV_TOKENS)
+    return found
 
 
-def scenario(costs: Costs, trace: Path, ours: bool, seed: int) -> dict[str, Any]:
+def scenario(files: Mapping[str, Path], link_seconds: float, trace: Path, ours: bool, seed: int) -> dict[str, Any]:
     """As `vllm_omni_sched.sim.scenario` has it: stock vLLM-Omni gives each replica its turn."""
     first, second = STAGES
     engine = {"kind": "engine", "max_num_seqs": AT_ONCE, "max_num_batched_tokens": BATCHED_TOKENS}
@@ -60,14 +55,14 @@ def scenario(costs: Costs, trace: Path, ours: bool, seed: int) -> dict[str, Any]
             {
                 **engine,
                 "name": first,
-                "calibration": str(costs.files[first]),
+                "calibration": str(files[first]),
                 "output": True,
-                "link": {"latency_seconds": costs.link_seconds},
+                "link": {"latency_seconds": link_seconds},
             },
             {
                 **engine,
                 "name": second,
-                "calibration": str(costs.files[second]),
+                "calibration": str(files[second]),
                 "replicas": REPLICAS,
                 "prompt_tokens": 1,
                 "tokens_each": float(SAYS_EACH),
@@ -77,13 +72,16 @@ def scenario(costs: Costs, trace: Path, ours: bool, seed: int) -> dict[str, Any]
     }
 
 
-def simulated(costs: Costs, told: Sequence[dict[str, Any]], ours: bool, folder: Path, seed: int) -> Simulated:
-    """Of one wave as `pipeline_serve.py` tells it."""
+def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> Simulated:
+    """Of one wave, at its pace."""
+    told, pace = wave["told"], wave["pace"]
+    files = write_calibrations(fitted, folder, pace)
     trace = folder / "trace.jsonl"
     ordered = sorted(told, key=lambda one: one["at"])
     entries = [Exact(at=one["at"], text_tokens=one["prompt_tokens"], output_tokens=one["thinks"]) for one in ordered]
     write_trace(trace, Header(format="vllm-omni-sched trace", version=1, source="measured"), entries)
-    result = simulate(build(scenario(costs, trace, ours, seed), "pipeline", folder, installed()))
+    raw = scenario(files, pace * fitted.link_seconds, trace, wave["variant"] == "ours", wave["seed"])
+    result = simulate(build(raw, "pipeline", folder, installed()))
     records = sorted(result.records, key=lambda record: record.number)
     if len(records) != len(told):
         raise RuntimeError(f"{len(told)} requests were measured, and {len(records)} left the simulated pipeline")

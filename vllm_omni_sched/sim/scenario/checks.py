@@ -87,7 +87,7 @@ def _of_host(scenario: "Scenario") -> Iterator[str]:
     """Of what runs on shared cores, only measurements say what it takes."""
     for stage in scenario.stages:
         if scenario.cluster.shared_host and stage.kind == "engine" and stage.calibration is None:
-            yield f"'stages.{stage.name}' has no calibration, and 'cluster.shared_host' needs one: calibrate that engine"
+            yield f"'cluster.shared_host' needs a calibration of each engine: 'stages.{stage.name}' has none"
 
 
 def _of_room(scenario: "Scenario") -> Iterator[str]:
