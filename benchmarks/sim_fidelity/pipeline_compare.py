@@ -3,60 +3,37 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.sim_fidelity import SHOULD_BE
-from benchmarks.sim_fidelity.pipeline_fit import Fitted
-from benchmarks.sim_fidelity.pipeline_simulate import simulated
 
 PARTS = {"P50": 0.5, "P99": 0.99}
 MEASURES = ("TTFT", "ITL", "end to end")
 BARRED = ("TTFT", "ITL")  # the others are shown only
+ALL = "all"
 
-Waves = Sequence[dict[str, Any]]
-"""Each has ``variant``, ``arrivals``, ``load``, ``seed``, ``pace`` and ``told`` as `pipeline_serve.py` tells it."""
-
-
-@dataclass
-class Series:
-    """Seconds of all requests, or gaps, of some waves: measured, and simulated."""
-
-    measured: list[float] = field(default_factory=list)
-    simulated: list[float] = field(default_factory=list)
+Values = Mapping[str, list[float]]
+"""Seconds by measure."""
 
 
-def group_of(wave: dict[str, Any]) -> tuple[str, str, float]:
-    """What is compared with itself: the variant, how requests arrive, and the load."""
-    return wave["variant"], wave["arrivals"], wave["load"]
+@dataclass(frozen=True)
+class Pair:
+    """One wave as it was measured, and once more as it was simulated."""
+
+    wave: Mapping[str, Any]
+    measured: Values
+    simulated: Values
 
 
-def grouped(waves: Waves) -> list[tuple[tuple[str, str, float], list[dict[str, Any]]]]:
-    """Waves by their group, stock first."""
-    # "stock" comes after "ours" by name
-    ordered = sorted(waves, key=lambda wave: (wave["variant"] != "stock", *group_of(wave)))
-    return [(name, list(own)) for name, own in itertools.groupby(ordered, group_of)]
+Group = tuple[str, str, float | None]
+"""Variant, how requests arrive, and the load; ``all`` and None: of all its waves."""
 
 
-def series(waves: Waves, fitted: Fitted, folder: Path) -> dict[str, Series]:
-    """By measure."""
-    found = {name: Series() for name in MEASURES}
-    for wave in waves:
-        for name, values in measured(wave).items():
-            found[name].measured += values
-        again = simulated(fitted, wave, folder)
-        found["TTFT"].simulated += again.ttft
-        found["end to end"].simulated += again.end
-        found["ITL"].simulated += again.gaps
-    return found
-
-
-def measured(wave: dict[str, Any]) -> dict[str, list[float]]:
-    """By measure, seconds as the client saw them."""
-    told = wave["told"]
+def measured(told: Sequence[Mapping[str, Any]]) -> Values:
+    """As the client saw it."""
     return {
         "TTFT": [one["outputs"][0] for one in told],
         "ITL": [after - before for one in told for before, after in itertools.pairwise(one["outputs"])],
@@ -64,26 +41,52 @@ def measured(wave: dict[str, Any]) -> dict[str, list[float]]:
     }
 
 
-def compare(group: tuple[str, str, float], waves: Waves, found: dict[str, Series]) -> list[dict[str, Any]]:
-    """One record for each figure, over the requests of all waves of the group."""
+def grouped(pairs: Sequence[Pair]) -> list[tuple[Group, list[Pair]]]:
+    """Each variant as a whole, stock first, and then its loads."""
+
+    def whole(pair: Pair) -> Group:
+        return pair.wave["variant"], ALL, None
+
+    def load(pair: Pair) -> Group:
+        return pair.wave["variant"], pair.wave["arrivals"], pair.wave["load"]
+
+    keys: list[Callable[[Pair], Group]] = [whole, load]
+    found = {key: [pair for pair in pairs if of(pair) == key] for of in keys for key in map(of, pairs)}
+    # "stock" comes after "ours" by name
+    ordered = sorted(found, key=lambda group: (group[0] != "stock", group[1] != ALL, group[1], group[2] or 0.0))
+    return [(group, found[group]) for group in ordered]
+
+
+def values(pairs: Sequence[Pair], name: str) -> tuple[list[float], list[float]]:
+    """Of one measure, all that was measured, and all that was simulated."""
+    real = [value for pair in pairs for value in pair.measured[name]]
+    return real, [value for pair in pairs for value in pair.simulated[name]]
+
+
+def compare(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """One record for each group and figure, over the requests of all its waves."""
+    return [record for group, own in grouped(pairs) for name in MEASURES for record in _records(group, own, name)]
+
+
+def _records(group: Group, pairs: Sequence[Pair], name: str) -> list[dict[str, Any]]:
     variant, arrivals, load = group
-    records = []
-    for name, both in found.items():
-        for part, q in PARTS.items():
-            real, sim = quantile(both.measured, q), quantile(both.simulated, q)
-            record = {
-                "variant": variant,
-                "arrivals": arrivals,
-                "load": load,
-                "measure": f"{name} {part}",
-                "measured_ms": round(1e3 * real, 3),
-                "simulated_ms": round(1e3 * sim, 3),
-                "off": round(sim / real - 1, 4),
-                "samples": len(both.measured),
-                # how far waves of the same load are apart by themselves
-                "measured_waves_ms": Summary.of([1e3 * quantile(measured(wave)[name], q) for wave in waves]).as_dict(3),
-            }
-            if name in BARRED:
-                record["within"] = abs(sim / real - 1) <= SHOULD_BE[part]
-            records.append(record)
-    return records
+    real, simulated = values(pairs, name)
+    found = []
+    for part, q in PARTS.items():
+        was, says = quantile(real, q), quantile(simulated, q)
+        record: dict[str, Any] = {
+            "variant": variant,
+            "arrivals": arrivals,
+            "load": load,
+            "measure": f"{name} {part}",
+            "measured_ms": round(1e3 * was, 3),
+            "simulated_ms": round(1e3 * says, 3),
+            "off": round(says / was - 1, 4),
+            "samples": len(real),
+            # how far waves of the same load are apart by themselves
+            "measured_waves_ms": Summary.of([1e3 * quantile(one.measured[name], q) for one in pairs]).as_dict(3),
+        }
+        if name in BARRED:
+            record |= {"bar": SHOULD_BE[part], "within": abs(says / was - 1) <= SHOULD_BE[part]}
+        found.append(record)
+    return found

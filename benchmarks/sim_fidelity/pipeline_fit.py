@@ -87,9 +87,7 @@ def fitted(waves: Waves) -> Fitted:
 def gaps(wave: dict[str, Any]) -> list[float]:
     """Between outputs of the first stage, once all requests have begun; outputs that came together count as such."""
     return [
-        after - before
-        for one in wave["told"]
-        for before, after in itertools.pairwise(one["outputs"][STEADY_AFTER:])
+        after - before for one in wave["told"] for before, after in itertools.pairwise(one["outputs"][STEADY_AFTER:])
     ]
 
 
@@ -165,10 +163,9 @@ def _overlap(waves: Waves) -> tuple[float, float, float]:
 def steadiness(loads: Loads) -> list[float]:
     """Of steps while other engines are at work, each as a part of their mean: alone an engine seldom is."""
     found = []
-    for wave in (*loads["beside 1"], *loads["beside 2"]):
-        every = gaps(wave)
-        mean = statistics.fmean(every)
-        found += [gap / mean for gap in every]
+    for busy in (1, 2):
+        mean = _mean_gap(loads[f"beside {busy}"])
+        found += [gap / mean for wave in loads[f"beside {busy}"] for gap in gaps(wave)]
     return found
 
 

@@ -7,6 +7,7 @@ Calibration is for a pace of 1, and a wave is simulated at its own.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -17,20 +18,31 @@ REFERENCE = "reference"
 
 
 def with_paces(waves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are no references, with their ``pace``: by the last reference before and the first after each.
+    """Those that are no references, with their ``pace``: by the references next to them, before and after.
 
     Args:
         waves: in the order in which they were measured, of one pipeline; the first and the last are references.
+
+    Raises:
+        ValueError: there is none before, or none after.
     """
     takes = [statistics.fmean(gaps(wave)) if wave["name"] == REFERENCE else None for wave in waves]
+    if not takes or takes[0] is None or takes[-1] is None:
+        raise ValueError("a reference load must be the first and the last that is measured")
     usual = statistics.fmean(one for one in takes if one is not None)
     found = []
     for at, wave in enumerate(waves):
         if takes[at] is None:
-            before = next(one for one in reversed(takes[:at]) if one is not None)
-            after = next(one for one in takes[at:] if one is not None)
-            found.append({**wave, "pace": (before + after) / 2 / usual})
+            around = _next(takes[:at][::-1]), _next(takes[at:])
+            found.append({**wave, "pace": statistics.fmean(around) / usual})
     return found
+
+
+def _next(takes: Sequence[float | None]) -> float:
+    """The mean of the first ones in a row."""
+    there = itertools.dropwhile(lambda one: one is None, takes)
+    row = itertools.takewhile(lambda one: one is not None, there)
+    return statistics.fmean(one for one in row if one is not None)
 
 
 def at_usual_pace(wave: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 REPLICAS, AT_ONCE, BATCHED_TOKENS, KV_TOKENS = 2, 8, 1024, 32_768
 """Of the stages as `benchmarks.stages` starts them."""
 STAGES = ("thinker", "talker")
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """Of each request, in order of arrival, seconds to the first output and to the last; and all gaps, rising."""
-
-    ttft: list[float]
-    end: list[float]
-    gaps: list[float]
 
 
 def write_calibrations(
@@ -72,8 +62,8 @@ def scenario(files: Mapping[str, Path], link_seconds: float, trace: Path, ours: 
     }
 
 
-def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> Simulated:
-    """Of one wave, at its pace."""
+def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> dict[str, list[float]]:
+    """By measure, seconds of all requests, and all gaps, of one wave at its pace."""
     told, pace = wave["told"], wave["pace"]
     files = write_calibrations(fitted, folder, pace)
     trace = folder / "trace.jsonl"
@@ -85,7 +75,11 @@ def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> Simulate
     records = sorted(result.records, key=lambda record: record.number)
     if len(records) != len(told):
         raise RuntimeError(f"{len(told)} requests were measured, and {len(records)} left the simulated pipeline")
-    return Simulated([one.ttft for one in records], [one.end - one.arrival for one in records], spread(result.gaps))
+    return {
+        "TTFT": [one.ttft for one in records],
+        "ITL": spread(result.gaps),
+        "end to end": [one.end - one.arrival for one in records],
+    }
 
 
 def spread(histogram: Histogram) -> list[float]:
