@@ -161,12 +161,17 @@ def _overlap(waves: Waves) -> tuple[float, float, float]:
 
 
 def steadiness(loads: Loads) -> list[float]:
-    """Of steps while other engines are at work, each as a part of their mean: alone an engine seldom is."""
+    """Of steps alone and beside other engines, each as a part of the mean of its load."""
     found = []
-    for busy in (1, 2):
-        mean = _mean_gap(loads[f"beside {busy}"])
-        found += [gap / mean for wave in loads[f"beside {busy}"] for gap in gaps(wave)]
+    for name in (*(f"think {n}" for n in (1, 2, 4, 8)), "beside 1", "beside 2"):
+        mean = _mean_gap(loads[name])
+        found += [gap / mean for wave in loads[name] for gap in _of_engine(wave)]
     return found
+
+
+def _of_engine(wave: dict[str, Any]) -> list[float]:
+    """Gaps of the request that came last: those that decode together have the same ones."""
+    return gaps({"told": wave["told"][-1:]})
 
 
 def front_costs(waves: Waves) -> dict[str, float]:
