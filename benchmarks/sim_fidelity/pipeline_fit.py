@@ -8,8 +8,8 @@
    as its processor time does: its replicas run at the same time then, and what passes is more than each needs.
 4. The front end's processor time is split, by least squares, into what it takes by itself (it polls), for each
    request, for each step's outputs, and for each output; half of a request's is for each stage.
-5. Stages that are at work at the same time slow each other down: by what steps of each are longer beside one other
-   engine, and beside two.
+5. Stages that are at work at the same time slow each other down: a step of each takes what it takes alone, and what it
+   was longer beside one other engine, or two; so many seconds, however many requests it is for.
 6. What of the first output's time is left goes to ``answer_seconds``, and what is left of the second stage's to the
    link between the stages.
 """
@@ -126,8 +126,8 @@ def _more(loads: Loads) -> int:
 
 
 def beside(loads: Loads, alone: float) -> list[float]:
-    """Of the first stage: how many times as long its steps take beside one and two busy replicas of the second."""
-    return [max(_mean_gap(loads[f"beside {busy}"]) / alone, 1.0) for busy in (1, 2)]
+    """Of the first stage: seconds that its steps take longer beside one and two busy replicas of the second."""
+    return [max(_mean_gap(loads[f"beside {busy}"]) - alone, 0.0) for busy in (1, 2)]
 
 
 def said_beside(loads: Loads, alone: float) -> list[float]:
@@ -135,14 +135,12 @@ def said_beside(loads: Loads, alone: float) -> list[float]:
 
     A replica makes its tokens alone, beside one, or beside two; of the times we know all, of the tokens only their sum.
     """
-    one = _mean_step(loads, "say 2") / alone
-    first, second = loads["beside 1"], loads["beside 2"]
-    overlap, free, tokens = _overlap(first)
-    other = (overlap / max(tokens - free / alone, 1.0)) / alone
-    one = max((one + other) / 2, 1.0)
-    overlap, free, tokens = _overlap(second)
-    two = (overlap / max(tokens - free / (one * alone), 1.0)) / alone
-    return [one, max(two, one)]
+    overlap, free, tokens = _overlap(loads["beside 1"])
+    other = overlap / max(tokens - free / alone, 1.0)
+    one = max(statistics.fmean((_mean_step(loads, "say 2"), other)), alone)
+    overlap, free, tokens = _overlap(loads["beside 2"])
+    two = max(overlap / max(tokens - free / one, 1.0), one)
+    return [one - alone, two - alone]
 
 
 def _overlap(waves: Waves) -> tuple[float, float, float]:

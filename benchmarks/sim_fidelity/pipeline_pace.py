@@ -58,7 +58,8 @@ def at_usual_pace(wave: dict[str, Any]) -> dict[str, Any]:
 
 def costs_at(pace: float, costs: Any) -> Any:
     """A stage's fitted costs at that pace: all seconds times it."""
-    step = {key: value * pace for key, value in costs["step"].items() if isinstance(value, float)}
+    step: dict[str, Any] = {key: value * pace for key, value in costs["step"].items() if isinstance(value, float)}
+    step["beside"] = [seconds * pace for seconds in costs["step"]["beside"]]
     kept = {key: value for key, value in costs["step"].items() if key not in step}
     front = {key: value * pace for key, value in costs["frontend"].items() if isinstance(value, float)}
     return {

@@ -1,32 +1,36 @@
 """Processor cores that several servers share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni_sched.sim.kernel import Action, Simulator
 
 Beside = Sequence[float]
-"""How many times as long work takes while one other thread is at work, two others, …; more do as much as the last."""
+"""Seconds that work takes longer if one other thread is at work all the time, two others, …; more as the last."""
 
 
 class _Thread:
-    __slots__ = ("action", "argument", "beside", "left")
+    __slots__ = ("action", "argument", "beside", "left", "seconds")
 
-    def __init__(self, left: float, beside: Beside, action: Action, argument: Any) -> None:
-        self.left, self.beside, self.action, self.argument = left, beside, action, argument
+    def __init__(self, seconds: float, beside: Beside, action: Action, argument: Any) -> None:
+        self.seconds = self.left = seconds
+        self.beside, self.action, self.argument = beside, action, argument
 
     def slower(self, others: int) -> float:
         beside = self.beside
-        return beside[min(others, len(beside)) - 1] if others and beside else 1.0
+        if not others or not beside or not self.seconds:
+            return 1.0
+        return 1.0 + beside[min(others, len(beside)) - 1] / self.seconds
 
 
 class Cores:
-    """Threads that slow each other down, as it was measured: processor sharing where each has a weight of its own.
+    """Threads that slow each other down, as it was measured.
 
     1. A thread that is alone takes as long as it takes.
-    2. While others are at work it goes on more slowly, by a factor that depends on how many they are, and that each
-       thread brings along: what wakes often and waits for others loses more than what only computes.
-    3. Factors change when a thread begins or ends, for all, at once.
+    2. With others at work all the time it takes so many seconds more, by how many they are; each thread brings these
+       along: what wakes often and waits for its turn loses more than what only computes.
+    3. With others at work for a part of it, it takes that part of them more: speeds change when a thread begins or
+       ends, for all, at once.
     """
 
     __slots__ = ("_asked", "_sim", "_since", "_threads")
@@ -37,15 +41,11 @@ class Cores:
         self._since = 0.0
         self._asked = 0
 
-    def runs(self, beside: Beside) -> Callable[[float, Action, Any], None]:
-        """A way to ask for threads of one kind: seconds that one takes alone, what happens then, and its argument."""
-
-        def soon(seconds: float, action: Action, argument: Any) -> None:
-            self._pass()
-            self._threads.append(_Thread(seconds, beside, action, argument))
-            self._ask()
-
-        return soon
+    def run(self, seconds: float, beside: Beside, action: Action, argument: Any) -> None:
+        """Have a thread at work that takes so long alone; then ``action(argument)`` happens."""
+        self._pass()
+        self._threads.append(_Thread(seconds, beside, action, argument))
+        self._ask()
 
     @property
     def running(self) -> int:

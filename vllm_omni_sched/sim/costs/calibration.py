@@ -19,7 +19,7 @@ class _Part(BaseModel):
 class StepCosts(_Part):
     """Of a step: a constant, and what each decoding request, each token that they read, each token of a prompt and
     each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p and a factor f, in the order of p:
-    p of all steps take at most f times what is fitted. ``beside``: how many times as long a step takes while one other
+    p of all steps take at most f times what is fitted. ``beside``: seconds that a step takes longer while one other
     engine of the same host is at work, two others, …; more do as much as the last.
     """
 
@@ -29,7 +29,7 @@ class StepCosts(_Part):
     per_prefill_token: Seconds
     per_prefill_pair: Seconds
     steadiness: list[tuple[float, float]] | None = None
-    beside: list[Annotated[float, Field(ge=1, allow_inf_nan=False)]] = []
+    beside: list[Seconds] = []
 
 
 class EncodeCosts(_Part):

@@ -1,12 +1,14 @@
 """An engine that shares the cores of a host with other stages."""
 
+from typing import Any
+
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
 from vllm_omni_sched.sim.host import Host
-from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.kernel import Action, Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done, Job
 
@@ -36,10 +38,13 @@ class HostedEngine(EngineServer):
         super().__init__(sim, costs, limits, policies, done, Histogram(), watcher)
         self._front_costs = costs
         self._host, self._clients, self._speaks = host, itl, spoke
-        self._run = host.cores.runs(costs.calibration.step.beside)
+        self._run = self._on_cores
         self._firsts: list[Job] = []
         self._lasts: list[Job] = []
         self._told_at = 0.0
+
+    def _on_cores(self, seconds: float, action: Action, argument: Any) -> None:
+        self._host.cores.run(seconds, self._front_costs.beside_seconds(), action, argument)
 
     def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
         self._host.front(seconds, self._enter, came)
