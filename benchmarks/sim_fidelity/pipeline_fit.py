@@ -9,7 +9,8 @@
 4. The front end's processor time is split, by least squares, into what it takes by itself (it polls), for each
    request, for each step's outputs, and for each output; half of a request's is for each stage.
 5. Stages that are at work at the same time slow each other down: a step of each takes what it takes alone, and what it
-   was longer beside one other engine, or two; so many seconds, however many requests it is for.
+   was longer beside one other engine, or two; so many seconds, however many requests it is for. What a first output is
+   later beside them than a step is longer, its request waits in the front end.
 6. What of the first output's time is left goes to ``answer_seconds``, and what is left of the second stage's to the
    link between the stages.
 """
@@ -75,10 +76,14 @@ def fitted(waves: Waves) -> Fitted:
     second.steadiness = first.steadiness
     found = []
     slowdowns = beside(loads, think[1]), said_beside(loads, say[1])
+    waits = [
+        max(_mean(loads[f"beside {busy}"], last_first_seconds) - firsts[20] - slower, 0.0)
+        for busy, slower in zip((1, 2), slowdowns[0], strict=True)
+    ]
     for seen, slower in zip((first, second), slowdowns, strict=True):
         seen.fronts = [FrontPoint(0, "", 0, front["per_request"])]
         costs = fit(seen)
-        costs["frontend"] |= {"per_step": front["per_step"], "per_output": front["per_output"]}
+        costs["frontend"] |= {"per_step": front["per_step"], "per_output": front["per_output"], "beside": waits}
         costs["step"]["beside"] = slower
         found.append(costs)
     return Fitted((found[0], found[1]), link, front["polling"])
@@ -93,6 +98,11 @@ def gaps(wave: dict[str, Any]) -> list[float]:
 
 def first_seconds(wave: dict[str, Any]) -> float:
     return statistics.fmean(one["outputs"][0] for one in wave["told"])
+
+
+def last_first_seconds(wave: dict[str, Any]) -> float:
+    """First output of the request that came last."""
+    return float(wave["told"][-1]["outputs"][0])
 
 
 def after_seconds(wave: dict[str, Any]) -> float:

@@ -61,7 +61,8 @@ def costs_at(pace: float, costs: Any) -> Any:
     step: dict[str, Any] = {key: value * pace for key, value in costs["step"].items() if isinstance(value, float)}
     step["beside"] = [seconds * pace for seconds in costs["step"]["beside"]]
     kept = {key: value for key, value in costs["step"].items() if key not in step}
-    front = {key: value * pace for key, value in costs["frontend"].items() if isinstance(value, float)}
+    front: dict[str, Any] = {key: value * pace for key, value in costs["frontend"].items() if isinstance(value, float)}
+    front["beside"] = [seconds * pace for seconds in costs["frontend"]["beside"]]
     return {
         **costs,
         "step": step | kept,

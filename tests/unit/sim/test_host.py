@@ -159,5 +159,7 @@ def test_shared_processors_need_measured_engines(tmp_path: Path) -> None:
     raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3)])
     del raw["stages"][0]["calibration"]
     raw["stages"][0]["model"] = "qwen2.5-vl-7b"
-    with pytest.raises(ConfigError, match=r"'cluster.shared_host' needs a calibration of each engine: 'stages.thinker'"):
+    with pytest.raises(
+        ConfigError, match=r"'cluster.shared_host' needs a calibration of each engine: 'stages.thinker'"
+    ):
         build(raw, "a test", tmp_path, installed())

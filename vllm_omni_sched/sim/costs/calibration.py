@@ -41,13 +41,16 @@ class EncodeCosts(_Part):
 
 
 class FrontendCosts(_Part):
-    """Of one request; and of the outputs of a step, those of all requests together and each."""
+    """Of one request; and of the outputs of a step, those of all requests together and each. ``beside``: seconds that
+    a request waits longer while one engine of the same host is at work, two, …; more do as much as the last.
+    """
 
     per_request: Seconds
     per_text_token: Seconds
     per_item: dict[str, Seconds] = {}
     per_step: Seconds = 0.0
     per_output: Seconds = 0.0
+    beside: list[Seconds] = []
 
 
 class Calibration(_Part):

@@ -18,7 +18,8 @@ _Outputs = tuple[int, int, list[Job], list[Job]]
 
 class HostedEngine(EngineServer):
     """1. A step is a thread on the host's cores, as slow beside others as its calibration says.
-    2. A request is work of the host's front end before it is in the engine, and so are the outputs of each step
+    2. A request is work of the host's front end before it is in the engine, which it waits for while engines are at
+       work, as its calibration says; and so are the outputs of each step
        before clients have them. ``answer_seconds`` of the costs pass before the front end knows of a step's end.
     3. Time to first token and between tokens are those of clients, behind the front end.
     """
@@ -47,6 +48,15 @@ class HostedEngine(EngineServer):
         self._host.cores.run(seconds, self._front_costs.beside_seconds(), action, argument)
 
     def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
+        working = self._host.cores.running
+        beside = self._front_costs.calibration.frontend.beside
+        if working and beside:
+            self._sim.after(beside[min(working, len(beside)) - 1], self._woken_front, (seconds, came))
+        else:
+            self._woken_front((seconds, came))
+
+    def _woken_front(self, asked: tuple[float, tuple[int, Job]]) -> None:
+        seconds, came = asked
         self._host.front(seconds, self._enter, came)
 
     def _end(self, epoch: int) -> None:
