@@ -8,9 +8,9 @@
    as its processor time does: its replicas run at the same time then, and what passes is more than each needs.
 4. The front end's processor time is split, by least squares, into what it takes by itself (it polls), for each
    request, for each step's outputs, and for each output; half of a request's is for each stage.
-5. Stages that are at work at the same time slow each other down: a step of each takes what it takes alone, and what it
-   was longer beside one other engine, or two; so many seconds, however many requests it is for. What a first output is
-   later beside them than a step is longer, its request waits in the front end.
+5. Stages that are at work at the same time slow each other down: of more engines than cores each has its part, and a
+   step takes what else it was longer beside one other engine, or two; so many seconds, however many requests it has.
+   What a first output is later beside them than a step is longer, its request waits in the front end.
 6. What of the first output's time is left goes to ``answer_seconds``, and what is left of the second stage's to the
    link between the stages.
 """
@@ -29,6 +29,7 @@ import numpy as np
 from vllm_omni_sched.sim.costs.fit import FrontPoint, Observations, StepPoint, fit, relative_fit
 
 FRONT = "front end"
+CORES = 2  # of the machine
 STEADY_AFTER = 4  # outputs: by then all requests of a load have begun
 
 Waves = Sequence[dict[str, Any]]
@@ -75,10 +76,11 @@ def fitted(waves: Waves) -> Fitted:
     second.steps.append(StepPoint(0, 0, 1, 0.0, say[1]))
     second.steadiness = first.steadiness
     found = []
-    slowdowns = beside(loads, think[1]), said_beside(loads, say[1])
+    longer = [_mean_gap(loads[f"beside {busy}"]) for busy in (1, 2)]
+    slowdowns = beside(think[1], longer), beside(say[1], said_beside(loads)[1:])
     waits = [
-        max(_mean(loads[f"beside {busy}"], last_first_seconds) - firsts[20] - slower, 0.0)
-        for busy, slower in zip((1, 2), slowdowns[0], strict=True)
+        max(_mean(loads[f"beside {busy}"], last_first_seconds) - firsts[20] - (step - think[1]), 0.0)
+        for busy, step in zip((1, 2), longer, strict=True)
     ]
     for seen, slower in zip((first, second), slowdowns, strict=True):
         seen.fronts = [FrontPoint(0, "", 0, front["per_request"])]
@@ -112,13 +114,8 @@ def after_seconds(wave: dict[str, Any]) -> float:
 
 def said(loads: Loads) -> dict[int, float]:
     """Seconds of a step of the second stage by how many requests a replica has (rule 3)."""
-    alone, cpu = _mean_step(loads, "say 1"), _cpu_step(loads, 2)
+    alone, cpu = said_beside(loads)[0], _cpu_step(loads, 2)
     return {n // 2: alone * _cpu_step(loads, n) / cpu for n in (2, 4, 8, 16)}
-
-
-def _mean_step(loads: Loads, name: str) -> float:
-    short = name.replace("say", "say short")
-    return (_mean(loads[name], after_seconds) - _mean(loads[short], after_seconds)) / _more(loads)
 
 
 def _cpu_step(loads: Loads, n: int) -> float:
@@ -135,37 +132,50 @@ def _more(loads: Loads) -> int:
     return int(loads["say 1"][0]["told"][0]["says"] - loads["say short 1"][0]["told"][0]["says"])
 
 
-def beside(loads: Loads, alone: float) -> list[float]:
-    """Of the first stage: seconds that its steps take longer beside one and two busy replicas of the second."""
-    return [max(_mean_gap(loads[f"beside {busy}"]) - alone, 0.0) for busy in (1, 2)]
+def beside(alone: float, steps: Sequence[float]) -> list[float]:
+    """Seconds that a step takes longer beside one other engine, two, …, than its part of the cores says.
 
-
-def said_beside(loads: Loads, alone: float) -> list[float]:
-    """The same of the second stage: beside the other replica or the first stage, and beside both.
-
-    A replica makes its tokens alone, beside one, or beside two; of the times we know all, of the tokens only their sum.
+    ``steps``: what it takes there.
     """
-    overlap, free, tokens = _overlap(loads["beside 1"])
-    other = overlap / max(tokens - free / alone, 1.0)
-    one = max(statistics.fmean((_mean_step(loads, "say 2"), other)), alone)
-    overlap, free, tokens = _overlap(loads["beside 2"])
-    two = max(overlap / max(tokens - free / one, 1.0), one)
-    return [one - alone, two - alone]
+    return [max(step - max((others + 1) / CORES, 1.0) * alone, 0.0) for others, step in enumerate(steps, 1)]
 
 
-def _overlap(waves: Waves) -> tuple[float, float, float]:
-    """Of the second stage's long requests: seconds beside the first stage, those without it, and their tokens."""
-    beside_it = free = tokens = 0.0
-    for wave in waves:
-        *long, last = wave["told"]
-        begins, ends = last["at"] + last["outputs"][0], last["at"] + last["outputs"][-1]
-        for one in long:
-            begun, ended = one["at"] + one["outputs"][-1], one["at"] + one["end"]
-            together = max(min(ends, ended) - max(begins, begun), 0.0)
-            beside_it += together
-            free += ended - begun - together
-            tokens += one["says"]
-    return beside_it, free, tokens
+def said_beside(loads: Loads) -> list[float]:
+    """Seconds of a step of the second stage with one request, alone and beside one other engine and two.
+
+    Each of its requests makes its tokens beside so many for so long, and beside so many others for so long: of the
+    times we know all, of the tokens only their sum, so rates are what fits best.
+    """
+    handed = _mean(loads["prompt 20"], after_seconds)  # to the second stage, with one token of its answer
+    rows, tokens = [], []
+    for name in ("say 1", "say 2", "beside 1", "beside 2"):
+        for wave in loads[name]:
+            for seconds, made in _by_others(wave["told"], handed):
+                rows.append(seconds)
+                tokens.append(made)
+    rates = relative_fit(rows, tokens)
+    steps = [1 / rate if rate else 0.0 for rate in rates]
+    return list(itertools.accumulate(steps, max))
+
+
+def _by_others(told: Sequence[dict[str, Any]], handed: float) -> list[tuple[tuple[float, float, float], int]]:
+    """Of each request with an answer of the second stage: seconds alone, beside one, and beside two; and its tokens."""
+    spans = []
+    for one in told:
+        if one["thinks"] > 1:
+            spans.append((one["at"] + one["outputs"][0], one["at"] + one["outputs"][-1], 0))
+        if one["says"] > 1:
+            spans.append((one["at"] + one["outputs"][-1] + handed, one["at"] + one["end"], one["says"] - 1))
+    found = []
+    for begun, ended, tokens in spans:
+        if tokens:
+            times = sorted({begun, ended, *(at for span in spans for at in span[:2] if begun < at < ended)})
+            seconds = [0.0, 0.0, 0.0]
+            for at, until in itertools.pairwise(times):
+                others = sum(first <= at and until <= last for first, last, _ in spans) - 1
+                seconds[min(others, 2)] += until - at
+            found.append(((seconds[0], seconds[1], seconds[2]), tokens))
+    return found
 
 
 def steadiness(loads: Loads) -> list[float]:

@@ -18,7 +18,7 @@ REFERENCE = "reference"
 
 
 def with_paces(waves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are no references, with their ``pace``: by the references next to them, before and after.
+    """With their ``pace``: by the references next to them, before and after; that of a reference is its own.
 
     Args:
         waves: in the order in which they were measured, of one pipeline; the first and the last are references.
@@ -31,10 +31,9 @@ def with_paces(waves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         raise ValueError("a reference load must be the first and the last that is measured")
     usual = statistics.fmean(one for one in takes if one is not None)
     found = []
-    for at, wave in enumerate(waves):
-        if takes[at] is None:
-            around = _next(takes[:at][::-1]), _next(takes[at:])
-            found.append({**wave, "pace": statistics.fmean(around) / usual})
+    for at, (wave, own) in enumerate(zip(waves, takes, strict=True)):
+        around = (_next(takes[:at][::-1]), _next(takes[at:])) if own is None else (own,)
+        found.append({**wave, "pace": statistics.fmean(around) / usual})
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim_fidelity.pipeline_fit import Fitted
+from benchmarks.sim_fidelity.pipeline_fit import CORES, Fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
 from benchmarks.sim_fidelity.pipeline_pace import costs_at
 from vllm_omni_sched.sim.costs import calibration_file
@@ -40,7 +40,7 @@ def scenario(files: Mapping[str, Path], link_seconds: float, trace: Path, ours: 
         "seed": seed,
         "duration_seconds": 3600.0,
         "workload": {"kind": "trace", "file": str(trace)},
-        "cluster": {"shared_host": True},
+        "cluster": {"host_cores": CORES},
         "stages": [
             {
                 **engine,

@@ -15,9 +15,9 @@ class Host:
     ``front_seconds``: work of the front end so far.
     """
 
-    def __init__(self, sim: Simulator) -> None:
+    def __init__(self, sim: Simulator, cores: int) -> None:
         self._sim = sim
-        self.cores = Cores(sim)
+        self.cores = Cores(sim, cores)
         self.front_seconds = 0.0
         self._queue: deque[tuple[float, Action, Any]] = deque()
         self._working = False

@@ -43,7 +43,7 @@ def sim() -> Simulator:
 def test_threads_slow_each_other_down_as_their_kinds_do(
     sim: Simulator, threads: list[tuple[float, float, list[float]]], ends: list[float]
 ) -> None:
-    cores, found = Cores(sim), {}
+    cores, found = Cores(sim, 3), {}
 
     def begin(which: int) -> None:
         _, seconds, beside = threads[which]
@@ -56,8 +56,17 @@ def test_threads_slow_each_other_down_as_their_kinds_do(
     assert not cores.running
 
 
+def test_of_more_threads_than_cores_each_has_its_part(sim: Simulator) -> None:
+    cores, found = Cores(sim, 2), []
+    for beside in ([0.0, 0.0], [0.0, 0.0], [0.0, 0.5]):
+        cores.run(1.0, beside, lambda _: found.append(sim.now), None)
+    sim.run()
+    # two of them have 2/3 of a core each, the third takes half a second more; when those are done it is alone
+    assert found == pytest.approx([1.5, 1.5, 1.5 + (1 - 1.5 / 2)])
+
+
 def test_the_front_end_does_one_thing_after_the_other(sim: Simulator) -> None:
-    host, found = Host(sim), []
+    host, found = Host(sim, 2), []
 
     def tell(what: str) -> None:
         found.append((what, sim.now))
@@ -99,7 +108,7 @@ def scenario(folder: Path, requests: list[Exact], beside: float = 0.0, **first: 
         "name": "two stages",
         "duration_seconds": 100.0,
         "workload": {"kind": "trace", "file": str(folder / "trace.jsonl")},
-        "cluster": {"shared_host": True},
+        "cluster": {"host_cores": 2},
         "stages": [
             {
                 "name": "thinker",
@@ -159,7 +168,5 @@ def test_shared_processors_need_measured_engines(tmp_path: Path) -> None:
     raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3)])
     del raw["stages"][0]["calibration"]
     raw["stages"][0]["model"] = "qwen2.5-vl-7b"
-    with pytest.raises(
-        ConfigError, match=r"'cluster.shared_host' needs a calibration of each engine: 'stages.thinker'"
-    ):
+    with pytest.raises(ConfigError, match=r"'cluster.host_cores' needs a calibration of each engine: 'stages.thinker'"):
         build(raw, "a test", tmp_path, installed())

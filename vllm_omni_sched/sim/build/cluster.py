@@ -53,7 +53,8 @@ class Cluster:
     ) -> None:
         self._scenario, self.sim, self._spans = scenario, sim, spans
         self.itl = Histogram()
-        self.host = Host(sim) if scenario.cluster.shared_host else None
+        cores = scenario.cluster.host_cores
+        self.host = None if cores is None else Host(sim, cores)
         self.engines: list[Engines] = []
         self.sources: dict[str, str] = {}
         workload = registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}, folder=Path())

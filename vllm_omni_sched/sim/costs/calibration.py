@@ -19,8 +19,9 @@ class _Part(BaseModel):
 class StepCosts(_Part):
     """Of a step: a constant, and what each decoding request, each token that they read, each token of a prompt and
     each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p and a factor f, in the order of p:
-    p of all steps take at most f times what is fitted. ``beside``: seconds that a step takes longer while one other
-    engine of the same host is at work, two others, …; more do as much as the last.
+    p of all steps take at most f times what is fitted. ``beside``: seconds that a step takes longer,
+    besides its part of the cores, while one other engine of the same host is at work, two others, …; more do as much
+    as the last.
     """
 
     base_seconds: Seconds

@@ -86,8 +86,8 @@ def _of_names(scenario: "Scenario") -> Iterator[str]:
 def _of_host(scenario: "Scenario") -> Iterator[str]:
     """Of what runs on shared cores, only measurements say what it takes."""
     for stage in scenario.stages:
-        if scenario.cluster.shared_host and stage.kind == "engine" and stage.calibration is None:
-            yield f"'cluster.shared_host' needs a calibration of each engine: 'stages.{stage.name}' has none"
+        if scenario.cluster.host_cores is not None and stage.kind == "engine" and stage.calibration is None:
+            yield f"'cluster.host_cores' needs a calibration of each engine: 'stages.{stage.name}' has none"
 
 
 def _of_room(scenario: "Scenario") -> Iterator[str]:
