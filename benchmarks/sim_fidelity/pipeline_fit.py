@@ -144,18 +144,27 @@ def said_beside(loads: Loads) -> list[float]:
     """Seconds of a step of the second stage with one request, alone and beside one other engine and two.
 
     Each of its requests makes its tokens beside so many for so long, and beside so many others for so long: of the
-    times we know all, of the tokens only their sum, so rates are what fits best.
+    times we know all, of the tokens only their sum. Besides its part of the cores a step loses the same beside one and
+    beside two: what makes the sum right.
     """
     handed = _mean(loads["prompt 20"], after_seconds)  # to the second stage, with one token of its answer
-    rows, tokens = [], []
-    for name in ("say 1", "say 2", "beside 1", "beside 2"):
-        for wave in loads[name]:
-            for seconds, made in _by_others(wave["told"], handed):
-                rows.append(seconds)
-                tokens.append(made)
-    rates = relative_fit(rows, tokens)
-    steps = [1 / rate if rate else 0.0 for rate in rates]
-    return list(itertools.accumulate(steps, max))
+    by_load = {
+        name: [one for wave in loads[name] for one in _by_others(wave["told"], handed)]
+        for name in ("say 1", "say 2", "beside 1", "beside 2")
+    }
+    alone = sum(sum(seconds) for seconds, _ in by_load["say 1"]) / sum(tokens for _, tokens in by_load["say 1"])
+    every = [one for own in by_load.values() for one in own]
+    times = [sum(seconds[others] for seconds, _ in every) for others in range(3)]
+    tokens = sum(made for _, made in every)
+    low, high = 0.0, 10 * alone
+    for _ in range(50):
+        lost = (low + high) / 2
+        makes = sum(
+            seconds / (max((others + 1) / CORES, 1.0) * alone + (lost if others else 0.0))
+            for others, seconds in enumerate(times)
+        )
+        low, high = (lost, high) if makes > tokens else (low, lost)
+    return [alone, alone + low, 3 / CORES * alone + low]
 
 
 def _by_others(told: Sequence[dict[str, Any]], handed: float) -> list[tuple[tuple[float, float, float], int]]:
