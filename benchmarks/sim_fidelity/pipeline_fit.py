@@ -2,8 +2,8 @@
 
 1. A step of the first stage takes what passes between its outputs, by how many decode: those loads have one engine and
    the front end at work, on two cores.
-2. A prompt of so many tokens takes what its first output is later than that of a short one; a short one takes a step
-   of one request.
+2. A token of a prompt takes what a first output is later with more of them; without any, a prompt would take a step of
+   one request.
 3. A step of the second stage takes what each step adds where one request is alone. With more requests it takes longer
    as its processor time does: its replicas run at the same time then, and what passes is more than each needs.
 4. The front end's processor time is split, by least squares, into what it takes by itself (it polls), for each
@@ -64,13 +64,14 @@ def fitted(waves: Waves) -> Fitted:
     firsts = {n: _mean(loads[f"prompt {n}"], first_seconds) for n in (20, 150, 600)}
     say = said(loads)
     message = front["per_step"] + front["per_output"]
-    answer = max(firsts[20] - front["per_request"] - think[1] - message, 0.0)
+    short = 20 * (firsts[600] - firsts[20]) / (600 - 20)  # what the tokens of the shortest prompt add
+    answer = max(firsts[20] - front["per_request"] - think[1] - short - message, 0.0)
     after = _mean(loads["prompt 20"], after_seconds)
     link = max(after - front["per_request"] - say[1] - message - answer, 0.0)
 
     first, second = Observations(answers=[answer]), Observations(answers=[answer])
     first.steps = [StepPoint(n, 0, 0, 0.0, seconds) for n, seconds in think.items()]
-    first.steps += [StepPoint(0, 0, n, 0.0, think[1] + firsts[n] - firsts[20]) for n in firsts]
+    first.steps += [StepPoint(0, 0, n, 0.0, think[1] + firsts[n] - firsts[20] + short) for n in firsts]
     first.steadiness = steadiness(loads)
     second.steps = [StepPoint(n, 0, 0, 0.0, seconds) for n, seconds in say.items()]
     second.steps.append(StepPoint(0, 0, 1, 0.0, say[1]))
