@@ -18,6 +18,7 @@ from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.mixed.__main__ import checked_variants, slow_model
+from benchmarks.sim_fidelity import pipeline
 from benchmarks.sim_fidelity.compare import Rounds, compare
 from benchmarks.sim_fidelity.plot import draw
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
@@ -40,6 +41,12 @@ ENGINE = {
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    for task in options.tasks:
+        TASKS[task](options)
+
+
+def engine(options: argparse.Namespace) -> None:
+    """The engine of `benchmarks.mixed`."""
     model = slow_model()
     with tempfile.TemporaryDirectory() as folder:
         calibration = options.calibration or calibrated(model, Path(folder) / "calibration.json", options.rounds)
@@ -66,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sim_fidelity", description=__doc__)
+    parser.add_argument("--tasks", type=checked_tasks, default=list(TASKS), help=f"of {','.join(TASKS)}")
     parser.add_argument(
         "--loads", type=lambda text: [float(word) for word in text.split(",")], default=[0.125, 0.25, 0.5]
     )
@@ -75,9 +83,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calibration", type=Path, help="use this file, and measure none")
     parser.add_argument("--measured", type=Path, help="use these rounds, and measure none")
     parser.add_argument("--keep", type=Path, help="keep the measured rounds here, for --measured")
+    parser.add_argument("--pipeline-measured", type=Path, help="use these waves of the pipeline, and measure none")
+    parser.add_argument("--pipeline-keep", type=Path, help="keep the measured waves here, for --pipeline-measured")
     parser.add_argument("--seed", type=int, default=100, help="of the first round; the calibration has other data")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
+
+
+TASKS = {"engine": engine, "pipeline": pipeline.run}
+
+
+def checked_tasks(words: str) -> list[str]:
+    chosen = words.split(",")
+    if unknown := [word for word in chosen if word not in TASKS]:
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    return chosen
 
 
 def calibrated(model: Path, out: Path, rounds: int) -> Path:

@@ -22,8 +22,8 @@ def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dic
         for one in own:
             ttft += simulate(costs, variant, one["requests"], itl)
         parts = [i / 500 for i in range(1, 500)]
-        _cdf(row[0], f"{variant}, load {load:g}: TTFT, ms", ttfts(own), _points(sorted(ttft), parts), parts)
-        _cdf(row[1], "ITL, ms", gaps(own), [itl.quantile(part) for part in parts], parts)
+        cdf(row[0], f"{variant}, load {load:g}: TTFT, ms", ttfts(own), points(sorted(ttft), parts), parts)
+        cdf(row[1], "ITL, ms", gaps(own), [itl.quantile(part) for part in parts], parts)
         _table(row[2], [r for r in records if (r["variant"], r["load"]) == (variant, load)])
     axes[0][0].legend(frameon=False, loc="lower right")
     # a tall figure: the heads of `style.headline` would lie on the first row
@@ -36,17 +36,17 @@ def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dic
     return style.save(figure, path)
 
 
-def _cdf(axis: Any, title: str, measured: list[float], simulated: list[float], parts: list[float]) -> None:
+def cdf(axis: Any, title: str, measured: list[float], simulated: list[float], parts: list[float]) -> None:
     axis.set_title(title, loc="left", fontsize=10, color=style.INK)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:,g}")
     axis.xaxis.set_minor_formatter("")
-    real = _points(sorted(measured), parts)
+    real = points(sorted(measured), parts)
     axis.plot([1e3 * value for value in real], parts, color=style.STOCK, linewidth=2, label="measured")
     axis.plot([1e3 * value for value in simulated], parts, color=style.OURS, linewidth=2, label="simulated")
 
 
-def _points(ordered: list[float], parts: list[float]) -> list[float]:
+def points(ordered: list[float], parts: list[float]) -> list[float]:
     return [ordered[min(int(part * len(ordered)), len(ordered) - 1)] for part in parts]
 
 

@@ -1,6 +1,7 @@
 """The stages of a scenario as pools of replicas, and what moves requests through them."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from random import Random  # noqa: TID251 (seeded, and given to who draws)
@@ -18,6 +19,7 @@ from vllm_omni_sched.sim.costs.efficiency import Efficiency
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
 from vllm_omni_sched.sim.output.spans import Spans
@@ -53,6 +55,8 @@ class Cluster:
     ) -> None:
         self._scenario, self.sim, self._spans = scenario, sim, spans
         self.itl = Histogram()
+        cores = scenario.cluster.host_cores
+        self.host = None if cores is None else Host(sim, cores)
         self.engines: list[Engines] = []
         self.sources: dict[str, str] = {}
         workload = registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}, folder=Path())
@@ -131,11 +135,15 @@ class Cluster:
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
             return make_encoders(sim, stage, costs)
-        engines = Engines(
-            sim, scenario, stage, costs, self.itl, self._watcher(stage) if self._spans is not None else None
-        )
+        watch = self._watcher(stage) if self._spans is not None else None
+        engines = Engines(sim, scenario, stage, costs, self._itl_of(stage), watch, self.host)
         self.engines.append(engines)
         return engines
+
+    def _itl_of(self, stage: EngineStage) -> Histogram:
+        """Of tokens that no client sees, the times between them count for nobody."""
+        answers = self._scenario.stages[self._scenario.output_stage]
+        return self.itl if stage is answers or not isinstance(answers, EngineStage) else Histogram()
 
     def _watcher(self, stage: Stage) -> Callable[[int], Watcher]:
         spans = self._spans
@@ -226,7 +234,23 @@ def _spec(scenario: Scenario, stage: Stage) -> StageSpec:
     else:
         at_once = stage.batch_items if isinstance(stage, EncoderStage) else stage.per_replica
     starts = scenario.autoscale.start_seconds if scenario.autoscale and _scaled(scenario, stage) else 0.0
-    return StageSpec(stage.name, kind, stage.replicas, at_once, starts, max(stage.devices_each, 1))
+    devices = max(stage.devices_each, 1)
+    return StageSpec(stage.name, kind, stage.replicas, at_once, starts, devices, _work(stage))
+
+
+def _work(stage: Stage) -> Callable[[Request], Request] | None:
+    """What a stage has to do of a request, where that is not what the request says."""
+    if not isinstance(stage, EngineStage) or (stage.prompt_tokens is None and stage.tokens_each == 1):
+        return None
+    prompt, each = stage.prompt_tokens, stage.tokens_each
+
+    def work(request: Request) -> Request:
+        tokens = max(round(each * request.output_tokens), 1)
+        if prompt is None:
+            return replace(request, output_tokens=tokens)
+        return replace(request, text_tokens=prompt, items=(), output_tokens=tokens)
+
+    return work
 
 
 def _paths(stages: tuple[Stage, ...]) -> dict[str, tuple[int, ...]]:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.engine.hosted import HostedEngine
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.pools.replicas import Make
@@ -50,7 +53,9 @@ class Engines:
         costs: EngineCosts,
         itl: Histogram,
         watch: Callable[[int], Watcher] | None,
+        host: Host | None = None,
     ) -> None:
+        self._host = host
         self._sim, self._scenario, self._costs, self._itl, self._watch = sim, scenario, costs, itl, watch
         self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
         self._config = scenario.policy.model_copy(update={"encode_ahead": scenario.encoder_of(stage) == "lane"})
@@ -60,7 +65,15 @@ class Engines:
     def __call__(self, index: int, done: Done) -> Server:
         policies = EnginePolicies(self._config, self._limits)
         watcher = self._watch(index) if self._watch is not None else None
-        engine = EngineServer(self._sim, self._costs, self._limits, policies, done, self._itl, watcher, self._speaks)
+        engine: EngineServer
+        if self._host is not None and isinstance(self._costs, MeasuredCosts):
+            engine = HostedEngine(
+                self._sim, self._costs, self._limits, policies, done, self._itl, self._host, watcher, self._speaks
+            )
+        else:
+            engine = EngineServer(
+                self._sim, self._costs, self._limits, policies, done, self._itl, watcher, self._speaks
+            )
         self.made.append(engine)
         return engine
 

@@ -19,7 +19,9 @@ class _Part(BaseModel):
 class StepCosts(_Part):
     """Of a step: a constant, and what each decoding request, each token that they read, each token of a prompt and
     each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p and a factor f, in the order of p:
-    p of all steps take at most f times what is fitted.
+    p of all steps take at most f times what is fitted. ``beside``: seconds that a step takes longer,
+    besides its part of the cores, while one other engine of the same host is at work, two others, …; more do as much
+    as the last.
     """
 
     base_seconds: Seconds
@@ -28,6 +30,7 @@ class StepCosts(_Part):
     per_prefill_token: Seconds
     per_prefill_pair: Seconds
     steadiness: list[tuple[float, float]] | None = None
+    beside: list[Seconds] = []
 
 
 class EncodeCosts(_Part):
@@ -39,11 +42,16 @@ class EncodeCosts(_Part):
 
 
 class FrontendCosts(_Part):
-    """Of one request."""
+    """Of one request; and of the outputs of a step, those of all requests together and each. ``beside``: seconds that
+    a request waits longer while one engine of the same host is at work, two, …; more do as much as the last.
+    """
 
     per_request: Seconds
     per_text_token: Seconds
     per_item: dict[str, Seconds] = {}
+    per_step: Seconds = 0.0
+    per_output: Seconds = 0.0
+    beside: list[Seconds] = []
 
 
 class Calibration(_Part):

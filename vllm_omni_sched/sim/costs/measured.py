@@ -1,5 +1,6 @@
 """An engine's seconds as a calibration has measured them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_omni_sched.errors import ConfigError
@@ -90,6 +91,15 @@ class MeasuredCosts:
                 raise self._not_measured("frontend.per_item", item.modality, list(front.per_item))
             seconds += each
         return seconds
+
+    def beside_seconds(self) -> Sequence[float]:
+        """What a step takes longer while one other engine of the host is at work, two others, …"""
+        return self.calibration.step.beside
+
+    def outputs_seconds(self, outputs: int) -> float:
+        """What the front end does for so many outputs of a step, before clients have them."""
+        front = self.calibration.frontend
+        return front.per_step + front.per_output * outputs
 
     @property
     def answer_seconds(self) -> float:

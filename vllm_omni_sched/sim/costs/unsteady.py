@@ -34,6 +34,11 @@ class UnsteadyCosts(MeasuredCosts):
         steady = super().step_seconds(decodes, context_tokens, prefill_tokens, prefill_pairs, share)
         return steady * self.factor(self._random.random()) if steady else 0.0
 
+    def beside_seconds(self) -> Sequence[float]:
+        """Drawn once for each step."""
+        factor = self.factor(self._random.random())
+        return [seconds * factor for seconds in super().beside_seconds()]
+
     def factor(self, part: float) -> float:
         """That this part of all steps does not exceed."""
         at = bisect_right(self._parts, part)

@@ -68,6 +68,7 @@ class EngineServer:
         "_plain",
         "_policies",
         "_rest",
+        "_run",
         "_sim",
         "_spoke",
         "_step_seconds",
@@ -120,6 +121,7 @@ class EngineServer:
         self._plain = False  # nobody waits, and no prompt is computed: the next step is as this one
         # as each step looks at them
         self._kv_tokens, self._step_seconds, self._gap = limits.kv_tokens, costs.step_seconds, itl.add
+        self._run = sim.soon  # a step
 
     # -- what it is told ---------------------------------------------------
 
@@ -139,12 +141,14 @@ class EngineServer:
         self.in_flight += 1
         self._jobs[request.number] = (job, None)
         job.submitted = now
-        seconds = self._costs.frontend_seconds(request)
+        self._to_front(self._costs.frontend_seconds(request), (self._epoch, job))
+
+    def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
         if seconds:
-            self._front_until = max(self._front_until, now) + seconds
-            self._sim.at(self._front_until, self._enter, (self._epoch, job))
+            self._front_until = max(self._front_until, self._sim.now) + seconds
+            self._sim.at(self._front_until, self._enter, came)
         else:
-            self._enter((self._epoch, job))
+            self._enter(came)
 
     def _enter(self, came: tuple[int, Job]) -> None:
         epoch, job = came
@@ -258,7 +262,7 @@ class EngineServer:
         if self._lane_shares and seconds:
             left = (self._rest + _BESIDE_STEPS * (seconds - self._rest)) / seconds
             self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
-        sim.soon(seconds, self._end, self._epoch)
+        self._run(seconds, self._end, self._epoch)
 
     def _beside_lane(self, alone: float, decoding: int) -> float:
         """The step's seconds beside the lane, which may be done before the step is; and how long it rests first."""
@@ -303,8 +307,8 @@ class EngineServer:
     def _end(self, epoch: int) -> None:
         if epoch != self._epoch:
             return
-        sim, decodes = self._sim, self.decodes
-        now, decoding = sim.now, decodes.number
+        decodes = self.decodes
+        now, decoding = self._sim.now, decodes.number
         if decoding:
             gap = now - self._last_end
             self._gap(gap, decoding)
@@ -320,7 +324,7 @@ class EngineServer:
             if decoding and context + decoding <= self._kv_tokens and not beside:
                 seconds = self._step_seconds(decoding, context, 0, 0.0)
                 self._llm_seconds += seconds
-                sim.soon(seconds, self._end, epoch)
+                self._run(seconds, self._end, epoch)
                 return
         elif self.prompts.chunks:
             for sequence in self.prompts.done():
@@ -348,6 +352,9 @@ class EngineServer:
         job.largest_gap = sequence.largest_gap
         self._forget(sequence)
         self._jobs[job.request.number] = (job, None)  # until its client has the answer
+        self._answer(job)
+
+    def _answer(self, job: Job) -> None:
         answer = self._costs.answer_seconds
         if answer:
             self._sim.after(answer, self._answered, (self._epoch, job))

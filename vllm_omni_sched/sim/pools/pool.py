@@ -68,6 +68,8 @@ class Pool(Replicas):
         leg = Leg(trip, self.stage, cost_seconds, attempt)
         leg.replica = replica.index
         leg.submitted = self.sim.now
+        if self.spec.work is not None:
+            leg.request = self.spec.work(trip.request)
         trip.leg = leg
         replica.in_flight += 1
         replica.pending_seconds += cost_seconds

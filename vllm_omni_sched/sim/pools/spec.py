@@ -1,9 +1,11 @@
 """What a stage is made of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.sim.work import Request
 
 
 @dataclass(frozen=True)
@@ -11,7 +13,7 @@ class StageSpec:
     """A stage.
 
     ``at_once``: requests that a replica can work on at a time. ``startup_seconds``: of a replica that is added.
-    ``devices``: of each replica.
+    ``devices``: of each replica. ``work``: of a request, what is done here; None: all that it says.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -23,6 +25,7 @@ class StageSpec:
     at_once: int = 256
     startup_seconds: float = 0.0
     devices: int = 1
+    work: Callable[[Request], Request] | None = None
 
     def __post_init__(self) -> None:
         for name in ("replicas", "at_once", "devices"):

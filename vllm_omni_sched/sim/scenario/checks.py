@@ -15,6 +15,7 @@ def problems_of(scenario: "Scenario") -> Iterator[str]:
     yield from _of_times(scenario)
     yield from _of_stages(scenario)
     yield from _of_names(scenario)
+    yield from _of_host(scenario)
     yield from _of_room(scenario)
 
 
@@ -80,6 +81,13 @@ def _of_names(scenario: "Scenario") -> Iterator[str]:
                 f"'stages.{scale.stage}.replicas' is {replicas}, outside 'autoscale.minimum' {scale.minimum} and "
                 f"'autoscale.maximum' {scale.maximum}"
             )
+
+
+def _of_host(scenario: "Scenario") -> Iterator[str]:
+    """Of what runs on shared cores, only measurements say what it takes."""
+    for stage in scenario.stages:
+        if scenario.cluster.host_cores is not None and stage.kind == "engine" and stage.calibration is None:
+            yield f"'cluster.host_cores' needs a calibration of each engine: 'stages.{stage.name}' has none"
 
 
 def _of_room(scenario: "Scenario") -> Iterator[str]:

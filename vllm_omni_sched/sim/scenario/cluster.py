@@ -14,6 +14,13 @@ class Cluster(Options):
     nodes: int = Field(1, ge=1, le=100_000, description="Nodes.")
     devices_per_node: int = Field(8, ge=1, le=1024, description="Accelerators of a node.")
     cores_per_node: int = Field(96, ge=1, le=4096, description="Processor cores of a node.")
+    host_cores: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Cores that all engines share, with one front end; they slow each other down as their calibrations "
+        "say. Default: each engine has its devices, and a front end, for itself.",
+    )
 
 
 class ClassTargets(Options):

@@ -59,6 +59,12 @@ class EngineStage(_Stage):
     max_num_seqs: int = Field(256, ge=1, description="Requests that run at once, as in vLLM.")
     max_num_batched_tokens: int = Field(8192, ge=1, description="Tokens of a step, as in vLLM.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Part of the memory, as in vLLM.")
+    prompt_tokens: int | None = Field(
+        None, ge=1, description="Of each request, in a later stage of a pipeline; default: as the request has them."
+    )
+    tokens_each: float = Field(
+        1.0, gt=0, description="Tokens that it makes for each output token of a request, as a talker makes codes."
+    )
     kv_tokens: int | None = Field(
         None, ge=1, description="Room for KV cache of a replica, in tokens; default: what memory leaves."
     )

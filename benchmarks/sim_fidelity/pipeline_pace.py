@@ -1,0 +1,70 @@
+"""How fast the machine was, while each wave was measured. Pure.
+
+A shared machine is not equally fast at all times: the same load takes up to twice as long minutes later. One reference
+load runs before and after each wave; what it takes there, as a part of what it takes in the mean, is the wave's pace.
+Calibration is for a pace of 1, and a wave is simulated at its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.sim_fidelity.pipeline_fit import gaps
+
+REFERENCE = "reference"
+
+
+def with_paces(waves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With their ``pace``: by the references next to them, before and after; that of a reference is its own.
+
+    Args:
+        waves: in the order in which they were measured, of one pipeline; the first and the last are references.
+
+    Raises:
+        ValueError: there is none before, or none after.
+    """
+    takes = [statistics.fmean(gaps(wave)) if wave["name"] == REFERENCE else None for wave in waves]
+    if not takes or takes[0] is None or takes[-1] is None:
+        raise ValueError("a reference load must be the first and the last that is measured")
+    usual = statistics.fmean(one for one in takes if one is not None)
+    found = []
+    for at, (wave, own) in enumerate(zip(waves, takes, strict=True)):
+        around = (_next(takes[:at][::-1]), _next(takes[at:])) if own is None else (own,)
+        found.append({**wave, "pace": statistics.fmean(around) / usual})
+    return found
+
+
+def _next(takes: Sequence[float | None]) -> float:
+    """The mean of the first ones in a row."""
+    there = itertools.dropwhile(lambda one: one is None, takes)
+    row = itertools.takewhile(lambda one: one is not None, there)
+    return statistics.fmean(one for one in row if one is not None)
+
+
+def at_usual_pace(wave: dict[str, Any]) -> dict[str, Any]:
+    """The wave as it would have been at a pace of 1."""
+    pace = wave["pace"]
+    told = [
+        {**one, "outputs": [seconds / pace for seconds in one["outputs"]], "end": one["end"] / pace}
+        for one in wave["told"]
+    ]
+    cpu = {who: seconds / pace for who, seconds in wave["cpu_seconds"].items()}
+    return {**wave, "told": told, "seconds": wave["seconds"] / pace, "cpu_seconds": cpu}
+
+
+def costs_at(pace: float, costs: Any) -> Any:
+    """A stage's fitted costs at that pace: all seconds times it."""
+    step: dict[str, Any] = {key: value * pace for key, value in costs["step"].items() if isinstance(value, float)}
+    step["beside"] = [seconds * pace for seconds in costs["step"]["beside"]]
+    kept = {key: value for key, value in costs["step"].items() if key not in step}
+    front: dict[str, Any] = {key: value * pace for key, value in costs["frontend"].items() if isinstance(value, float)}
+    front["beside"] = [seconds * pace for seconds in costs["frontend"]["beside"]]
+    return {
+        **costs,
+        "step": step | kept,
+        "frontend": costs["frontend"] | front,
+        "answer_seconds": costs["answer_seconds"] * pace,
+    }

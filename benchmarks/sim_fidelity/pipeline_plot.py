@@ -1,0 +1,39 @@
+"""The picture of the pipeline: distributions of TTFT, ITL and the whole, measured and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import style
+from benchmarks.sim_fidelity.pipeline_compare import ALL, MEASURES, Pair, grouped, values
+from benchmarks.sim_fidelity.plot import cdf, points
+
+
+def draw(path: Path, pairs: Sequence[Pair], records: Sequence[dict[str, Any]]) -> Path:
+    """A row for each variant, and for each of its loads; P50 and P99 of both under each title."""
+    groups = grouped(pairs)
+    height = 1.0 + 2.5 * len(groups)
+    figure, axes = style.new_figure(12.5, height, nrows=len(groups), ncols=len(MEASURES), squeeze=False)
+    parts = [i / 500 for i in range(1, 500)]
+    for row, ((variant, arrivals, load), own) in zip(axes, groups, strict=True):
+        where = f"{variant}, all" if arrivals == ALL else f"{variant}, {arrivals} {load:g}"
+        for axis, name in zip(row, MEASURES, strict=True):
+            real, simulated = values(own, name)
+            off = [
+                f"{r['measure'].split()[-1]} {100 * r['off']:+.0f} %"
+                for r in records
+                if (r["variant"], r["arrivals"], r["load"]) == (variant, arrivals, load)
+                and r["measure"].startswith(name)
+            ]
+            title = f"{where}: {name}, ms ({', '.join(off)})"
+            cdf(axis, title, real, points(sorted(simulated), parts), parts)
+    axes[0][0].legend(frameon=False, loc="lower right")
+    inch = 1 / height
+    title = "The pipeline, and the simulator on the same arrivals"
+    quiet = "Text to text on two cores, two replicas of the second stage; costs calibrated on other loads"
+    figure.text(0.02, 1 - 0.1 * inch, title, fontsize=13, fontweight="bold", va="top")
+    figure.text(0.02, 1 - 0.38 * inch, quiet, fontsize=9.5, color=style.MUTED, va="top")
+    figure.subplots_adjust(left=0.05, right=0.99, top=1 - 0.95 * inch, bottom=0.4 * inch, hspace=0.5)
+    return style.save(figure, path)

@@ -1,0 +1,115 @@
+"""One pipeline that answers waves of requests, as told on stdin, and says when each output came.
+
+{"requests": [{"at": 0.0, "prompt_tokens": 40, "thinks": 12, "says": 24}, …]} → {"kind": "wave", "told": […], …}
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.child import emit
+from benchmarks.stages.probe import Probe
+from dev.omni_cpu import forkserver
+from dev.omni_cpu.asking import Ask, sampling_params
+from dev.omni_cpu.running import running
+from dev.omni_cpu.spec import PipelineSpec
+
+ANSWER_SECONDS = 120.0  # then something is wrong
+
+_numbers = itertools.count()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--spec", type=json.loads, required=True)
+    options = parser.parse_args()
+    forkserver.start()
+    import vllm_omni
+    import vllm_omni.entrypoints.async_omni
+
+    forkserver.use_for_stages()
+    spec, probe = PipelineSpec(**options.spec), Probe()
+    probe.install()
+    with running(spec, model=options.model, folder=options.folder) as omni:
+        emit("up", vllm_omni=vllm_omni.__version__)
+        asyncio.run(serve(omni, spec, probe))
+
+
+async def serve(omni: Any, spec: PipelineSpec, probe: Probe) -> None:
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        requests = json.loads(line)["requests"]
+        cpu, began = cpu_seconds(probe), time.monotonic()
+        told = await asyncio.gather(*(one(omni, spec, request, began) for request in requests))
+        cpu_now = cpu_seconds(probe)
+        emit(
+            "wave",
+            told=told,
+            seconds=time.monotonic() - began,
+            cpu_seconds={who: seconds - cpu.get(who, 0.0) for who, seconds in cpu_now.items()},
+        )
+
+
+def cpu_seconds(probe: Probe) -> dict[str, float]:
+    """Of the front end and of each replica so far, to the nanosecond: `Probe.cpu_seconds` counts in ticks."""
+    pids = {
+        f"{stage}/{replica}": probe.pids(stage, replica)
+        for stage, pool in sorted(probe.pools.items())
+        for replica in pool.live_replica_ids()
+    }
+    return {who: sum(map(_of_process, own)) for who, own in {"front end": [os.getpid()], **pids}.items()}
+
+
+def _of_process(pid: int) -> float:
+    """Of all its threads that live."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+async def one(omni: Any, spec: PipelineSpec, request: dict[str, Any], began: float) -> dict[str, Any]:
+    """Times in seconds: ``at`` since the wave began, the others since then; ``outputs``: of the first stage.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    number = next(_numbers)
+    # a token for each character
+    prompt = f"Request {number} asks.".ljust(request["prompt_tokens"], ".")[: request["prompt_tokens"]]
+    params = sampling_params(spec, Ask(prompt, request["thinks"], request["says"]))
+    await asyncio.sleep(max(began + request["at"] - time.monotonic(), 0.0))
+    called = time.monotonic()
+    outputs: list[float] = []
+    tokens: list[int] = []
+    prompt_tokens, end = 0, 0.0
+    async with asyncio.timeout(ANSWER_SECONDS):
+        async for output in omni.generate(prompt, request_id=f"fidelity-{number}", sampling_params_list=params):
+            if output.error:
+                raise RuntimeError(output.error)
+            end = time.monotonic() - called
+            if output.stage_id == 0:
+                outputs.append(end)
+                tokens.append(len(output.outputs[0].token_ids))
+                prompt_tokens = len(output.prompt_token_ids or ())
+    return {
+        "at": called - began,
+        "late": called - began - request["at"],
+        "prompt_tokens": prompt_tokens,
+        "thinks": request["thinks"],
+        "says": request["says"],
+        "outputs": outputs,
+        "tokens": tokens,
+        "end": end,
+    }
+
+
+if __name__ == "__main__":
+    main()
