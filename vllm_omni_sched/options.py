@@ -143,7 +143,8 @@ class OmniSchedConfig(BaseModel):
         50.0,
         gt=0.0,
         le=60_000.0,
-        description="Inter-token latency to keep, in milliseconds; above it the lane's share falls.",
+        description="Inter-token latency to keep, in milliseconds; above it the lane's share falls. Where "
+        "`prefill_control` aims at longer steps, the share falls above that aim only.",
     )
     decode_pace: float | None = Field(
         None,
@@ -263,6 +264,12 @@ class OmniSchedConfig(BaseModel):
                 "prefill_control"
             )
         return self
+
+    @property
+    def share_target_seconds(self) -> float:
+        """Above this inter-token latency the lane's share falls; steps that prompts fill are not the lane's doing."""
+        aims = self.control_target_ms if self.prefill_control is not ControlMode.OFF else 0.0
+        return max(self.itl_target_ms, aims) / 1e3
 
     @field_validator("encode_lane_cpus")
     @classmethod

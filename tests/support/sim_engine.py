@@ -41,7 +41,9 @@ class PlainCosts:
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         return self.embed * embeds / share
 
-    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
+    def lane_seconds(
+        self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
+    ) -> float:
         return self.embed * embeds
 
     def in_lane(self, share: float) -> float:

@@ -64,3 +64,16 @@ def test_a_yaml_file_that_is_no_mapping(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"omni\.yaml"):
         load_config({"omni_sched": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 0.05),
+        ({"control_target_ms": 80.0}, 0.05),  # nothing is steered at it
+        ({"control_target_ms": 80.0, "prefill_control": "adaptive"}, 0.08),
+        ({"control_target_ms": 30.0, "prefill_control": "adaptive"}, 0.05),
+    ],
+)
+def test_the_lane_does_not_answer_for_steps_that_prompts_fill(options, seconds):
+    assert OmniSchedConfig(**options).share_target_seconds == seconds

@@ -43,7 +43,7 @@ class AheadPlanner:
 
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
         self._chunk = vllm_config.scheduler_config.max_num_batched_tokens
-        self._target = config.itl_target_ms / 1000
+        self._target, self._share_target = config.itl_target_ms / 1000, config.share_target_seconds
         self._policy = EncodeShare(
             LaneShare(config.encode_lane_min_share), math.inf, max_stall=0, max_alone_seconds=2 * self._target
         )
@@ -83,15 +83,15 @@ class AheadPlanner:
     def stepped(self, now: float) -> None:
         """A step's tokens are out: the lane's share follows how long they took."""
         if self.ledger.num_pending:
-            self.share, reason = self._policy.lane.update(self._running(), now)
+            self.share, reason = self._policy.lane.update(self._running(self._share_target), now)
             self._metrics.share_updates[reason.value] += 1
 
-    def _running(self) -> tuple[DecodeLoad, ...]:
+    def _running(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
         running = self._scheduler.running
         if not running:
             return ()
-        target = min(self._target, *(self._book.of(r.request_id).itl_seconds for r in running))
+        target = min(target or self._target, *(self._book.of(r.request_id).itl_seconds for r in running))
         itl = self._steps.itl.seconds
         return (DecodeLoad("all", len(running), target, None if itl is None else itl + self._in_step_seconds),)
 

@@ -39,12 +39,12 @@ CASES = {
 DIGESTS = {
     "stock": "66f32f55b9395260",
     "short of KV memory": "a5960ae76df66330",
-    "ours": "a65e53e96c8d3a24",
-    "ours, short of KV memory": "cc5e88498e4f3adf",
-    "on shared processors": "f8039fdfae6794bb",
-    "all policies": "c3d38d0681510693",
+    "ours": "f88b12c264f4b5b7",
+    "ours, short of KV memory": "bc31b21b85cbb7c5",
+    "on shared processors": "1b79e13fda8f4f23",
+    "all policies": "0ed2aa52ebc3301e",
     "two choices": "1b86759fe1a8a033",
-    "deaths": "5628e474a0ae94bb",
+    "deaths": "00cbbe92fcc13aad",
 }
 
 

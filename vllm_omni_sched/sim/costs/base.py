@@ -43,8 +43,10 @@ class EngineCosts(Protocol):
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         """So many items are encoded together, ``embeds`` embeddings in all."""
 
-    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
-        """The same in the lane of encode-ahead, with that share of the device."""
+    def lane_seconds(
+        self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
+    ) -> float:
+        """The same in the lane of encode-ahead, with that share of the time; ``beside``: steps run meanwhile."""
 
     def in_lane(self, share: float) -> float:
         """The part that is left to the LLM while the lane of encode-ahead works with ``share``; 1: they do not meet."""

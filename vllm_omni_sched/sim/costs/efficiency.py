@@ -13,6 +13,7 @@ class Efficiency:
 
     ``compute``, ``bandwidth``: the parts that the LLM gets. ``encoder_compute``: the part that a tower gets.
     ``saturating_share``: the part of the streaming multiprocessors that is enough for all of the bandwidth.
+    ``lane_share``: the most that a lane has of the multiprocessors while steps run beside it.
     ``step_seconds``, ``encode_seconds``: of launches and of scheduling, for each step and each batch of encodes.
     ``all_reduce_seconds``: to begin one, of which each layer has two, under tensor parallelism.
     ``memory``: the part of the device's memory that the engine takes (``gpu_memory_utilization``).
@@ -27,6 +28,7 @@ class Efficiency:
     bandwidth: float = 0.8
     encoder_compute: float = 0.4
     saturating_share: float = 30 / 108
+    lane_share: float = 0.5
     step_seconds: float = 1.5e-3
     encode_seconds: float = 3e-3
     all_reduce_seconds: float = 7e-6
@@ -37,7 +39,7 @@ class Efficiency:
     answer_seconds: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("compute", "bandwidth", "encoder_compute", "saturating_share", "memory"):
+        for name in ("compute", "bandwidth", "encoder_compute", "saturating_share", "lane_share", "memory"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"efficiency {name!r} must be above 0 and at most 1, got {getattr(self, name)}")
         for one in fields(self):
@@ -64,6 +66,11 @@ EFFICIENCY_SOURCES = {
         SourceKind.PUBLISHED,
         "Bullet (ASPLOS 2026), section 3.2.2 and figure 8: 30 of the 108 multiprocessors of an A100 saturate its "
         "memory; taken for other devices too",
+    ),
+    "lane_share": Source(
+        SourceKind.ASSUMED,
+        "two streams that could each fill the device have half of it each; that the lane's has the lower priority is "
+        "not counted",
     ),
     "step_seconds": Source(
         SourceKind.PUBLISHED,

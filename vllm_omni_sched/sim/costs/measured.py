@@ -59,8 +59,10 @@ class MeasuredCosts:
         """
         return self._sum("encode", self.calibration.encode, modality, embeds, items) / share
 
-    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
-        """The same in the lane of encode-ahead.
+    def lane_seconds(
+        self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
+    ) -> float:
+        """The same in the lane of encode-ahead, as it was measured beside steps.
 
         Raises:
             ConfigError: no lane was measured, or not with that modality.

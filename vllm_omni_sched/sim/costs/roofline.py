@@ -12,9 +12,6 @@ from vllm_omni_sched.sim.costs.links import all_reduce_factor
 from vllm_omni_sched.sim.costs.shapes import BF16_BYTES, ModelShape
 from vllm_omni_sched.sim.work import Request
 
-LEAST_BESIDE_LANE = 0.1
-"""What the LLM keeps beside a lane that has the whole device: streams still take turns. Assumed."""
-
 
 class RooflineCosts:
     """1. Operations: 2 for each parameter of the layers and token, 2 for each of the output matrix and decoding
@@ -27,6 +24,8 @@ class RooflineCosts:
     5. Encoding is operations alone: it reads each weight once for thousands of patches. So what it takes from the
        LLM beside it is multiprocessors, and bandwidth only as far as rule 4 says.
     6. A tower is split between the devices as the LLM is.
+    7. A lane and steps beside it are streams of one device. The lane has its share, but at most ``lane_share``, however
+       little it rests; the steps have the rest.
 
     Raises:
         ConfigError: ``tensor_parallel`` does not divide the heads, or model and KV cache do not fit; the message
@@ -53,7 +52,7 @@ class RooflineCosts:
         self._pair = llm.operations_per_pair / operations
         self._weights = BF16_BYTES * (llm.layer_parameters + llm.head_parameters) / reading
         self._context = llm.kv_bytes_per_token(tensor_parallel) / reading
-        self._saturating = use.saturating_share
+        self._saturating, self._fair = use.saturating_share, use.lane_share
         self._step, self._token_link = use.step_seconds, 0.0
         if tensor_parallel > 1:
             link = device.nvlink_bytes_per_second or device.pcie_bytes_per_second
@@ -96,13 +95,15 @@ class RooflineCosts:
             seen = sequence
         return embeds * (linear + pair * seen) / share + self._encode
 
-    def lane_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
-        """The same in the lane: a roofline knows no difference but the share."""
-        return self.encode_seconds(modality, embeds, items, share)
+    def lane_seconds(
+        self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
+    ) -> float:
+        """The same in the lane: alone it has the share, beside steps at most its fair one (rule 7)."""
+        return self.encode_seconds(modality, embeds, items, min(share, self._fair) if beside else share)
 
     def in_lane(self, share: float) -> float:
-        """What the lane does not have, and `LEAST_BESIDE_LANE` at least."""
-        return max(1.0 - share, LEAST_BESIDE_LANE)
+        """What the lane leaves to the LLM."""
+        return 1.0 - min(share, self._fair)
 
     def frontend_seconds(self, request: Request) -> float:
         """One core: tokenizing, and decoding, resizing and normalising what is to be encoded.

@@ -1,6 +1,7 @@
 """The scheduler's half of encode-ahead: whose items go to the lane, and who waits for them."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
 from vllm_omni_sched.resource.lane_share import DecodeLoad
@@ -15,7 +16,11 @@ from vllm_omni_sched.sim.kernel import Simulator
 
 _LEAST_PIECE = 64  # tokens in front of a missing item that are worth a step, as in the real scheduler
 
-Loads = Callable[[], tuple[DecodeLoad, ...]]
+
+class Loads(Protocol):
+    """Those who decode; ``target``: of latency, in place of `itl_target_ms`."""
+
+    def __call__(self, target: float | None = None) -> tuple[DecodeLoad, ...]: ...
 
 
 class Ahead:
@@ -56,7 +61,8 @@ class Ahead:
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
 
     def _seconds(self, modality: str, embeds: int) -> float:
-        return self._costs.lane_seconds(modality, embeds, 1, self.share)
+        beside = bool(self._running())
+        return self._costs.lane_seconds(modality, embeds, 1, self.share if beside else 1.0, beside)
 
     def may_run(self, sequence: Sequence, alone: bool, now: float) -> bool:
         """Whether its next chunk has what it needs, or a piece of it that is worth a step (``sequence.limit``).
@@ -125,7 +131,7 @@ class Ahead:
         """A step is over: the lane's share follows how long it took."""
         self.in_step_seconds = 0.0
         if self.ledger.num_pending:
-            self.share, _ = self.policy.lane.update(self._running(), now)
+            self.share, _ = self.policy.lane.update(self._running(self._policies.share_target_seconds), now)
 
     def release(self, sequence: Sequence) -> None:
         """It is over."""

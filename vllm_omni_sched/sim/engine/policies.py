@@ -26,7 +26,7 @@ class EnginePolicies:
         self.config = config
         self.costs = CostModel()
         self.steps = StepMeter()
-        self.itl_target_seconds = config.itl_target_ms / 1e3
+        self.itl_target_seconds, self.share_target_seconds = config.itl_target_ms / 1e3, config.share_target_seconds
         self.classes: dict[str, SlaClass] = {
             REALTIME.name: replace(
                 REALTIME, ttft_seconds=config.realtime_ttft_ms / 1e3, itl_seconds=config.realtime_itl_ms / 1e3

@@ -382,7 +382,7 @@ class EngineServer:
 
     # -- what the policies see ---------------------------------------------
 
-    def _loads(self) -> tuple[DecodeLoad, ...]:
+    def _loads(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
         number = self.decodes.number + len(self.prompts.running)
         if not number:
@@ -390,7 +390,7 @@ class EngineServer:
         policies = self._policies
         itl = policies.steps.itl.seconds
         in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
-        target = min(policies.itl_target_seconds, *self.decodes.targets.counts, *self.prompts.targets.counts)
+        target = min(target or policies.itl_target_seconds, *self.decodes.targets.counts, *self.prompts.targets.counts)
         return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
 
     def _measure(self, now: float, decoding: int) -> None:

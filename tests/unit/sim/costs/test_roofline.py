@@ -9,7 +9,7 @@ from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.efficiency import EFFICIENCY_SOURCES, Efficiency
 from vllm_omni_sched.sim.costs.hardware import device
 from vllm_omni_sched.sim.costs.models import model
-from vllm_omni_sched.sim.costs.roofline import LEAST_BESIDE_LANE, RooflineCosts
+from vllm_omni_sched.sim.costs.roofline import RooflineCosts
 from vllm_omni_sched.sim.costs.shapes import LlmShape, ModelShape
 from vllm_omni_sched.sim.work import Item, Request
 
@@ -97,6 +97,16 @@ def test_encoding_follows_the_share_and_the_lane_is_no_different(qwen):
     assert qwen.lane_seconds("image", 1000, 1, 0.5) == qwen.encode_seconds("image", 1000, 1, 0.5)
 
 
+def test_a_lane_and_the_steps_beside_it_have_the_device_once(qwen):
+    fair = Efficiency().lane_share
+    for share in (0.1, 0.3, fair, 0.8, 1.0):
+        lane = min(share, fair)
+        assert qwen.in_lane(share) == pytest.approx(1 - lane)
+        beside = qwen.lane_seconds("image", 1000, 1, share, beside=True)
+        assert beside == qwen.encode_seconds("image", 1000, 1, lane)
+    assert qwen.lane_seconds("image", 1000, 1, 1.0) == qwen.encode_seconds("image", 1000)
+
+
 def test_one_large_picture_costs_more_than_many_small_ones(qwen):
     assert qwen.encode_seconds("image", 4000, 1) > qwen.encode_seconds("image", 4000, 4)
 
@@ -107,12 +117,6 @@ def test_frames_of_a_video_do_not_see_each_other(qwen):
     assert ten == pytest.approx(10 * one)
     one, ten = (qwen.encode_seconds("image", 768 * n) - base for n in (1, 10))
     assert ten > 12 * one
-
-
-def test_the_lane_leaves_the_rest(qwen):
-    assert qwen.in_lane(0.3) == pytest.approx(0.7)
-    assert qwen.in_lane(1.0) == LEAST_BESIDE_LANE
-    assert qwen.step_seconds(1, 100, 0, 0.0, qwen.in_lane(1.0)) < 1.0
 
 
 def test_room_for_kv(qwen):
