@@ -15,15 +15,12 @@ from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
+from vllm_omni_sched.items.ahead import LEAST_PIECE, AheadLedger, EncodeState
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
-from vllm_omni_sched.resource.pace import DecodePace
+from vllm_omni_sched.resource.pace import PACE, PACE_BESIDE, DecodePace
 from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where
-
-_PACE, _PACE_BESIDE = 0.8, 0.3  # of the target between tokens: where the encoder needs the LLM's processors, or not
-_LEAST_PIECE = 64  # tokens; a shorter piece of prompt in front of a missing item is not worth a step
 
 
 class AheadPlanner:
@@ -50,7 +47,7 @@ class AheadPlanner:
         on_cpu = getattr(vllm_config.device_config, "device_type", "") == "cpu"
         self._paces = {
             own: DecodePace(pace if config.decode_pace is None else config.decode_pace) if on_cpu else DecodePace(0.0)
-            for own, pace in ((False, _PACE), (True, _PACE_BESIDE))
+            for own, pace in ((False, PACE), (True, PACE_BESIDE))
         }
         self._lane = LaneFacts()
         self.rest_seconds = 0.0  # of the last step
@@ -136,7 +133,7 @@ class AheadPlanner:
                 self._wanted.setdefault(feature.identifier, (feature.modality, num_embeds, monotonic_seconds()))
         limit = min(features.spans.starts[i] for i in missing)
         self._limits[request.request_id] = limit
-        return limit - num_computed_tokens >= _LEAST_PIECE
+        return limit - num_computed_tokens >= LEAST_PIECE
 
     def _missing(self, features: FeatureList, window: Sequence[int]) -> list[int]:
         """Items of the window that are neither in the encoder cache nor ready, and can be encoded in a lane."""

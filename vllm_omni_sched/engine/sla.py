@@ -15,11 +15,12 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.errors import RequestError
-from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass, WaitingRequest
+from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
+from vllm_omni_sched.graph.classes import classes_of
+from vllm_omni_sched.graph.order import INTERACTIVE, REALTIME, SlaClass, WaitingRequest
 from vllm_omni_sched.monitor.cost import CostModel
 
 _CLASS, _TARGETS = "omni_class", {"omni_ttft_ms": "ttft_seconds", "omni_itl_ms": "itl_seconds"}
-_AFFINITY_ITEMS = 16  # of a request; more of them say little more about whom it belongs to
 
 
 class SlaBook:
@@ -31,17 +32,7 @@ class SlaBook:
 
     def __init__(self, config: OmniSchedConfig, costs: CostModel) -> None:
         self.costs = costs
-        self._classes: dict[str, SlaClass] = {
-            REALTIME.name: replace(
-                REALTIME, ttft_seconds=config.realtime_ttft_ms / 1e3, itl_seconds=config.realtime_itl_ms / 1e3
-            ),
-            INTERACTIVE.name: replace(
-                INTERACTIVE,
-                ttft_seconds=config.interactive_ttft_ms / 1e3,
-                itl_seconds=config.interactive_itl_ms / 1e3,
-            ),
-            BATCH.name: BATCH,
-        }
+        self._classes = classes_of(config)
         self._of: dict[str, SlaClass] = {}
         self._arrivals: dict[str, float] = {}
 
@@ -72,7 +63,7 @@ class SlaBook:
     def waiting(self, request: Request, now: float) -> WaitingRequest:
         """The request as the waiting order sees it."""
         features = request.mm_features
-        shown = features[:_AFFINITY_ITEMS] if features else ()
+        shown = features[:AFFINITY_ITEMS] if features else ()
         cost = self.costs.prefill_seconds(max(0, request.num_tokens - request.num_computed_tokens))
         if features and not request.num_computed_tokens:
             # Looking at each of a session's items is what this package exists to avoid.

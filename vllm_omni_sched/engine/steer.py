@@ -11,14 +11,12 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.graph.pieces import Pieces, Work
+from vllm_omni_sched.graph.pieces import LOOK_AHEAD, Pieces, Work
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.control import make_control
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
-
-_LOOK_AHEAD = 16  # waiting requests that a plan takes into account; a step seldom starts more
 
 
 class Steering:
@@ -84,7 +82,7 @@ class Steering:
         )
 
     def _waiting(self) -> Iterator[Any]:
-        return islice(iter(self._scheduler.waiting), _LOOK_AHEAD)
+        return islice(iter(self._scheduler.waiting), LOOK_AHEAD)
 
     def _cut(self, budget: int) -> None:
         wanted = [request.num_tokens - request.num_computed_tokens for request in self._scheduler.running]

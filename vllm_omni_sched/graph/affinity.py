@@ -4,6 +4,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+AFFINITY_ITEMS = 16
+"""Items of a request that are looked at: more of them say little more about whom it belongs to."""
+
 
 class Move(NamedTuple):
     """The next position to serve, and whether it moved up past another one."""

@@ -18,6 +18,10 @@ class PieceReason(str, Enum):
     NO_ROOM = "no_room"  # nothing this step
 
 
+LOOK_AHEAD = 16
+"""Waiting requests that a plan takes into account; a step seldom starts more."""
+
+
 @dataclass(frozen=True)
 class Work:
     """What remains of one request, in tokens or in items.

@@ -4,6 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
+LEAST_PIECE = 64
+"""Tokens; a shorter piece of prompt in front of an item that is missing is not worth a step."""
+
 
 class EncodeState(Enum):
     """Where the encoding of one content is."""

@@ -4,6 +4,9 @@ from enum import Enum
 
 from vllm_omni_sched.errors import ConfigError
 
+PACE, PACE_BESIDE = 0.8, 0.3
+"""Of the target between tokens: where the encoder needs the processors of the LLM, and where it has others, too."""
+
 
 class PaceReason(str, Enum):
     """Why a step waits as long as it does."""

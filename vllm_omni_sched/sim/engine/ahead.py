@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
+from vllm_omni_sched.items.ahead import LEAST_PIECE, AheadLedger, EncodeState
 from vllm_omni_sched.resource.lane_share import DecodeLoad
 from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where, WhereReason
 from vllm_omni_sched.sim.costs.base import EngineCosts
@@ -13,8 +13,6 @@ from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.kernel import Simulator
-
-_LEAST_PIECE = 64  # tokens in front of a missing item that are worth a step, as in the real scheduler
 
 
 class Loads(Protocol):
@@ -86,7 +84,7 @@ class Ahead:
             if self.ledger.want(sequence.name, content, item.embeds) is not EncodeState.READY:
                 self._wanted.setdefault(content, (item.modality, item.embeds, set()))[2].add(sequence.name)
         sequence.limit = sequence.starts[missing[0]]
-        return sequence.limit - sequence.computed >= _LEAST_PIECE
+        return sequence.limit - sequence.computed >= LEAST_PIECE
 
     def _in_step(self, sequence: Sequence, missing: list[int], alone: bool, now: float) -> bool:
         items = [sequence.items[i] for i in missing]

@@ -1,9 +1,8 @@
 """The policies of a simulated engine: the objects that steer the real one, made of the same options."""
 
-from dataclasses import replace
-
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
-from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass, WaitingOrder
+from vllm_omni_sched.graph.classes import classes_of
+from vllm_omni_sched.graph.order import SlaClass, WaitingOrder
 from vllm_omni_sched.graph.pieces import Pieces
 from vllm_omni_sched.items.ahead import AheadLedger
 from vllm_omni_sched.monitor.cost import CostModel
@@ -11,12 +10,10 @@ from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.control import make_control
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget
 from vllm_omni_sched.resource.lane_share import LaneShare
-from vllm_omni_sched.resource.pace import DecodePace
+from vllm_omni_sched.resource.pace import PACE, PACE_BESIDE, DecodePace
 from vllm_omni_sched.resource.share import EncodeShare
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.waiting import ByArrival, BySla, Waiting
-
-_PACE, _PACE_BESIDE = 0.8, 0.3  # the defaults of `decode_pace`, on the LLM's processors and beside them
 
 
 class EnginePolicies:
@@ -27,17 +24,7 @@ class EnginePolicies:
         self.costs = CostModel()
         self.steps = StepMeter()
         self.itl_target_seconds, self.share_target_seconds = config.itl_target_ms / 1e3, config.share_target_seconds
-        self.classes: dict[str, SlaClass] = {
-            REALTIME.name: replace(
-                REALTIME, ttft_seconds=config.realtime_ttft_ms / 1e3, itl_seconds=config.realtime_itl_ms / 1e3
-            ),
-            INTERACTIVE.name: replace(
-                INTERACTIVE,
-                ttft_seconds=config.interactive_ttft_ms / 1e3,
-                itl_seconds=config.interactive_itl_ms / 1e3,
-            ),
-            BATCH.name: BATCH,
-        }
+        self.classes = classes_of(config)
         self.order = WaitingOrder(config.max_wait_seconds) if config.waiting_order is OrderMode.SLA else None
         self.share: EncodeShare | None = None
         self.ledger: AheadLedger | None = None
@@ -51,7 +38,7 @@ class EnginePolicies:
             )
             self.ledger = AheadLedger(limits.encoder_cache_embeds, max_encoding=limits.lane_items + 1)
             if limits.paced:
-                pace = _PACE_BESIDE if limits.lane_beside else _PACE
+                pace = PACE_BESIDE if limits.lane_beside else PACE
                 self.pace = DecodePace(pace if config.decode_pace is None else config.decode_pace)
         self.batch = make_control(
             config.batch_control, config, config.batch_min, min(config.batch_max, limits.max_num_seqs)

@@ -1,6 +1,6 @@
 """Whose prompts are computed in a step, and how much of each."""
 
-from vllm_omni_sched.graph.pieces import Work
+from vllm_omni_sched.graph.pieces import LOOK_AHEAD, Work
 from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan, ModalityDemand
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import Decodes, Targets
@@ -9,8 +9,6 @@ from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.waiting import Waiting
-
-_LOOK_AHEAD = 16  # waiting requests that a plan takes into account, as in the real scheduler
 
 
 class Prompts:
@@ -105,7 +103,7 @@ class Prompts:
         if self._policies.pieces is None:
             return budget
         wanted = [one.prompt - one.computed for one in self.running]
-        wanted += [one.prompt - one.computed for one in self._waiting.first(_LOOK_AHEAD, now)]
+        wanted += [one.prompt - one.computed for one in self._waiting.first(LOOK_AHEAD, now)]
         if len(wanted) < 2 or sum(wanted) <= budget:
             return budget
         pieces = self._policies.pieces.plan([Work(str(i), tokens) for i, tokens in enumerate(wanted)], max(budget, 1))
@@ -116,7 +114,7 @@ class Prompts:
         if split is None:
             return None
         sizes: dict[str, tuple[int, list[int]]] = {}
-        for order, one in enumerate((*self.running, *self._waiting.first(_LOOK_AHEAD, now))):
+        for order, one in enumerate((*self.running, *self._waiting.first(LOOK_AHEAD, now))):
             for i in one.window(self._limits.max_num_batched_tokens):
                 sizes.setdefault(one.items[i].modality, (order, []))[1].append(max(one.items[i].embeds, 1))
         demands = [ModalityDemand(m, sum(of), max(of), of[0], order) for m, (order, of) in sizes.items()]

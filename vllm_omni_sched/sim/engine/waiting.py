@@ -4,12 +4,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Protocol
 
+from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
 from vllm_omni_sched.graph.order import WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.sim.engine.sequence import Sequence
-
-_AFFINITY_ITEMS = 16  # as the real scheduler looks at
 
 
 class Waiting(Protocol):
@@ -85,7 +84,7 @@ class BySla:
             sequence.sla,
             cost,
             request.modality,
-            frozenset(str(item.content) for item in sequence.items[:_AFFINITY_ITEMS]),
+            frozenset(str(item.content) for item in sequence.items[:AFFINITY_ITEMS]),
             holds_memory=sequence.computed > 0,
         )
 
