@@ -16,6 +16,7 @@ from vllm_omni.distributed.omni_connectors.connectors.shm_connector import Share
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
+from tests.support.mooncake import why_not
 from tests.support.paths import ScriptedPath
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaOptions
@@ -125,7 +126,8 @@ def test_a_bad_option_is_named(extra: dict[str, Any], said: str) -> None:
 
 
 def test_a_path_between_hosts_without_a_master_is_refused_within_its_time() -> None:
-    pytest.importorskip("mooncake", reason="Mooncake is not installed")
+    if reason := why_not():
+        pytest.skip(reason)
     extra = {"master": "127.0.0.1:1", "connect_timeout_seconds": 0.2, "segment": "16MB", "localbuf": "16MB"}
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:1"):
         OmniConnectorFactory.create_connector(ConnectorSpec("MooncakePoolConnector", extra))
