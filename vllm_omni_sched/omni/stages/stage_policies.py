@@ -9,10 +9,11 @@ from vllm_omni_sched.graph.merging import Joined, Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.plan import PoolState
 from vllm_omni_sched.omni.stages.entrance import AS_THEY_CAME, Entrance, Sights
-from vllm_omni_sched.omni.stages.limits import ReplicaLoad, control_of, units_of, window_of
+from vllm_omni_sched.omni.stages.limits import ReplicaLoad
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
 from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_of
 from vllm_omni_sched.resource.topology import Topology
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 

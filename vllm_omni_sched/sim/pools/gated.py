@@ -7,11 +7,12 @@ from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.balance import ReplicaState
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_of
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import InTurn
 from vllm_omni_sched.sim.pools.entrance import Entrance
 from vllm_omni_sched.sim.pools.features import work_of
-from vllm_omni_sched.sim.pools.load import Load, control_of, units_of, window_of
+from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replica import Replica
