@@ -19,8 +19,8 @@ from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
+from vllm_omni_sched.monitor.recovery.chosen import recovery_options
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
-from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
@@ -42,7 +42,6 @@ from vllm_omni_sched.stage_options import StageSchedConfig
 logger = logging.getLogger(__name__)
 
 SHARES_SECONDS = 5.0  # between two looks at what modalities need: three in a row have to differ before shares move
-DEAD_FOR_SURE = 60.0  # seconds; what we suspect has died, and is said to be dead long before
 
 
 class Policies:
@@ -105,15 +104,7 @@ class Policies:
             replicas,
             # where all stages run at once, none waits for the output of another
             {} if self._together else {stage.stage_id: stage.sources for stage in self.graph.stages},
-            RecoveryOptions(
-                restart=options.restart and options.max_restarts > 0,
-                max_restarts=max(options.max_restarts, 1),
-                window_seconds=options.window_seconds,
-                max_redispatches=options.max_redispatches,
-                max_wait_seconds=max(options.max_wait_seconds, 1e-3),
-                suspect_seconds=DEAD_FOR_SURE + (options.hang_seconds or 0.0),
-                restart_timeout_seconds=math.inf,  # vLLM-Omni has its own; two starts at once would share a device
-            ),
+            recovery_options(options),
             self.dice,
         )
 

@@ -9,8 +9,8 @@ from vllm_omni_sched.graph.order import BATCH, SlaClass, Undated, WaitingOrder, 
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest
 from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import Stage, StageGraph
+from vllm_omni_sched.monitor.recovery.chosen import recovery_options
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
 from vllm_omni_sched.resource.credits import Credits
@@ -20,8 +20,6 @@ from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Trip
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.stage_options.graph import ClassTargets
-
-DEAD_FOR_SURE = 60.0  # seconds; what is suspected has died, and is said to be dead long before
 
 
 def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:
@@ -98,15 +96,7 @@ class Policies:
         return Recovery(
             {Replica(stage, index): math.inf for stage, spec in enumerate(specs) for index in range(spec.replicas)},
             {} if holds_outputs else {stage.stage_id: stage.sources for stage in stages},
-            RecoveryOptions(
-                restart=options.restart and options.max_restarts > 0,
-                max_restarts=max(options.max_restarts, 1),
-                window_seconds=options.window_seconds,
-                max_redispatches=options.max_redispatches,
-                max_wait_seconds=max(options.max_wait_seconds, 1e-3),
-                suspect_seconds=DEAD_FOR_SURE + (options.hang_seconds or 0.0),
-                restart_timeout_seconds=math.inf,
-            ),
+            recovery_options(options),
             self.dice,
         )
 
