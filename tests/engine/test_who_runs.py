@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 
-from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
+from tests.support.steered import EMBEDS, Clock, first_steps, request, scheduler_with
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step
-
-EMBEDS = 8
-
-
-def scheduler_with(options: dict[str, Any], *, async_scheduling: bool = False, **config: Any) -> Any:
-    return make_scheduler(
-        OmniScheduler if async_scheduling else OmniSyncScheduler,
-        async_scheduling=async_scheduling,
-        max_item_embeds=EMBEDS,
-        options={"metrics": False, **options},
-        **{"max_num_batched_tokens": 64, "encoder_cache_size": 64, "enable_prefix_caching": False, **config},
-    )
-
-
-def request(id_: str, prompt: int = 8, items: Any = (), *, max_tokens: int = 4, priority: int = 0, **extra: Any) -> Any:
-    made = make_request(id_, prompt, items, max_tokens=max_tokens, priority=priority)
-    made.sampling_params.extra_args = extra or None
-    return made
-
-
-def first_steps(scheduler: Any, count: int) -> list[list[str]]:
-    """Who is new in each of the next steps."""
-    return [[new.req_id for new in run_step(scheduler).scheduled.scheduled_new_reqs] for _ in range(count)]
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr("vllm_omni_sched.engine.steered.monotonic_seconds", lambda: self.now)
+from vllm_omni_sched.testing import make_item, make_session_update, run_step
 
 
 @pytest.fixture
@@ -111,86 +81,6 @@ def test_a_promise_that_makes_no_sense_is_refused_and_others_go_on(extra, messag
     assert message in caplog.text
     assert not scheduler.requests
     assert len(scheduler._omni_slo) == len(scheduler._omni_book._of) == 0
-
-
-def test_the_batch_limit_holds_back_newcomers_and_preempts_nobody():
-    scheduler = scheduler_with({"batch_control": "pid", "batch_max": 4}, max_num_seqs=16)
-    for i in range(8):
-        scheduler.add_request(request(f"r{i}", max_tokens=50))
-    assert first_steps(scheduler, 1) == [["r0"]]  # starts at the minimum
-    scheduler._omni_steering.batch.limit = 3
-    assert first_steps(scheduler, 1) == [["r1", "r2"]]
-    scheduler._omni_steering.batch.limit = 1
-    assert first_steps(scheduler, 1) == [[]]
-    assert len(scheduler.running) == 3
-    assert scheduler.max_num_running_reqs == 16  # vLLM's own number is back
-
-
-def test_prompts_leave_room_for_those_who_decode():
-    scheduler = scheduler_with({"prefill_control": "adaptive", "prefill_min_tokens": 10}, max_num_batched_tokens=64)
-    scheduler.add_request(request("long", 60, max_tokens=2))
-    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"long": 60}  # nobody decodes: all of it
-    scheduler.add_request(request("next", 60))
-    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"long": 1, "next": 10}
-    assert scheduler.max_num_scheduled_tokens == 64
-
-
-def test_a_piece_of_a_prompt_that_fills_its_limit_is_told_as_full():
-    scheduler = scheduler_with({"prefill_control": "adaptive", "prefill_min_tokens": 10}, max_num_batched_tokens=64)
-    scheduler.add_request(request("decodes", 20, max_tokens=30))
-    run_step(scheduler)
-    scheduler.add_request(request("long", 60))
-    told = []
-    observe = scheduler._omni_steering.prefill.observe
-    scheduler._omni_steering.prefill.observe = lambda seconds, now, size: (
-        told.append(size),
-        observe(seconds, now, size),
-    )
-    run_step(scheduler)
-    assert told == [10]
-    assert scheduler._omni_steering.prefill.reason.value != "not_filled"
-
-
-def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
-    prompts = {"huge": 600, "large": 300, "small": 20}
-    steps = {}
-    for pieces in (False, True):
-        scheduler = scheduler_with({"pieces": pieces}, max_num_batched_tokens=256)
-        for id_, length in prompts.items():
-            scheduler.add_request(request(id_, length))
-        steps[pieces] = run_step(scheduler).scheduled.num_scheduled_tokens
-    assert steps[False] == {"huge": 256}
-    assert steps[True] == {"huge": 118, "large": 118, "small": 20}
-
-
-def test_the_encoder_budget_is_split_among_modalities():
-    scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
-    scheduler.max_num_encoder_input_tokens = 32  # of four items
-    scheduler._omni_steering._split.profiled_embeds = 32
-    pictures = [make_item(4 + i * EMBEDS, EMBEDS, f"picture-{i}") for i in range(6)]
-    sounds = [make_item(4 + i * EMBEDS, EMBEDS, f"sound-{i}", modality="audio") for i in range(6)]
-    scheduler.add_request(request("pictures", 80, pictures))
-    scheduler.add_request(request("sounds", 80, sounds))
-    encoded = run_step(scheduler).scheduled.scheduled_encoder_inputs
-    assert encoded == {"pictures": [0, 1], "sounds": [0, 1]}
-    parts = scheduler.omni_metrics.encoder_parts
-    assert (parts["fair"], parts["all"]) == (2, 0)
-
-
-def test_a_step_encodes_beside_decodes_what_the_target_allows():
-    scheduler = scheduler_with(
-        {"encoder_split": True, "itl_target_ms": 50}, max_num_batched_tokens=512, encoder_cache_size=512
-    )
-    profiled = scheduler.max_num_encoder_input_tokens
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 0.02)  # two in 50 ms
-    scheduler.add_request(request("alone", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"a{i}") for i in range(6)]))
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"alone": [*range(6)]}
-    scheduler.add_request(request("beside", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"b{i}") for i in range(6)]))
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [0, 1]}
-    assert scheduler.max_num_encoder_input_tokens == profiled
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 100.0)  # not even one: it would never get its turn
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [2]}
-    assert scheduler.omni_metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}
 
 
 def test_a_session_with_memory_is_not_stuck_behind_one_that_finds_none(clock: Clock):

@@ -278,3 +278,8 @@ class Rig:
     def left_over(self) -> dict[str, Any]:
         """All that is kept of requests; empty, when all have left."""
         return left_over(self.omni, self.policies)
+
+
+def of(name: str | None = None, user: str | None = None) -> dict[str, Any]:
+    """Parameters of a request of a class, or a user."""
+    return {"extra_args": {key: value for key, value in (("omni_class", name), ("omni_user", user)) if value} or None}

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.support.pools import one_second, request, run
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.merging import Merger
 from vllm_omni_sched.graph.order import WaitingOrder
@@ -23,52 +24,18 @@ from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, Reactive, ReactiveOptions
+from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, ReactiveOptions
 from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
+from vllm_omni_sched.sim.pools.links import LinkSpec
 from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
-from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.work import Item, Request
 from vllm_omni_sched.stage_options import StageSchedConfig
-
-
-def request(number, at=0.0, content=None, modality="image", embeds=100, **more):
-    items = () if content is None else (Item(modality, embeds, content),)
-    return Request(number, at, 10, 1, items, **more)
-
-
-def one_second(sim):
-    return lambda _, done: QueueServer(sim, done, 1, lambda *_: 1.0, random.Random(0))
-
-
-def run(requests, specs, paths=None, options=None, **how):
-    """The records of a pipeline whose replicas do one request at a time in a second, by number; and the pipeline."""
-    sim, records = Simulator(), {}
-    paths = paths or {"": tuple(range(len(specs)))}
-    policies = None
-    if options is None:
-        pools = [Pool(sim, stage, spec, one_second(sim), InTurn()) for stage, spec in enumerate(specs)]
-    else:
-        policies = Policies(StageSchedConfig(**options), specs, list(paths.values()), random.Random(1))
-        pools = [GatedPool(sim, stage, spec, one_second(sim), policies) for stage, spec in enumerate(specs)]
-    keep = how.pop("before", lambda pipeline: None)
-    links = {edge: make(sim) for edge, make in how.pop("links", {}).items()}
-
-    def record(one):
-        records[one.number] = one
-
-    pipeline = Pipeline(sim, pools, requests, record, paths, policies, links=links, **how)
-    keep(pipeline)
-    sim.run()
-    return records, pipeline
 
 
 def test_the_policies_are_the_real_ones():
@@ -254,91 +221,6 @@ def test_stock_requests_fail_with_their_replica_and_it_comes_back_only_if_told()
         )
         assert [records[number].outcome for number in range(4)] == outcomes
         assert pipeline.pools[0].busy_seconds()["serve"] == (1.5 if respawn else 0.5)
-
-
-def test_links_take_time_one_message_after_the_other():
-    def edge(sim):
-        return Links(sim, (LinkSpec("bus", 200.0, 0.25),), embeds_bytes(1))  # 200 bytes each: a second
-
-    specs = [StageSpec("encoder"), StageSpec("llm", replicas=2)]
-    come = [request(0, content=1), request(1, at=0.1, content=2)]
-    records, _ = run(come, specs, links={(0, 1): edge})
-    assert records[0].end == pytest.approx(1 + 1.25 + 1)
-    assert records[1].end == pytest.approx(2 + 1.25 + 1)
-
-
-def test_of_several_links_the_quickest_is_learnt():
-    found = []
-
-    def edge(sim):
-        found.append(
-            Links(
-                sim,
-                (LinkSpec("near", 1e5, 0.001), LinkSpec("quick", 1e9, 0.001, distance=1)),
-                embeds_bytes(1000, 2),
-            )
-        )
-        return found[0]
-
-    come = [request(number, at=number * 10.0, content=number, embeds=500) for number in range(700)]
-    run(come, [StageSpec("encoder"), StageSpec("llm")], links={(0, 1): edge})
-    assert found[0].messages["near"] == pytest.approx(500, abs=3)  # until the other one has been tried
-    assert found[0].messages["quick"] == pytest.approx(200, abs=3)
-
-
-def test_a_replica_that_drains_leaves_empty_and_is_paid_for_until_then():
-    def scale(pipeline):
-        pipeline.sim.at(0.5, lambda _: pipeline.scale(pipeline.pools[0], 1))
-
-    records, pipeline = run([request(0), request(1)], [StageSpec("llm", replicas=2)], before=scale)
-    assert [records[n].end for n in (0, 1)] == [1.0, 1.0]
-    assert pipeline.pools[0].held == 1
-    assert pipeline.pools[0].replica_seconds() == pytest.approx(2.0)
-
-
-def test_desired_replicas_are_those_of_the_published_rule():
-    sim = Simulator()
-    pipeline = Pipeline(sim, [Pool(sim, 0, StageSpec("llm"), one_second(sim), InTurn())], [], print, {"": (0,)})
-    scaler = Reactive(pipeline, 0, ReactiveOptions(at_once=10, target=0.5))
-    assert scaler.desired(present=40, replicas=4) == 8  # ceil(4 x 1.0 / 0.5)
-    assert scaler.desired(present=21, replicas=4) == 4  # within the tolerance
-    assert scaler.desired(present=5, replicas=4) == 1
-
-
-def test_reactive_scaling_follows_the_load_up_at_once_and_down_late():
-    come = [request(number, at=number * 0.25) for number in range(800)]  # 4 in a second, for 200 seconds
-    options = ReactiveOptions(at_once=1, target=0.8, interval_seconds=5.0, stabilisation_seconds=60.0, maximum=10)
-    seen = []
-
-    def scale(pipeline):
-        Reactive(pipeline, 0, options)
-        for when in (0.0, 60.0, 150.0):
-            pipeline.sim.at(when, lambda _: seen.append(len(pipeline.pools[0].live)))
-
-    records, _ = run(come, [StageSpec("llm", startup_seconds=2.0)], before=scale)
-    assert len(records) == 800
-    assert seen[0] == 1
-    assert seen[1] == 10
-    assert 5 <= seen[2] < 10
-
-
-def test_forecast_scaling_has_replicas_for_what_is_to_come():
-    come = [request(number, at=number * 0.25) for number in range(800)]
-    seen = []
-
-    def scale(pipeline):
-        Ahead(
-            pipeline,
-            {0: Bounds(maximum=12, capacity=1.0)},
-            ForecastOptions(bin_seconds=10.0, season_bins=1, horizon_seconds=20.0),
-        )
-        for when in (5.0, 60.0):
-            pipeline.sim.at(when, lambda _: seen.append(len(pipeline.pools[0].live)))
-
-    records, _ = run(come, [StageSpec("llm", startup_seconds=2.0)], before=scale)
-    assert len(records) == 800
-    assert seen[0] == 1
-    assert 5 <= seen[1] <= 8  # 4 in a second at 80 % each, and what the interval adds
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""The limits of a step, on the real scheduler: requests, prompt tokens, encodes. Tokens are made up."""
+
+from __future__ import annotations
+
+from tests.support.steered import EMBEDS, first_steps, request, scheduler_with
+from vllm_omni_sched.testing import make_item, run_step
+
+
+def test_the_batch_limit_holds_back_newcomers_and_preempts_nobody():
+    scheduler = scheduler_with({"batch_control": "pid", "batch_max": 4}, max_num_seqs=16)
+    for i in range(8):
+        scheduler.add_request(request(f"r{i}", max_tokens=50))
+    assert first_steps(scheduler, 1) == [["r0"]]  # starts at the minimum
+    scheduler._omni_steering.batch.limit = 3
+    assert first_steps(scheduler, 1) == [["r1", "r2"]]
+    scheduler._omni_steering.batch.limit = 1
+    assert first_steps(scheduler, 1) == [[]]
+    assert len(scheduler.running) == 3
+    assert scheduler.max_num_running_reqs == 16  # vLLM's own number is back
+
+
+def test_prompts_leave_room_for_those_who_decode():
+    scheduler = scheduler_with({"prefill_control": "adaptive", "prefill_min_tokens": 10}, max_num_batched_tokens=64)
+    scheduler.add_request(request("long", 60, max_tokens=2))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"long": 60}  # nobody decodes: all of it
+    scheduler.add_request(request("next", 60))
+    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"long": 1, "next": 10}
+    assert scheduler.max_num_scheduled_tokens == 64
+
+
+def test_a_piece_of_a_prompt_that_fills_its_limit_is_told_as_full():
+    scheduler = scheduler_with({"prefill_control": "adaptive", "prefill_min_tokens": 10}, max_num_batched_tokens=64)
+    scheduler.add_request(request("decodes", 20, max_tokens=30))
+    run_step(scheduler)
+    scheduler.add_request(request("long", 60))
+    told = []
+    observe = scheduler._omni_steering.prefill.observe
+    scheduler._omni_steering.prefill.observe = lambda seconds, now, size: (
+        told.append(size),
+        observe(seconds, now, size),
+    )
+    run_step(scheduler)
+    assert told == [10]
+    assert scheduler._omni_steering.prefill.reason.value != "not_filled"
+
+
+def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
+    prompts = {"huge": 600, "large": 300, "small": 20}
+    steps = {}
+    for pieces in (False, True):
+        scheduler = scheduler_with({"pieces": pieces}, max_num_batched_tokens=256)
+        for id_, length in prompts.items():
+            scheduler.add_request(request(id_, length))
+        steps[pieces] = run_step(scheduler).scheduled.num_scheduled_tokens
+    assert steps[False] == {"huge": 256}
+    assert steps[True] == {"huge": 118, "large": 118, "small": 20}
+
+
+def test_the_encoder_budget_is_split_among_modalities():
+    scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
+    scheduler.max_num_encoder_input_tokens = 32  # of four items
+    scheduler._omni_steering._split.profiled_embeds = 32
+    pictures = [make_item(4 + i * EMBEDS, EMBEDS, f"picture-{i}") for i in range(6)]
+    sounds = [make_item(4 + i * EMBEDS, EMBEDS, f"sound-{i}", modality="audio") for i in range(6)]
+    scheduler.add_request(request("pictures", 80, pictures))
+    scheduler.add_request(request("sounds", 80, sounds))
+    encoded = run_step(scheduler).scheduled.scheduled_encoder_inputs
+    assert encoded == {"pictures": [0, 1], "sounds": [0, 1]}
+    parts = scheduler.omni_metrics.encoder_parts
+    assert (parts["fair"], parts["all"]) == (2, 0)
+
+
+def test_a_step_encodes_beside_decodes_what_the_target_allows():
+    scheduler = scheduler_with(
+        {"encoder_split": True, "itl_target_ms": 50}, max_num_batched_tokens=512, encoder_cache_size=512
+    )
+    profiled = scheduler.max_num_encoder_input_tokens
+    scheduler._omni_book.costs.encoded("image", EMBEDS, 0.02)  # two in 50 ms
+    scheduler.add_request(request("alone", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"a{i}") for i in range(6)]))
+    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"alone": [*range(6)]}
+    scheduler.add_request(request("beside", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"b{i}") for i in range(6)]))
+    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [0, 1]}
+    assert scheduler.max_num_encoder_input_tokens == profiled
+    scheduler._omni_book.costs.encoded("image", EMBEDS, 100.0)  # not even one: it would never get its turn
+    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [2]}
+    assert scheduler.omni_metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}
