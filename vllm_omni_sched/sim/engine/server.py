@@ -2,16 +2,16 @@
 
 from typing import Protocol
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.lane_share import DecodeLoad
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import Decodes
 from vllm_omni_sched.sim.engine.encoding import Encoding
+from vllm_omni_sched.sim.engine.front import FrontEnd
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.prompts import Prompts
 from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.engine.view import StepView
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done, Job
@@ -25,7 +25,7 @@ class Watcher(Protocol):
     def __call__(self, name: str, start: float, seconds: float, **facts: float) -> None: ...
 
 
-class EngineServer:
+class EngineServer(FrontEnd):
     """A vLLM engine on its device or devices.
 
     1. A request first goes through the front end, which serves one at a time, then it waits.
@@ -48,20 +48,13 @@ class EngineServer:
     """
 
     __slots__ = (
-        "_costs",
-        "_done",
         "_encode_seconds",
-        "_epoch",
-        "_front_until",
         "_gap",
         "_idle_since",
         "_itl",
-        "_jobs",
-        "_kv_tokens",
         "_lane_seconds",
         "_lane_shares",
         "_last_end",
-        "_limits",
         "_llm_seconds",
         "_may_be_plain",
         "_measures",
@@ -69,15 +62,14 @@ class EngineServer:
         "_policies",
         "_rest",
         "_run",
-        "_sim",
         "_spoke",
         "_step_seconds",
         "_stepping",
+        "_view",
         "_watcher",
         "ahead",
         "decodes",
         "encoding",
-        "in_flight",
         "preempted",
         "prompts",
         "waiting",
@@ -94,23 +86,21 @@ class EngineServer:
         watcher: Watcher | None = None,
         spoke: Done | None = None,
     ) -> None:
-        self._sim, self._costs, self._limits, self._policies = sim, costs, limits, policies
-        self._done, self._itl, self._watcher, self._spoke = done, itl, watcher, spoke
+        super().__init__(sim, costs, limits.kv_tokens, done)
+        self._policies = policies
+        self._itl, self._watcher, self._spoke = itl, watcher, spoke
         self.waiting = policies.waiting()
         self.decodes = Decodes()
         self.encoding = Encoding(limits, policies)
         self.prompts = Prompts(limits, policies, self.waiting, self.decodes, self.encoding)
+        self._view = StepView(costs, policies, self.decodes, self.prompts, self.encoding)
         self.ahead: Ahead | None = None
         if policies.share is not None:
-            self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._loads, self._come_back)
-            self.prompts.ahead = self.ahead
+            self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._view.loads, self._come_back)
+            self.prompts.ahead = self._view.ahead = self.ahead
         # a lane with processors of its own, and a place on the LLM's
         self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
-        self.in_flight = 0
         self.preempted = 0
-        self._jobs: dict[int, tuple[Job, Sequence | None]] = {}
-        self._front_until = 0.0
-        self._epoch = 0
         self._stepping = False
         self._last_end = 0.0
         self._rest = 0.0
@@ -120,39 +110,14 @@ class EngineServer:
         self._may_be_plain = watcher is None and not self._lane_shares
         self._plain = False  # nobody waits, and no prompt is computed: the next step is as this one
         # as each step looks at them
-        self._kv_tokens, self._step_seconds, self._gap = limits.kv_tokens, costs.step_seconds, itl.add
+        self._step_seconds, self._gap = costs.step_seconds, itl.add
         self._run = sim.soon  # a step
 
     # -- what it is told ---------------------------------------------------
 
-    def submit(self, job: Job) -> None:
-        """A job comes to the front end.
-
-        Raises:
-            ConfigError: it never fits into the KV cache.
-        """
-        request, now = job.request, self._sim.now
-        needs = request.prompt_tokens + request.output_tokens
-        if needs > self._kv_tokens:
-            raise ConfigError(
-                f"request {request.number} needs {needs} tokens of KV cache, and a replica has "
-                f"{self._limits.kv_tokens}; give it more devices, more of their memory, or shorter requests"
-            )
-        self.in_flight += 1
-        self._jobs[request.number] = (job, None)
-        job.submitted = now
-        self._to_front(self._costs.frontend_seconds(request), (self._epoch, job))
-
-    def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
-        if seconds:
-            self._front_until = max(self._front_until, self._sim.now) + seconds
-            self._sim.at(self._front_until, self._enter, came)
-        else:
-            self._enter(came)
-
     def _enter(self, came: tuple[int, Job]) -> None:
         epoch, job = came
-        if epoch != self._epoch or self._jobs.get(job.request.number, (None,))[0] is not job:
+        if not self._is_here(epoch, job):
             return
         sequence = Sequence(job, self._policies.sla(job.request.sla), self._sim.now)
         self._jobs[job.request.number] = (job, sequence)
@@ -162,12 +127,7 @@ class EngineServer:
 
     def abort(self, job: Job) -> None:
         """Forget a job; nothing if it is not here."""
-        held = self._jobs.get(job.request.number)
-        if held is None or held[0] is not job:
-            return
-        del self._jobs[job.request.number]
-        self.in_flight -= 1
-        sequence = held[1]
+        sequence = self._leave(job) if self._is_here(self._epoch, job) else None
         if sequence is None:
             return
         if sequence.name in self.decodes.sequences:
@@ -180,9 +140,7 @@ class EngineServer:
 
     def kill(self) -> list[Job]:
         """Die."""
-        lost = [job for job, _ in self._jobs.values()]
-        self._epoch += 1
-        self._jobs.clear()
+        lost = self._die()
         if self.ahead is not None:
             self.ahead.kill()
             for sequence in self.prompts.running:
@@ -195,9 +153,7 @@ class EngineServer:
             self.decodes.remove(sequence)
         self.prompts.forget()
         self.encoding.clear()
-        self.in_flight = 0
         self._stepping = self._plain = False
-        self._front_until = 0.0
         return lost
 
     def busy_seconds(self) -> dict[str, float]:
@@ -249,7 +205,7 @@ class EngineServer:
         if self.ahead is not None:
             self._rest = 0.0
             if self.ahead.lane.working:
-                seconds = self._beside_lane(seconds, decoding)
+                seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
         self._llm_seconds += seconds
         if encode:
             self._encode_seconds += encode
@@ -264,33 +220,10 @@ class EngineServer:
             self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
         self._run(seconds, self._end, self._epoch)
 
-    def _beside_lane(self, alone: float, decoding: int) -> float:
-        """The step's seconds beside the lane, which may be done before the step is; and how long it rests first."""
-        ahead, decodes, prompts = self.ahead, self.decodes, self.prompts
-        assert ahead is not None
-        left = self._costs.in_lane(ahead.share)
-        slow = self._costs.step_seconds(decoding, decodes.context, prompts.tokens, prompts.pairs, left)
-        pace = self._policies.pace
-        if pace is not None:
-            steps = self._policies.steps
-            loads = self._loads()
-            self._rest, _ = pace.rest(
-                ahead.share,
-                steps.predict(prompts.tokens),
-                steps.itl.seconds,
-                loads[0].itl_target_seconds if loads else self._policies.itl_target_seconds,
-                encoding=True,
-                decoding=bool(loads),
-            )
-        together = ahead.lane.until - self._sim.now - self._rest
-        if together >= slow or slow <= alone:
-            return slow
-        return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone
-
     def _make_room(self) -> int:
         """Rule 4; how many decode then."""
         decodes, prompts = self.decodes, self.prompts
-        while decodes.number and prompts.kv_tokens + decodes.number > self._limits.kv_tokens:
+        while decodes.number and prompts.kv_tokens + decodes.number > self._kv_tokens:
             if prompts.running:
                 sequence = prompts.running[-1]
                 prompts.remove(sequence)
@@ -317,7 +250,7 @@ class EngineServer:
                     self._finish(sequence)
         self._last_end = now
         if self._measures:
-            self._measure(now, decoding)
+            self._view.measure(now, decoding, self._rest)
         if self._plain:  # what `_begin` would do, where it does nothing else
             decoding, context = decodes.number, decodes.context
             beside = self.ahead is not None and (self._rest or self.ahead.lane.working)
@@ -354,21 +287,6 @@ class EngineServer:
         self._jobs[job.request.number] = (job, None)  # until its client has the answer
         self._answer(job)
 
-    def _answer(self, job: Job) -> None:
-        answer = self._costs.answer_seconds
-        if answer:
-            self._sim.after(answer, self._answered, (self._epoch, job))
-        else:
-            self._answered((self._epoch, job))
-
-    def _answered(self, ended: tuple[int, Job]) -> None:
-        epoch, job = ended
-        if epoch != self._epoch or self._jobs.get(job.request.number, (None,))[0] is not job:
-            return
-        del self._jobs[job.request.number]
-        self.in_flight -= 1
-        self._done(job)
-
     def _forget(self, sequence: Sequence) -> None:
         self.encoding.release(sequence)
         if self.ahead is not None:
@@ -379,35 +297,3 @@ class EngineServer:
             self.waiting.push(sequence, self._sim.now, again=True)
         self._plain = False
         self._wake()
-
-    # -- what the policies see ---------------------------------------------
-
-    def _loads(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
-        """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
-        number = self.decodes.number + len(self.prompts.running)
-        if not number:
-            return ()
-        policies = self._policies
-        itl = policies.steps.itl.seconds
-        in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
-        target = min(target or policies.itl_target_seconds, *self.decodes.targets.counts, *self.prompts.targets.counts)
-        return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
-
-    def _measure(self, now: float, decoding: int) -> None:
-        policies, tokens = self._policies, self.prompts.tokens
-        running = self.decodes.number + len(self.prompts.running)
-        encoded = bool(self.encoding.step)
-        seconds = policies.steps.step(now, running, tokens, rest_seconds=self._rest, encoded=encoded)
-        if self.encoding.step:
-            for modality, (items, embeds) in self.encoding.step.items():
-                policies.costs.encoded(modality, embeds, self._costs.encode_seconds(modality, embeds, items))
-        if seconds is not None:
-            if tokens:
-                policies.costs.prefilled(tokens, policies.steps.seconds_per_token * tokens)
-            requests = decoding + len(self.prompts.chunks)
-            if policies.batch is not None:
-                policies.batch.observe(seconds, now, requests)
-            if policies.prefill is not None:
-                policies.prefill.observe(seconds, now, tokens)
-        if self.ahead is not None:
-            self.ahead.stepped(now)

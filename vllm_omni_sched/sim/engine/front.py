@@ -1,0 +1,85 @@
+"""The front end of an engine: what it was asked, and what it has answered."""
+
+from abc import ABC, abstractmethod
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.server import Done, Job
+
+
+class FrontEnd(ABC):
+    """1. A job goes through the front end, which serves one at a time, and is then in the engine (`_enter`).
+    2. It is here until its client has the answer, ``answer_seconds`` after its last token.
+    3. What an engine had when it died never answers: each life has a number, which all that is to come carries.
+    """
+
+    __slots__ = ("_costs", "_done", "_epoch", "_front_until", "_jobs", "_kv_tokens", "_sim", "in_flight")
+
+    def __init__(self, sim: Simulator, costs: EngineCosts, kv_tokens: int, done: Done) -> None:
+        self._sim, self._costs, self._kv_tokens, self._done = sim, costs, kv_tokens, done
+        self._jobs: dict[int, tuple[Job, Sequence | None]] = {}  # with its sequence, while it is in the engine
+        self._front_until = 0.0
+        self._epoch = 0
+        self.in_flight = 0
+
+    def submit(self, job: Job) -> None:
+        """A job comes to the front end.
+
+        Raises:
+            ConfigError: it never fits into the KV cache.
+        """
+        request = job.request
+        needs = request.prompt_tokens + request.output_tokens
+        if needs > self._kv_tokens:
+            raise ConfigError(
+                f"request {request.number} needs {needs} tokens of KV cache, and a replica has {self._kv_tokens}; "
+                "give it more devices, more of their memory, or shorter requests"
+            )
+        self.in_flight += 1
+        self._jobs[request.number] = (job, None)
+        job.submitted = self._sim.now
+        self._to_front(self._costs.frontend_seconds(request), (self._epoch, job))
+
+    def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
+        if seconds:
+            self._front_until = max(self._front_until, self._sim.now) + seconds
+            self._sim.at(self._front_until, self._enter, came)
+        else:
+            self._enter(came)
+
+    def _is_here(self, epoch: int, job: Job) -> bool:
+        return epoch == self._epoch and self._jobs.get(job.request.number, (None,))[0] is job
+
+    @abstractmethod
+    def _enter(self, came: tuple[int, Job]) -> None:
+        """It is in the engine, if it `_is_here` still."""
+
+    def _answer(self, job: Job) -> None:
+        """It has made its last token."""
+        answer = self._costs.answer_seconds
+        if answer:
+            self._sim.after(answer, self._answered, (self._epoch, job))
+        else:
+            self._answered((self._epoch, job))
+
+    def _answered(self, ended: tuple[int, Job]) -> None:
+        epoch, job = ended
+        if self._is_here(epoch, job):
+            self._leave(job)
+            self._done(job)
+
+    def _leave(self, job: Job) -> Sequence | None:
+        """It is here no more; its sequence, if it is in the engine."""
+        self.in_flight -= 1
+        return self._jobs.pop(job.request.number)[1]
+
+    def _die(self) -> list[Job]:
+        """All jobs that are here, which are here no more."""
+        lost = [job for job, _ in self._jobs.values()]
+        self._epoch += 1
+        self._jobs.clear()
+        self.in_flight = 0
+        self._front_until = 0.0
+        return lost

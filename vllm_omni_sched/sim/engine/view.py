@@ -1,0 +1,77 @@
+"""What the policies of an engine see of its steps, and what its lane does to them."""
+
+from vllm_omni_sched.resource.lane_share import DecodeLoad
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.engine.ahead import Ahead
+from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.encoding import Encoding
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.prompts import Prompts
+
+
+class StepView:
+    """Reads the engine for the policies, and tells them what steps took.
+
+    ``ahead``: the lane's half of the scheduler, if there is one.
+    """
+
+    __slots__ = ("_costs", "_decodes", "_encoding", "_policies", "_prompts", "ahead")
+
+    def __init__(
+        self, costs: EngineCosts, policies: EnginePolicies, decodes: Decodes, prompts: Prompts, encoding: Encoding
+    ) -> None:
+        self._costs, self._policies = costs, policies
+        self._decodes, self._prompts, self._encoding = decodes, prompts, encoding
+        self.ahead: Ahead | None = None
+
+    def loads(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
+        """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
+        decodes, prompts, policies = self._decodes, self._prompts, self._policies
+        number = decodes.number + len(prompts.running)
+        if not number:
+            return ()
+        itl = policies.steps.itl.seconds
+        in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
+        target = min(target or policies.itl_target_seconds, *decodes.targets.counts, *prompts.targets.counts)
+        return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
+
+    def beside_lane(self, ahead: Ahead, alone: float, now: float) -> tuple[float, float]:
+        """A step's seconds beside the lane, which may be done before the step is; and how long it rests first.
+
+        ``alone``: its seconds without the lane.
+        """
+        decodes, prompts, policies = self._decodes, self._prompts, self._policies
+        left = self._costs.in_lane(ahead.share)
+        slow = self._costs.step_seconds(decodes.number, decodes.context, prompts.tokens, prompts.pairs, left)
+        rest = 0.0
+        if policies.pace is not None:
+            loads = self.loads()
+            rest, _ = policies.pace.rest(
+                ahead.share,
+                policies.steps.predict(prompts.tokens),
+                policies.steps.itl.seconds,
+                loads[0].itl_target_seconds if loads else policies.itl_target_seconds,
+                encoding=True,
+                decoding=bool(loads),
+            )
+        together = ahead.lane.until - now - rest
+        if together >= slow or slow <= alone:
+            return slow, rest
+        return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone, rest
+
+    def measure(self, now: float, decoding: int, rest_seconds: float) -> None:
+        """A step is over, in which so many decoded."""
+        policies, prompts, encoded = self._policies, self._prompts, self._encoding.step
+        running, tokens = self._decodes.number + len(prompts.running), prompts.tokens
+        seconds = policies.steps.step(now, running, tokens, rest_seconds=rest_seconds, encoded=bool(encoded))
+        for modality, (items, embeds) in encoded.items():
+            policies.costs.encoded(modality, embeds, self._costs.encode_seconds(modality, embeds, items))
+        if seconds is not None:
+            if tokens:
+                policies.costs.prefilled(tokens, policies.steps.seconds_per_token * tokens)
+            if policies.batch is not None:
+                policies.batch.observe(seconds, now, decoding + len(prompts.chunks))
+            if policies.prefill is not None:
+                policies.prefill.observe(seconds, now, tokens)
+        if self.ahead is not None:
+            self.ahead.stepped(now)
