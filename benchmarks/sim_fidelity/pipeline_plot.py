@@ -27,7 +27,7 @@ def draw(path: Path, pairs: Sequence[Pair], records: Sequence[dict[str, Any]]) -
                 if (r["variant"], r["arrivals"], r["load"]) == (variant, arrivals, load)
                 and r["measure"].startswith(name)
             ]
-            title = f"{where}: {name}, ms ({', '.join(off)})"
+            title = f"{where}: {name}, ms\n{', '.join(off)}"
             cdf(axis, title, real, points(sorted(simulated), parts), parts)
     axes[0][0].legend(frameon=False, loc="lower right")
     inch = 1 / height
@@ -35,5 +35,5 @@ def draw(path: Path, pairs: Sequence[Pair], records: Sequence[dict[str, Any]]) -
     quiet = "Text to text on two cores, two replicas of the second stage; costs calibrated on other loads"
     figure.text(0.02, 1 - 0.1 * inch, title, fontsize=13, fontweight="bold", va="top")
     figure.text(0.02, 1 - 0.38 * inch, quiet, fontsize=9.5, color=style.MUTED, va="top")
-    figure.subplots_adjust(left=0.05, right=0.99, top=1 - 0.95 * inch, bottom=0.4 * inch, hspace=0.5)
-    return style.save(figure, path)
+    figure.subplots_adjust(left=0.05, right=0.99, top=1 - 0.95 * inch, bottom=0.4 * inch, hspace=0.6)
+    return style.save(figure, path, dpi=80)  # many rows

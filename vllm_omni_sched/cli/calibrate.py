@@ -107,6 +107,7 @@ def screen(costs: dict[str, Any]) -> Table:
     for modality, seconds in front["per_item"].items():
         shown.add_row(f"  for each {modality}", f"{1e3 * seconds:.3g} ms")
     shown.add_row("answer", f"{1e3 * costs['answer_seconds']:.3g} ms")
+    shown.add_row("  of a first token that others follow", f"{costs['first_token_steps']:.2g} steps later")
     fits = costs["residuals"]["predicted_by_measured"]
     shown.add_row("steps as fitted, of those measured", f"{fits['min']:.2f} – {fits['median']:.2f} – {fits['max']:.2f}")
     return shown

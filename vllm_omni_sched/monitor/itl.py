@@ -28,7 +28,7 @@ class ItlMeter:
         last, self._last = self._last, now if num_decoding else None
         if last is None or not num_decoding:
             return None
-        interval = max(0.0, now - last)
+        interval = now - last if now > last else 0.0
         if self.seconds is None:
             self.seconds = interval
         else:

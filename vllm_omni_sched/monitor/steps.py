@@ -27,7 +27,7 @@ class StepMeter:
         interval = self.itl.step(now, num_running)
         if interval is None or encoded:
             return None
-        seconds = max(0.0, interval - rest_seconds)
+        seconds = interval - rest_seconds if interval > rest_seconds else 0.0
         self._fit.add(prompt_tokens, seconds)
         return seconds
 

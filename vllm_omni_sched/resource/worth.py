@@ -76,6 +76,8 @@ class Uses:
     def add(self, log_uses: float, now: float) -> float:
         """``log_uses`` after one more use at ``now``."""
         new = now / self.half_life_seconds
+        if log_uses == -math.inf:
+            return new
         high, low = max(log_uses, new), min(log_uses, new)
         return high + math.log2(1 + 2 ** (low - high))
 

@@ -18,30 +18,27 @@ class Histogram:
     What is added is put into its bin some thousand at a time, or when somebody asks.
     """
 
-    __slots__ = ("_bins", "_count", "_largest", "_seconds", "_total", "_weights")
+    __slots__ = ("_bins", "_count", "_largest", "_new", "_total")
 
     def __init__(self) -> None:
         self._bins: dict[int, float] = {}
         self._count = 0.0
         self._total = 0.0
         self._largest = 0.0
-        self._seconds: list[float] = []  # not in their bins yet
-        self._weights: list[float] = []
+        self._new: list[tuple[float, float]] = []  # not in their bins yet
 
     def add(self, seconds: float, weight: float = 1.0) -> None:
         """So long a duration, ``weight`` times."""
-        new = self._seconds
-        new.append(seconds)
-        self._weights.append(weight)
+        new = self._new
+        new.append((seconds, weight))
         if len(new) >= _BLOCK:
             self._fold()
 
     def _fold(self) -> None:
-        if not self._seconds:
+        if not self._new:
             return
-        seconds, weights = np.array(self._seconds, dtype=float), np.array(self._weights, dtype=float)
-        self._seconds.clear()
-        self._weights.clear()
+        seconds, weights = np.array(self._new, dtype=float).T
+        self._new.clear()
         at = (np.log(np.maximum(seconds, _LEAST)) * _PER_E).astype(np.int64)
         first = int(at.min())
         counts = np.bincount(at - first, weights)
@@ -56,8 +53,7 @@ class Histogram:
     def clear(self) -> None:
         """Forget all."""
         self._bins.clear()
-        self._seconds.clear()
-        self._weights.clear()
+        self._new.clear()
         self._count = self._total = self._largest = 0.0
 
     @property

@@ -15,7 +15,8 @@ from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import Scenario
 
 _EVENTS = 20_000  # between two words of progress
-_SAMPLES = 200  # of a timeline, while requests arrive
+_SAMPLES, _FEWEST = 200, 20  # of a timeline, while requests arrive
+_LOOKS = 400_000  # at a replica for all samples together: a large cluster has fewer of them
 _SPARSER = 0.1  # of the time since then: from one to the next
 
 
@@ -62,7 +63,8 @@ class _Run:
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
         self._next_sample = 0.0
-        self._every = scenario.duration_seconds / _SAMPLES
+        replicas = sum(pool.held for pool in self._pools)
+        self._every = scenario.duration_seconds / min(max(_LOOKS // replicas, _FEWEST), _SAMPLES)
         self._sim.at(scenario.warm_up_seconds, self._warm)
         self._sim.at(0.0, self._sample)
 
@@ -84,12 +86,12 @@ class _Run:
 
     def _warm(self, _: None) -> None:
         """From now on it counts."""
-        self._cluster.itl.clear()
         for pool in self._pools:
             self._at_start[pool.spec.name] = pool.busy_seconds()
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
             self._served_at_start[pool.spec.name] = pool.serving_seconds, pool.empty_seconds
         self._changes_at_start = self._changes()
+        self._cluster.itl.clear()  # engines have caught up with the time
 
     def _sample(self, _: None) -> None:
         now, active = self._sim.now, self._cluster.pipeline.active()

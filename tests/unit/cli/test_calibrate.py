@@ -41,6 +41,7 @@ def test_the_screen() -> None:
         "lane_slowdown": 1.5,
         "frontend": {"per_request": 2e-3, "per_text_token": 1e-5, "per_item": {"image": 15e-3}},
         "answer_seconds": 1e-3,
+        "first_token_steps": 0.9,
         "residuals": {"predicted_by_measured": {"min": 0.9, "median": 1.0, "max": 1.2}},
     }
     console = Console(width=100)

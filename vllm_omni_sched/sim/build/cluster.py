@@ -18,7 +18,8 @@ from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.efficiency import Efficiency
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
-from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.engine.server import EngineServer
+from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record

@@ -9,7 +9,8 @@ from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
-from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.engine.server import EngineServer
+from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram

@@ -57,7 +57,9 @@ class FrontendCosts(_Part):
 class Calibration(_Part):
     """A whole file. ``encode_in_lane``: None where no lane was measured. ``lane_slowdown``: how many times as long a
     step takes while the lane works with the whole device. ``front_stall``: by modality, what an item in the front end
-    adds to a token of somebody else. ``residuals``: how well the fit fits; nothing reads it.
+    adds to a token of somebody else. ``first_token_steps``: steps behind its own that a first token waits for, about 1
+    where the engine computes the next step before it passes tokens on (async scheduling on a CPU). ``residuals``: how
+    well the fit fits; nothing reads it.
     """
 
     format: Literal["vllm-omni-sched calibration"] = "vllm-omni-sched calibration"
@@ -70,6 +72,7 @@ class Calibration(_Part):
     frontend: FrontendCosts
     front_stall: dict[str, Seconds] = {}
     answer_seconds: Seconds
+    first_token_steps: Annotated[float, Field(ge=0, le=1)] = 0.0
     kv_tokens: Annotated[int, Field(ge=1)]
     residuals: dict[str, Any] = {}
 

@@ -50,7 +50,8 @@ class Observations:
     """All that was measured of one engine, in the order in which it was.
 
     ``steadiness``: each step of the decode loads, as a part of the median of those around it. ``answers``: seconds
-    from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, as a
+    from the end of a step until the client has its tokens. ``first_waits``: how much later a first token comes where
+    more are to follow, in steps of one decoding request. ``lane_slowdowns``: of steps while a lane encodes, as a
     part of the same steps without. ``front_stalls``: seconds that a client's token came later because the front end
     was at an item, by modality.
     """
@@ -63,6 +64,7 @@ class Observations:
     fronts: list[FrontPoint] = field(default_factory=list)
     front_stalls: dict[str, list[float]] = field(default_factory=dict)
     answers: list[float] = field(default_factory=list)
+    first_waits: list[float] = field(default_factory=list)
 
 
 def fit(seen: Observations) -> dict[str, Any]:
@@ -89,6 +91,7 @@ def fit(seen: Observations) -> dict[str, Any]:
         "frontend": _front(seen.fronts),
         "front_stall": {name: statistics.median(stalls) for name, stalls in seen.front_stalls.items() if stalls},
         "answer_seconds": statistics.median(seen.answers),
+        "first_token_steps": min(max(statistics.median(seen.first_waits), 0.0), 1.0) if seen.first_waits else 0.0,
         "residuals": {
             "points": len(points),
             "predicted_by_measured": {"min": min(off), "median": statistics.median(off), "max": max(off)},

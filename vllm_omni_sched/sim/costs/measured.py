@@ -108,6 +108,11 @@ class MeasuredCosts:
         """From the end of a step until the client has its tokens."""
         return self.calibration.answer_seconds
 
+    @property
+    def first_token_steps(self) -> float:
+        """Steps behind its own that a first token waits for."""
+        return self.calibration.first_token_steps
+
     def _sum(self, key: str, costs: dict[str, EncodeCosts], modality: str, embeds: int, items: int) -> float:
         cost = costs.get(modality)
         if cost is None:

@@ -31,18 +31,19 @@ class Decodes(Gaps):
     """Sequences that decode. A step costs the same, however many they are: who ends when is known when it begins.
 
     ``number``: of them. ``context``: tokens in the KV cache of all of them together; grows by their number in each
-    step. ``ends``: a heap of (number of steps after which a sequence ends, number of its request, sequence); what is no
-    longer so is passed over. ``targets``: of their inter-token latency.
+    step. ``ends``: a heap of (number of steps after which a sequence ends, number of its request, how many came before
+    it, sequence); what is no longer so is passed over. ``targets``: of their inter-token latency.
     """
 
-    __slots__ = ("_next_end", "context", "ends", "number", "sequences", "targets")
+    __slots__ = ("_added", "_next_end", "context", "ends", "number", "sequences", "targets")
 
     def __init__(self) -> None:
         super().__init__()
         self.sequences: dict[str, Sequence] = {}  # in the order in which they began to decode
         self.number = 0
+        self._added = 0
         self.context = 0
-        self.ends: list[tuple[int, int, Sequence]] = []
+        self.ends: list[tuple[int, int, int, Sequence]] = []
         self.targets = Targets()
         self._next_end = 0  # step; nobody ends before it
 
@@ -54,7 +55,8 @@ class Decodes(Gaps):
         self.context += sequence.computed
         self.targets.add(sequence.sla.itl_seconds)
         left = sequence.output_tokens - sequence.made
-        heappush(self.ends, (self.steps + left, sequence.job.request.number, sequence))
+        self._added += 1  # a request that was taken back and is here again has an entry of before
+        heappush(self.ends, (self.steps + left, sequence.job.request.number, self._added, sequence))
         self._next_end = self.ends[0][0]
 
     def step(self, seconds: float) -> bool:
@@ -65,11 +67,22 @@ class Decodes(Gaps):
         self.steps = steps = self.steps + 1
         return self._next_end <= steps
 
+    @property
+    def sure_steps(self) -> int:
+        """So many steps, and in the last of them somebody may have finished."""
+        return self._next_end - self.steps
+
+    def pass_steps(self, gaps: list[float]) -> None:
+        """Steps of so many seconds, in which nobody finished."""
+        self.steps += len(gaps)
+        self.context += len(gaps) * self.number
+        self.largest = max(self.largest, *gaps)
+
     def finished(self) -> list[Sequence]:
         """Those that made their last token; they are here no more."""
         ends, done = self.ends, []
         while ends and ends[0][0] <= self.steps:
-            step, _, sequence = heappop(ends)
+            step, _, _, sequence = heappop(ends)
             if self.sequences.get(sequence.name) is sequence and sequence.first_step + self._left(sequence) == step:
                 self.remove(sequence)
                 done.append(sequence)

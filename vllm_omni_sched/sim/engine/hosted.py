@@ -5,8 +5,8 @@ from typing import Any
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
-from vllm_omni_sched.sim.engine.sequence import Sequence
-from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.engine.server import EngineServer
+from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Action, Simulator
 from vllm_omni_sched.sim.measure import Histogram
@@ -40,6 +40,7 @@ class HostedEngine(EngineServer):
         self._front_costs = costs
         self._host, self._clients, self._speaks = host, itl, spoke
         self._run = self._on_cores
+        self._leaps = False
         self._firsts: list[Job] = []
         self._lasts: list[Job] = []
         self._told_at = 0.0
@@ -71,12 +72,8 @@ class HostedEngine(EngineServer):
         self._firsts, self._lasts = [], []
         self._sim.after(self._costs.answer_seconds, self._noticed, message)
 
-    def _first(self, sequence: Sequence, now: float) -> None:
-        again = sequence.last_token is not None
-        super()._first(sequence, now)
-        if not again:
-            sequence.job.first = float("inf")
-            self._firsts.append(sequence.job)
+    def _say(self, job: Job, at: float) -> None:
+        self._firsts.append(job)
 
     def _answer(self, job: Job) -> None:
         self._lasts.append(job)

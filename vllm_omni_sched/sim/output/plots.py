@@ -107,8 +107,8 @@ def _timeline(study: Study, finding: Finding, path: Path) -> Path:
     figure.subplots_adjust(hspace=0.18)
     at = [one["seconds"] for one in finding.timeline]
     names = list(finding.timeline[0]["queued"])
-    rows: tuple[tuple[str, str], ...] = (("queued", "waiting"), ("utilisation", "busy, part"), ("replicas", "replicas"))
-    for axes, (key, said) in zip(parts, rows, strict=True):
+    rows = {"queued": "requests", "utilisation": "busy, part", "replicas": "replicas"}
+    for axes, (key, said) in zip(parts, rows.items(), strict=True):
         ends = []
         for name, colour in zip(names, style.COLOURS, strict=False):
             values = [one[key][name] for one in finding.timeline]
@@ -120,7 +120,7 @@ def _timeline(study: Study, finding: Finding, path: Path) -> Path:
         style.label_ends(axes, ends)
     parts[-1].set_xlabel("simulated seconds")
     figure.align_ylabels(parts)
-    style.headline(figure, "Queues, utilisation and replicas by stage", study.base.name)
+    style.headline(figure, "Requests, utilisation and replicas by stage", study.base.name)
     return style.save(figure, path)
 
 

@@ -90,7 +90,7 @@ def label_ends(axes: Any, named: Sequence[tuple[str, float, float, str]]) -> Non
         axes.text(1.012, height, name, transform=axes.transAxes, color=colour, fontsize=9.5, va="center", ha="left")
 
 
-def save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path, dpi: int = 160) -> Path:
     """The picture, whole or not at all. Equal pictures are equal bytes: no software or date is in them.
 
     Raises:
@@ -100,7 +100,7 @@ def save(figure: Any, path: Path) -> Path:
 
     try:
         with temporary(path) as name:
-            figure.savefig(name, dpi=160, format="png", metadata={"Software": None})
+            figure.savefig(name, dpi=dpi, format="png", metadata={"Software": None})
     finally:
         plt.close(figure)
     return path

@@ -211,7 +211,10 @@ class Replicas(ABC):
 
     def _count_held(self) -> None:
         now = self.sim.now
-        passed, serving = now - self._held_since, self.serving
+        passed = now - self._held_since
+        if not passed:
+            return
+        serving = self.serving
         self._held_seconds += self.held * passed
         self.serving_seconds += serving * passed
         self.empty_seconds += 0.0 if serving else passed

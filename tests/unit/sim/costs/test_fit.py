@@ -110,6 +110,11 @@ def test_with_a_lane() -> None:
     assert found["lane_slowdown"] == 1.5
 
 
+@pytest.mark.parametrize(("waits", "steps"), [([], 0.0), ([0.9, 0.8, 5.0], 0.9), ([-0.2], 0.0), ([1.4], 1.0)])
+def test_a_first_token_waits_for_a_part_of_a_step(waits: list[float], steps: float) -> None:
+    assert fit(observations(first_waits=waits))["first_token_steps"] == steps
+
+
 def test_steadiness_is_a_table_of_parts() -> None:
     found = fit(observations(steadiness=[0.5] + [1.0] * 99 + [2.0]))["step"]["steadiness"]
     assert found[0] == [0.0, 0.5]

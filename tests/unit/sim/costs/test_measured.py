@@ -29,6 +29,7 @@ FILE = {
     "frontend": {"per_request": 0.002, "per_text_token": 1e-5, "per_item": {"image": 0.02}},
     "front_stall": {"image": 0.01},
     "answer_seconds": 0.0005,
+    "first_token_steps": 0.8,
     "residuals": {"points": 30},
     "kv_tokens": 4096,
 }
@@ -54,7 +55,7 @@ def test_every_number_counts(written):
     assert costs.lane_seconds("image", 100, 3) == pytest.approx(0.2 + 0.06 + 0.2)
     request = Request(0, 0.0, 100, 5, (Item("image", 50, 1), Item("image", 50, 2)))
     assert costs.frontend_seconds(request) == pytest.approx(0.002 + 0.001 + 0.04)
-    assert (costs.answer_seconds, costs.kv_tokens) == (0.0005, 4096)
+    assert (costs.answer_seconds, costs.first_token_steps, costs.kv_tokens) == (0.0005, 0.8, 4096)
     assert costs.calibration.step.steadiness == [(0.5, 1.0), (0.99, 1.7)]
 
 
@@ -123,6 +124,7 @@ def drop(*keys):
         (put("step", "per_decode", value=-1.0), "key 'step.per_decode': .*greater than or equal to 0, got -1.0"),
         (put("step", "per_decode", value="1"), "key 'step.per_decode': .*valid number, got \"1\""),
         (put("answer_seconds", value=float("inf")), "key 'answer_seconds': .*finite"),
+        (put("first_token_steps", value=1.1), "key 'first_token_steps': .*less than or equal to 1, got 1.1"),
         (put("lane_slowdown", value=0), "key 'lane_slowdown': .*greater than 0, got 0"),
         (put("frontend", "per_item", "image", value=-1.0), "key 'frontend.per_item.image'"),
         (drop("kv_tokens"), "key 'kv_tokens' is missing; have the file written again"),

@@ -1,0 +1,280 @@
+"""The steps of an engine, one behind the other."""
+
+from abc import abstractmethod
+from typing import Protocol
+
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
+from vllm_omni_sched.sim.engine.ahead import Ahead
+from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.encoding import Encoding
+from vllm_omni_sched.sim.engine.front import FrontEnd
+from vllm_omni_sched.sim.engine.leap import MOST, Leap
+from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.prompts import Prompts
+from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.engine.view import StepView
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.measure import Histogram
+from vllm_omni_sched.sim.server import Done
+
+_BESIDE_STEPS = 0.1  # of a processor, for a process of niceness 10 (`encode_lane_nice`) beside one of 0
+
+
+class Watcher(Protocol):
+    """Is told of each step, for a trace."""
+
+    def __call__(self, name: str, start: float, seconds: float, **facts: float) -> None: ...
+
+
+class Steps(FrontEnd):
+    """What `EngineServer` does step by step. While nothing but time passes in one, its steps are computed together:
+
+    1. That is while nobody waits, no prompt is computed, nothing is in the lane, and nobody has a last token.
+    2. All steps until then are one event, at the end of the last one. They count as an event each.
+    3. Who comes or goes meanwhile, and who looks at what the engine did, first has it `_catch_up` with the time.
+    """
+
+    __slots__ = (
+        "_encode_seconds",
+        "_gap",
+        "_idle_since",
+        "_itl",
+        "_lane_seconds",
+        "_lane_shares",
+        "_last_end",
+        "_leap",
+        "_leaps",
+        "_llm_seconds",
+        "_may_be_plain",
+        "_measures",
+        "_plain",
+        "_policies",
+        "_rest",
+        "_run",
+        "_step_seconds",
+        "_stepping",
+        "_view",
+        "_watcher",
+        "ahead",
+        "decodes",
+        "encoding",
+        "preempted",
+        "prompts",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        sim: Simulator,
+        costs: EngineCosts,
+        limits: EngineLimits,
+        policies: EnginePolicies,
+        done: Done,
+        itl: Histogram,
+        watcher: Watcher | None = None,
+        spoke: Done | None = None,
+    ) -> None:
+        super().__init__(sim, costs, limits.kv_tokens, done, spoke)
+        self._policies = policies
+        self._itl, self._watcher = itl, watcher
+        self.waiting = policies.waiting()
+        self.decodes = Decodes()
+        self.encoding = Encoding(limits, policies)
+        self.prompts = Prompts(limits, policies, self.waiting, self.decodes, self.encoding)
+        self._view = StepView(costs, policies, self.decodes, self.prompts, self.encoding)
+        self.ahead: Ahead | None = None
+        if policies.share is not None:
+            self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._view.loads, self._come_back)
+            self.prompts.ahead = self._view.ahead = self.ahead
+        # a lane with processors of its own, and a place on the LLM's
+        self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
+        self.preempted = 0
+        self._stepping = False
+        self._last_end = 0.0
+        self._rest = 0.0
+        self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
+        self._idle_since = 0.0
+        self._measures = policies.measures
+        self._may_be_plain = watcher is None and not self._lane_shares
+        self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # whose every step draws
+        self._leap: Leap | None = None
+        self._plain = False  # nobody waits, and no prompt is computed: the next step is as this one
+        # as each step looks at them
+        self._step_seconds, self._gap = costs.step_seconds, itl.add
+        self._run = sim.soon  # a step
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Seconds of steps by what they went to, and those of the lane in which no step ran."""
+        self._catch_up()
+        busy = {"llm": self._llm_seconds, "encode": self._encode_seconds}
+        if self.ahead is not None:
+            busy["lane"] = self._lane_seconds
+        return busy
+
+    def _wake(self) -> None:
+        """Begin a step, after all that happens at this time."""
+        if not self._stepping:
+            self._stepping = True
+            if self.ahead is not None:
+                lane = min(self.ahead.lane.until, self._sim.now) - self._idle_since
+                self._lane_seconds += lane if lane > 0 else 0.0
+            self._sim.soon(0.0, self._woken, self._epoch)
+
+    def _woken(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._begin()
+
+    def _begin(self) -> None:
+        decodes, prompts, sim = self.decodes, self.prompts, self._sim
+        decoding = decodes.number
+        if decodes.context + prompts.computed + decoding > self._kv_tokens:
+            decoding = self._make_room()
+        encode = 0.0
+        if prompts.running or (self.waiting.sequences and prompts.room()):
+            prompts.plan(sim.now)
+            for modality, (items, embeds) in self.encoding.step.items():
+                encode += self._costs.encode_seconds(modality, embeds, items)
+            if self.ahead is not None:
+                self.ahead.send()
+        elif prompts.chunks:
+            prompts.clear()
+            self.encoding.begin()
+        tokens = prompts.tokens
+        self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self.waiting.sequences)
+        if not decoding and not tokens:
+            self._stepping = False
+            self._idle_since = sim.now
+            if self._lane_shares:
+                self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
+            return
+        seconds = self._step_seconds(decoding, decodes.context, tokens, prompts.pairs)
+        if self.ahead is not None:
+            self._rest = 0.0
+            if self.ahead.lane.working:
+                seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
+        self._llm_seconds += seconds
+        if encode:
+            self._encode_seconds += encode
+            seconds += encode
+        if self._rest:
+            seconds += self._rest
+        if self._watcher is not None:
+            facts = {"decodes": decoding, "prefill_tokens": tokens, "encode_seconds": encode}
+            self._watcher("step", sim.now, seconds, **facts)
+        if self._lane_shares and seconds:
+            left = (self._rest + _BESIDE_STEPS * (seconds - self._rest)) / seconds
+            self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
+        self._run(seconds, self._end, self._epoch)
+
+    def _make_room(self) -> int:
+        """Rule 4; how many decode then."""
+        decodes, prompts = self.decodes, self.prompts
+        while decodes.number and prompts.kv_tokens + decodes.number > self._kv_tokens:
+            if prompts.running:
+                sequence = prompts.running[-1]
+                prompts.remove(sequence)
+            else:
+                sequence = decodes.last()
+                decodes.remove(sequence)
+                sequence.last_token = self._last_end
+            self.preempted += 1
+            self.encoding.release(sequence)
+            sequence.restart()
+            self.waiting.push(sequence, self._sim.now, again=True)
+        return decodes.number
+
+    def _end(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        decodes = self.decodes
+        now, decoding = self._sim.now, decodes.number
+        if self._unspoken:
+            self._say_late(self._last_end, now)
+        if decoding:
+            gap = now - self._last_end
+            self._gap(gap, decoding)
+            if decodes.step(gap):
+                for sequence in decodes.finished():
+                    self._finish(sequence)
+        self._last_end = now
+        if self._measures:
+            self._view.measure(now, decoding, self._rest)
+        if self._plain:  # what `_begin` would do, where it does nothing else
+            decoding, context = decodes.number, decodes.context
+            beside = self.ahead is not None and (self._rest or self.ahead.lane.working)
+            if decoding and context + decoding <= self._kv_tokens and not beside:
+                if self._leaps and decodes.sure_steps > 1:
+                    self._take_leap(min(decodes.sure_steps, (self._kv_tokens - context) // decoding, MOST))
+                    return
+                seconds = self._step_seconds(decoding, context, 0, 0.0)
+                self._llm_seconds += seconds
+                self._run(seconds, self._end, epoch)
+                return
+        elif self.prompts.chunks:
+            for sequence in self.prompts.done():
+                self._first(sequence, now)
+        self._begin()
+
+    # -- steps that are computed together ------------------------------------
+
+    def _take_leap(self, steps: int) -> None:
+        number, context, step_seconds = self.decodes.number, self.decodes.context, self._step_seconds
+        contexts = range(context, context + steps * number, number)
+        leap = self._leap = Leap(self._sim.now, [step_seconds(number, one, 0, 0.0) for one in contexts])
+        self._llm_seconds += leap.seconds[0]
+        self._sim.at(leap.ends[-1], self._land, leap)
+
+    def _land(self, leap: Leap) -> None:
+        if leap is self._leap:
+            self._pass(leap, len(leap.seconds) - 1)
+            self._leap = None
+            self._end(self._epoch)
+        else:
+            self._sim.events -= 1  # nothing has happened
+
+    def _catch_up(self) -> None:
+        """Steps that are over are over for everybody."""
+        leap = self._leap
+        if leap is not None:
+            self._pass(leap, leap.over(self._sim.now))
+
+    def _stop_leap(self) -> None:
+        """The step that runs is the last one that was foreseen."""
+        leap = self._leap
+        if leap is not None:
+            self._catch_up()
+            self._leap = None
+            self._sim.at(leap.end, self._end, self._epoch)
+
+    def _pass(self, leap: Leap, over: int) -> None:
+        """Bring everything up to the end of so many steps, and the begin of the one behind them."""
+        passed = leap.passed
+        if over <= passed:
+            return
+        ends, number, add = leap.ends, self.decodes.number, self._gap
+        gaps = [ends[at + 1] - ends[at] for at in range(passed, over)]
+        for gap in gaps:
+            add(gap, number)
+        self.decodes.pass_steps(gaps)
+        self._last_end = ends[over]
+        for seconds in leap.seconds[passed + 1 : over + 1]:
+            self._llm_seconds += seconds
+        if self._measures:
+            for end in ends[passed + 1 : over + 1]:
+                self._view.measure(end, number, 0.0)
+        self._sim.events += over - passed
+        leap.passed = over
+
+    @abstractmethod
+    def _first(self, sequence: Sequence, now: float) -> None:
+        """Its prompt is computed, which makes a token."""
+
+    @abstractmethod
+    def _finish(self, sequence: Sequence) -> None:
+        """It has made its last token."""
+
+    @abstractmethod
+    def _come_back(self, sequences: list[Sequence]) -> None:
+        """The lane has what they are held for."""
