@@ -38,6 +38,9 @@ class AfterWarmUp(Histogram):
         if self._sim.now >= WARM_UP_SECONDS:
             self._within.add(seconds, weight)
 
+    def add_all(self, seconds: list[float], weight: float) -> None:
+        raise NotImplementedError("steps that draw how long they take come one by one")
+
 
 def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, Any]], itl: Histogram) -> list[float]:
     """TTFT of each request, in seconds; ``itl`` takes the gaps.

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 import numpy as np
 
@@ -18,14 +19,16 @@ class Histogram:
     What is added is put into its bin some thousand at a time, or when somebody asks.
     """
 
-    __slots__ = ("_bins", "_count", "_largest", "_new", "_total")
+    __slots__ = ("_bins", "_count", "_largest", "_listed", "_lists", "_new", "_total")
 
     def __init__(self) -> None:
         self._bins: dict[int, float] = {}
         self._count = 0.0
         self._total = 0.0
         self._largest = 0.0
-        self._new: list[tuple[float, float]] = []  # not in their bins yet
+        self._new: list[tuple[float, float]] = []  # not in their bins yet; nor are these
+        self._lists: list[tuple[list[float], float]] = []
+        self._listed = 0
 
     def add(self, seconds: float, weight: float = 1.0) -> None:
         """So long a duration, ``weight`` times."""
@@ -34,11 +37,23 @@ class Histogram:
         if len(new) >= _BLOCK:
             self._fold()
 
+    def add_all(self, seconds: list[float], weight: float) -> None:
+        """Each of them ``weight`` times. They are kept as they are: not to be changed any more."""
+        self._lists.append((seconds, weight))
+        self._listed += len(seconds)
+        if self._listed >= _BLOCK:
+            self._fold()
+
     def _fold(self) -> None:
-        if not self._new:
+        if not self._new and not self._lists:
             return
-        seconds, weights = np.array(self._new, dtype=float).T
+        lists = [[one for one, _ in self._new], *(one for one, _ in self._lists)]
+        each = np.repeat([weight for _, weight in self._lists], [len(one) for one in lists[1:]])
+        weights = np.concatenate(([weight for _, weight in self._new], each))
+        seconds = np.fromiter(chain.from_iterable(lists), dtype=float, count=len(weights))
         self._new.clear()
+        self._lists.clear()
+        self._listed = 0
         at = (np.log(np.maximum(seconds, _LEAST)) * _PER_E).astype(np.int64)
         first = int(at.min())
         counts = np.bincount(at - first, weights)
@@ -54,6 +69,8 @@ class Histogram:
         """Forget all."""
         self._bins.clear()
         self._new.clear()
+        self._lists.clear()
+        self._listed = 0
         self._count = self._total = self._largest = 0.0
 
     @property

@@ -15,8 +15,8 @@ from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import Scenario
 
 _EVENTS = 20_000  # between two words of progress
-_SAMPLES, _FEWEST = 200, 20  # of a timeline, while requests arrive
-_LOOKS = 400_000  # at a replica for all samples together: a large cluster has fewer of them
+_SAMPLES, _FEWEST = 200, 40  # of a timeline, while requests arrive
+_LOOKS = 20_000  # at a replica for all samples together: a large cluster has fewer of them
 _SPARSER = 0.1  # of the time since then: from one to the next
 
 

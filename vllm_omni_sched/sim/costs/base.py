@@ -38,7 +38,8 @@ class EngineCosts(Protocol):
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
         """A step of the LLM: ``decodes`` requests make a token each, reading ``context_tokens`` in all;
-        ``prefill_tokens`` of prompts are computed, with ``prefill_pairs`` pairs of a query and a key."""
+        ``prefill_tokens`` of prompts are computed, with ``prefill_pairs`` pairs of a query and a key. More tokens to
+        read take no less."""
 
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         """So many items are encoded together, ``embeds`` embeddings in all."""

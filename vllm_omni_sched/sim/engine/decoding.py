@@ -72,11 +72,11 @@ class Decodes(Gaps):
         """So many steps, and in the last of them somebody may have finished."""
         return self._next_end - self.steps
 
-    def pass_steps(self, gaps: list[float]) -> None:
-        """Steps of so many seconds, in which nobody finished."""
-        self.steps += len(gaps)
-        self.context += len(gaps) * self.number
-        self.largest = max(self.largest, *gaps)
+    def pass_steps(self, seconds: list[float]) -> None:
+        """Steps, one at least, in which nobody finished."""
+        self.steps += len(seconds)
+        self.context += len(seconds) * self.number
+        self.largest = max(self.largest, max(seconds))
 
     def finished(self) -> list[Sequence]:
         """Those that made their last token; they are here no more."""

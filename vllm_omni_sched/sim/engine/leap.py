@@ -1,30 +1,23 @@
-"""Steps that can be foreseen, computed together."""
+"""Steps that nobody has looked at yet."""
 
-from bisect import bisect_left
-from collections.abc import Iterable
-from itertools import accumulate
+from vllm_omni_sched.sim.kernel import Simulator
 
-MOST = 128  # steps: what is foreseen in vain when somebody comes
+SURE = 1 - 1e-9  # of a time that is a bound: sums of floats are not exact
 
 
 class Leap:
-    """Decode steps of the same requests, one behind the other, of which nobody has looked at any yet.
+    """Decode steps of the same requests, one behind the other.
 
-    ``ends``: when the first begins, and when each ends. ``seconds``: of each. ``passed``: how many have been looked at.
+    ``end``, ``seconds``: of the step that runs, as far as anybody has looked. ``left``: steps behind it.
     """
 
-    __slots__ = ("ends", "passed", "seconds")
+    __slots__ = ("end", "left", "seconds")
 
-    def __init__(self, now: float, seconds: Iterable[float]) -> None:
-        self.seconds = list(seconds)
-        self.ends = list(accumulate(self.seconds, initial=now))
-        self.passed = 0
+    def __init__(self, sim: Simulator, seconds: float, steps: int) -> None:
+        self.end = sim.now + seconds
+        self.seconds = seconds
+        self.left = steps - 1
 
-    def over(self, now: float) -> int:
-        """How many have ended before ``now``; the last one never has: its end is an event."""
-        return bisect_left(self.ends, now, 1, len(self.ends) - 1) - 1
-
-    @property
-    def end(self) -> float:
-        """Of the step that runs."""
-        return self.ends[self.passed + 1]
+    def bound(self) -> float:
+        """No earlier than that begins the last step: the more was read, the longer a step takes."""
+        return self.end + (self.left - 1) * self.seconds * SURE

@@ -9,7 +9,7 @@ from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import Decodes
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.front import FrontEnd
-from vllm_omni_sched.sim.engine.leap import MOST, Leap
+from vllm_omni_sched.sim.engine.leap import Leap
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.prompts import Prompts
@@ -20,6 +20,7 @@ from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done
 
 _BESIDE_STEPS = 0.1  # of a processor, for a process of niceness 10 (`encode_lane_nice`) beside one of 0
+_NEAR = 2  # steps that are taken one by one
 
 
 class Watcher(Protocol):
@@ -29,11 +30,11 @@ class Watcher(Protocol):
 
 
 class Steps(FrontEnd):
-    """What `EngineServer` does step by step. While nothing but time passes in one, its steps are computed together:
+    """What `EngineServer` does step by step. While nothing but time passes in one, nobody looks at its steps:
 
     1. That is while nobody waits, no prompt is computed, nothing is in the lane, and nobody has a last token.
-    2. All steps until then are one event, at the end of the last one. They count as an event each.
-    3. Who comes or goes meanwhile, and who looks at what the engine did, first has it `_catch_up` with the time.
+    2. Who comes or goes, and who looks at what the engine did, first has it `_catch_up` with the time: then the steps
+       that have ended are computed, one behind the other. Each counts as an event.
     """
 
     __slots__ = (
@@ -205,8 +206,8 @@ class Steps(FrontEnd):
             decoding, context = decodes.number, decodes.context
             beside = self.ahead is not None and (self._rest or self.ahead.lane.working)
             if decoding and context + decoding <= self._kv_tokens and not beside:
-                if self._leaps and decodes.sure_steps > 1:
-                    self._take_leap(min(decodes.sure_steps, (self._kv_tokens - context) // decoding, MOST))
+                if self._leaps and decodes.sure_steps > _NEAR:
+                    self._take_leap(min(decodes.sure_steps, (self._kv_tokens - context) // decoding))
                     return
                 seconds = self._step_seconds(decoding, context, 0, 0.0)
                 self._llm_seconds += seconds
@@ -220,52 +221,51 @@ class Steps(FrontEnd):
     # -- steps that are computed together ------------------------------------
 
     def _take_leap(self, steps: int) -> None:
-        number, context, step_seconds = self.decodes.number, self.decodes.context, self._step_seconds
-        contexts = range(context, context + steps * number, number)
-        leap = self._leap = Leap(self._sim.now, [step_seconds(number, one, 0, 0.0) for one in contexts])
-        self._llm_seconds += leap.seconds[0]
-        self._sim.at(leap.ends[-1], self._land, leap)
+        seconds = self._step_seconds(self.decodes.number, self.decodes.context, 0, 0.0)
+        self._llm_seconds += seconds
+        leap = self._leap = Leap(self._sim, seconds, steps)
+        self._sim.at(leap.bound(), self._land, leap)
 
     def _land(self, leap: Leap) -> None:
-        if leap is self._leap:
-            self._pass(leap, len(leap.seconds) - 1)
-            self._leap = None
-            self._end(self._epoch)
+        self._sim.events -= 1  # nothing happens here that is not counted elsewhere
+        if leap is not self._leap:
+            return
+        self._catch_up()
+        if leap.left > _NEAR:
+            self._sim.at(leap.bound(), self._land, leap)
         else:
-            self._sim.events -= 1  # nothing has happened
-
-    def _catch_up(self) -> None:
-        """Steps that are over are over for everybody."""
-        leap = self._leap
-        if leap is not None:
-            self._pass(leap, leap.over(self._sim.now))
+            self._stop_leap()
 
     def _stop_leap(self) -> None:
-        """The step that runs is the last one that was foreseen."""
+        """The step that runs is the last one that nobody has looked at."""
         leap = self._leap
         if leap is not None:
             self._catch_up()
             self._leap = None
             self._sim.at(leap.end, self._end, self._epoch)
 
-    def _pass(self, leap: Leap, over: int) -> None:
-        """Bring everything up to the end of so many steps, and the begin of the one behind them."""
-        passed = leap.passed
-        if over <= passed:
+    def _catch_up(self) -> None:
+        """Steps that have ended before now are over for everybody."""
+        leap, now = self._leap, self._sim.now
+        if leap is None or leap.end >= now:
             return
-        ends, number, add = leap.ends, self.decodes.number, self._gap
-        gaps = [ends[at + 1] - ends[at] for at in range(passed, over)]
-        for gap in gaps:
-            add(gap, number)
-        self.decodes.pass_steps(gaps)
-        self._last_end = ends[over]
-        for seconds in leap.seconds[passed + 1 : over + 1]:
-            self._llm_seconds += seconds
-        if self._measures:
-            for end in ends[passed + 1 : over + 1]:
+        number, context = self.decodes.number, self.decodes.context
+        end, last, seconds, left = leap.end, self._last_end, leap.seconds, leap.left
+        step_seconds, llm_seconds = self._step_seconds, self._llm_seconds
+        gaps = []
+        while end < now and left:
+            gaps.append(end - last)
+            if self._measures:
                 self._view.measure(end, number, 0.0)
-        self._sim.events += over - passed
-        leap.passed = over
+            context += number
+            seconds = step_seconds(number, context, 0, 0.0)
+            llm_seconds += seconds
+            last, end, left = end, end + seconds, left - 1
+        self._sim.events += len(gaps)
+        self._itl.add_all(gaps, number)
+        self.decodes.pass_steps(gaps)
+        self._last_end, self._llm_seconds = last, llm_seconds
+        leap.end, leap.seconds, leap.left = end, seconds, left
 
     @abstractmethod
     def _first(self, sequence: Sequence, now: float) -> None:
