@@ -23,6 +23,17 @@ from benchmarks.mixed import VARIANTS
 from benchmarks.mixed.workload import Arrival, arrivals
 
 CHUNK_SECONDS = 0.25
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 20_480,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+    "limit_mm_per_prompt": {"image": 32},
+    "enable_prefix_caching": False,
+    "mm_processor_cache_gb": 0,
+    "gpu_memory_utilization": 0.5,  # several engines share the machine's memory
+}
 
 
 async def main() -> None:
@@ -52,18 +63,7 @@ def build_engine(model: str, variant: str, options: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments: dict[str, Any] = {
-        "model": model,
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": 20_480,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
-        "limit_mm_per_prompt": {"image": 32},
-        "enable_prefix_caching": False,
-        "mm_processor_cache_gb": 0,
-        "gpu_memory_utilization": 0.5,  # several engines share the machine's memory
-    }
+    arguments: dict[str, Any] = {"model": model, **ENGINE}
     ours = VARIANTS[variant]
     if ours is not None:
         arguments["scheduler_cls"] = "vllm_omni_sched.OmniScheduler"

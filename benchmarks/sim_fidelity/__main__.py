@@ -18,24 +18,13 @@ from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.mixed.__main__ import checked_variants, slow_model
+from benchmarks.mixed.serve import ENGINE
 from benchmarks.sim_fidelity import pipeline
 from benchmarks.sim_fidelity.compare import Rounds, compare
 from benchmarks.sim_fidelity.plot import draw
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-# as `benchmarks.mixed.serve` starts its engines
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_model_len": 20_480,
-    "max_num_seqs": 64,
-    "max_num_batched_tokens": 2048,
-    "limit_mm_per_prompt": {"image": 32},
-    "enable_prefix_caching": False,
-    "mm_processor_cache_gb": 0,
-    "gpu_memory_utilization": 0.5,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
