@@ -252,17 +252,18 @@ class Steps(FrontEnd):
         number, context = self.decodes.number, self.decodes.context
         end, last, seconds, left = leap.end, self._last_end, leap.seconds, leap.left
         step_seconds, llm_seconds = self._step_seconds, self._llm_seconds
-        gaps = []
+        gaps, ends = [], []
         while end < now and left:
             gaps.append(end - last)
-            if self._measures:
-                self._view.measure(end, number, 0.0)
+            ends.append(end)
             context += number
             seconds = step_seconds(number, context, 0, 0.0)
             llm_seconds += seconds
             last, end, left = end, end + seconds, left - 1
         self._sim.events += len(gaps)
         self._itl.add_all(gaps, number)
+        if self._measures:
+            self._view.measure_decodes(ends, number)
         self.decodes.pass_steps(gaps)
         self._last_end, self._llm_seconds = last, llm_seconds
         leap.end, leap.seconds, leap.left = end, seconds, left

@@ -75,3 +75,15 @@ class StepView:
                 policies.prefill.observe(seconds, now, tokens)
         if self.ahead is not None:
             self.ahead.stepped(now)
+
+    def measure_decodes(self, ends: list[float], running: int) -> None:
+        """Steps are over in which so many decoded, and nothing else was done anywhere; when each ended."""
+        policies = self._policies
+        step, batch, prefill = policies.steps.step, policies.batch, policies.prefill
+        for end in ends:
+            seconds = step(end, running, 0)
+            if seconds is not None:
+                if batch is not None:
+                    batch.observe(seconds, end, running)
+                if prefill is not None:
+                    prefill.observe(seconds, end, 0)
