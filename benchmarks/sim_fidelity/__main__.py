@@ -115,7 +115,8 @@ def measured(model: Path, variant: str, options: argparse.Namespace) -> list[dic
                 for load in options.loads:
                     asked = {"load": load, "seconds": options.seconds, "seed": options.seed + turn}
                     answer = engine.ask(**asked)
-                    found.append({"variant": variant, **asked, "requests": answer["requests"]})
+                    kept = {key: answer[key] for key in ("requests", "references")}
+                    found.append({"variant": variant, **asked, **kept})
                     console.print(f"{variant}, load {load:g}, round {turn + 1}", highlight=False)
     except ChildFailed as failure:
         raise SystemExit(f"{variant}: {failure}") from None

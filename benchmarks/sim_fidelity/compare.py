@@ -13,7 +13,7 @@ from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.measure import Histogram
 
 Rounds = Sequence[dict[str, Any]]
-"""Each has ``variant``, ``load``, ``seed`` and ``requests`` as `serve.py` tells them."""
+"""Each has ``variant``, ``load``, ``seed``, and ``requests`` and ``references`` as `serve.py` tells them."""
 
 PARTS = {"P50": 0.5, "P99": 0.99}
 
@@ -22,7 +22,7 @@ def compare(rounds: Rounds, costs: MeasuredCosts) -> list[dict[str, Any]]:
     """One record for each variant, load and figure, over the requests of all its rounds."""
     found = []
     for (variant, load), own in grouped(rounds):
-        for name, (measured, simulated) in series(variant, own, costs).items():
+        for name, (measured, simulated) in series(own, costs).items():
             for part, q in PARTS.items():
                 real, sim = quantile(measured, q), simulated[part]
                 off = sim / real - 1
@@ -43,11 +43,11 @@ def compare(rounds: Rounds, costs: MeasuredCosts) -> list[dict[str, Any]]:
     return found
 
 
-def series(variant: str, rounds: Rounds, costs: MeasuredCosts) -> dict[str, tuple[list[float], dict[str, float]]]:
+def series(rounds: Rounds, costs: MeasuredCosts) -> dict[str, tuple[list[float], dict[str, float]]]:
     """By figure, all that was measured, in seconds, and P50 and P99 of what was simulated."""
     itl, ttft = Histogram(), []
     for one in rounds:
-        ttft += simulate(costs, variant, one["requests"], itl)
+        ttft += simulate(costs, one, itl)
     of_ttft = {part: quantile(ttft, q) for part, q in PARTS.items()}
     of_itl = {part: itl.quantile(q) for part, q in PARTS.items()}
     return {"TTFT": (ttfts(rounds), of_ttft), "ITL": (gaps(rounds), of_itl)}

@@ -16,10 +16,10 @@ from rich.table import Table
 from benchmarks.harness.child import Child, ChildFailed
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
+from benchmarks.sim_fidelity.pace import REFERENCE, at_usual_pace, with_paces
 from benchmarks.sim_fidelity.pipeline_compare import ALL, Pair, compare, measured
 from benchmarks.sim_fidelity.pipeline_fit import Fitted, fitted
 from benchmarks.sim_fidelity.pipeline_loads import ARRIVALS, Wave, alike, arriving, beside, designed, saturating
-from benchmarks.sim_fidelity.pipeline_pace import REFERENCE, at_usual_pace, with_paces
 from benchmarks.sim_fidelity.pipeline_plot import draw
 from benchmarks.sim_fidelity.pipeline_simulate import AT_ONCE, REPLICAS, simulated
 from dev.omni_cpu.distribution import OUR_PLUGIN, environment

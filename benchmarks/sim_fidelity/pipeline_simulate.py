@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sim_fidelity.pace import costs_at
 from benchmarks.sim_fidelity.pipeline_fit import CORES, Fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
-from benchmarks.sim_fidelity.pipeline_pace import costs_at
 from vllm_omni_sched.sim.costs import calibration_file
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.run import simulate

@@ -20,7 +20,7 @@ def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dic
     for row, ((variant, load), own) in zip(axes, groups, strict=True):
         itl, ttft = Histogram(), []
         for one in own:
-            ttft += simulate(costs, variant, one["requests"], itl)
+            ttft += simulate(costs, one, itl)
         parts = [i / 500 for i in range(1, 500)]
         cdf(row[0], f"{variant}, load {load:g}: TTFT, ms", ttfts(own), points(sorted(ttft), parts), parts)
         cdf(row[1], "ITL, ms", gaps(own), [itl.quantile(part) for part in parts], parts)

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import statistics
 import sys
 import time
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from benchmarks.harness.child import emit
 from benchmarks.mixed.serve import build_engine, prompt_of
 from benchmarks.mixed.workload import Arrival, arrivals
+
+REFERENCE_TOKENS = 200
 
 
 async def main() -> None:
@@ -33,9 +36,19 @@ async def main() -> None:
             asked = json.loads(line)
             turn += 1
             plan = arrivals(asked["load"], asked["seconds"], asked["seed"])
-            emit("round", requests=await serve(engine, turn, plan))
+            before = await reference(engine, f"{turn}-before")
+            requests = await serve(engine, turn, plan)
+            emit("round", requests=requests, references=[before, await reference(engine, f"{turn}-after")])
     finally:
         engine.shutdown()
+
+
+async def reference(engine: Any, name: str) -> dict[str, float]:
+    """A request that decodes alone: ``seconds`` of its steps, the median, and the tokens that they read."""
+    began = time.monotonic()
+    prompt, arrival = {"prompt": " ".join(["word"] * 10)}, Arrival(0.0, 10, (), REFERENCE_TOKENS)
+    found = await stream(engine, name, prompt, arrival, began, 0)
+    return {"seconds": statistics.median(found["gaps"]), "context": found["text_tokens"] + REFERENCE_TOKENS / 2}
 
 
 async def serve(engine: Any, turn: int, plan: list[Arrival]) -> list[dict[str, Any]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 from benchmarks.mixed import VARIANTS
+from benchmarks.sim_fidelity.pace import costs_at
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.sim.costs.calibration import Calibration
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
@@ -42,13 +46,15 @@ class AfterWarmUp(Histogram):
         raise NotImplementedError("steps that draw how long they take come one by one")
 
 
-def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, Any]], itl: Histogram) -> list[float]:
-    """TTFT of each request, in seconds; ``itl`` takes the gaps.
+def simulate(usual: MeasuredCosts, measured: dict[str, Any], itl: Histogram) -> list[float]:
+    """TTFT of each request of a measured round, in seconds; ``itl`` takes the gaps.
 
-    The engine has served something before, as the real one has: its policies know what an image costs.
+    The engine has served something before, as the real one has: its policies know what an image costs. It is as fast as
+    the machine was around the round.
     """
+    requests, steady = measured["requests"], at_pace(usual, pace_of(usual, measured["references"]))
     sim, costs = Simulator(), UnsteadyCosts(steady, Random(len(requests)))
-    ours = VARIANTS[variant]
+    ours = VARIANTS[measured["variant"]]
     limits = EngineLimits(
         costs.kv_tokens,
         SEQUENCES,
@@ -70,6 +76,17 @@ def simulate(steady: MeasuredCosts, variant: str, requests: Sequence[dict[str, A
     if len(done) != len(before) + len(jobs):
         raise RuntimeError(f"{len(before) + len(jobs) - len(done)} requests never left the simulated engine")
     return [job.first - job.request.arrival for job in jobs]
+
+
+def pace_of(usual: MeasuredCosts, references: Sequence[dict[str, float]]) -> float:
+    """How long the steps of the references took, as a part of what the calibration says of them."""
+    parts = [one["seconds"] / usual.step_seconds(1, round(one["context"]), 0, 0.0) for one in references]
+    return statistics.fmean(parts)
+
+
+def at_pace(costs: MeasuredCosts, pace: float) -> MeasuredCosts:
+    """The same, where all takes ``pace`` times as long."""
+    return MeasuredCosts(Calibration.model_validate_json(json.dumps(costs_at(pace, costs.calibration.model_dump()))))
 
 
 def warm_up() -> list[Request]:

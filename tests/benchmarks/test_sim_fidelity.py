@@ -45,6 +45,14 @@ def request(at: float, images: int = 0, ttft: float = 0.01, gaps: int = 9) -> di
     }
 
 
+def measured(variant: str, requests: list[dict[str, Any]], pace: float = 1.0, seed: int = 1) -> dict[str, Any]:
+    references = [
+        {"seconds": 5e-3 * (pace - 0.1), "context": 100.0},
+        {"seconds": 5e-3 * (pace + 0.1), "context": 100.0},
+    ]
+    return {"variant": variant, "load": 0.5, "seed": seed, "requests": requests, "references": references}
+
+
 def test_requests_are_simulated_when_they_came_with_all_their_items() -> None:
     found = trace([request(2.0, images=2), request(0.5)], first=3)
     assert [(r.number, r.arrival - WARM_UP_SECONDS, r.prompt_tokens) for r in found] == [(3, 0.5, 50), (4, 2.0, 1202)]
@@ -53,7 +61,7 @@ def test_requests_are_simulated_when_they_came_with_all_their_items() -> None:
 
 def test_a_lonely_text_takes_front_end_step_and_answer(costs: MeasuredCosts) -> None:
     itl = Histogram()
-    (ttft,) = simulate(costs, "stock", [request(1.0)], itl)
+    (ttft,) = simulate(costs, measured("stock", [request(1.0)]), itl)
     assert ttft == pytest.approx(2e-3 + 5e-3 + 50 * 2e-5 + 1e-3)
     assert itl.count == 9  # none of the warm-up's
     assert itl.quantile(0.5) == pytest.approx(5e-3, rel=0.01)
@@ -64,15 +72,15 @@ def test_an_image_holds_others_up_in_stock_and_not_in_ours(costs: MeasuredCosts)
     largest = {}
     for variant in ("stock", "ours"):
         itl = Histogram()
-        simulate(costs, variant, beside, itl)
+        simulate(costs, measured(variant, beside), itl)
         largest[variant] = itl.largest
     assert largest["stock"] > 0.5
     assert largest["ours"] < 0.1
 
 
 def test_a_figure_is_within_or_too_far(costs: MeasuredCosts) -> None:
-    near = {"variant": "stock", "load": 0.5, "seed": 1, "requests": [request(1.0, ttft=9.1e-3)]}
-    far = {"variant": "ours", "load": 0.5, "seed": 1, "requests": [request(1.0, ttft=20e-3)]}
+    near = measured("stock", [request(1.0, ttft=9.1e-3)])
+    far = measured("ours", [request(1.0, ttft=20e-3)])
     records = {(r["variant"], r["measure"]): r for r in compare([far, near], costs)}
     assert records["stock", "TTFT P50"]["within"]
     assert records["stock", "TTFT P50"]["off"] == pytest.approx(9.0 / 9.1 - 1, abs=1e-3)
@@ -82,14 +90,19 @@ def test_a_figure_is_within_or_too_far(costs: MeasuredCosts) -> None:
 
 
 def test_rounds_of_a_load_are_pooled(costs: MeasuredCosts) -> None:
-    rounds = [{"variant": "stock", "load": 0.5, "seed": seed, "requests": [request(1.0)]} for seed in (1, 2)]
+    rounds = [measured("stock", [request(1.0)], seed=seed) for seed in (1, 2)]
     assert [(name, len(own)) for name, own in grouped(rounds)] == [(("stock", 0.5), 2)]
-    measured, simulated = series("stock", rounds, costs)["TTFT"]
-    assert len(measured) == 2
+    real, simulated = series(rounds, costs)["TTFT"]
+    assert len(real) == 2
     assert simulated["P99"] == pytest.approx(9e-3)
 
 
 def test_the_second_encoder_of_ours_has_only_what_steps_leave(costs: MeasuredCosts) -> None:
     requests = [request(1.0, gaps=400), request(1.5, images=1), request(1.5, images=1)]
-    _, first, second = simulate(costs, "ours", requests, Histogram())
+    _, first, second = simulate(costs, measured("ours", requests), Histogram())
     assert 1.2 * first < second < 3 * first
+
+
+def test_a_round_is_simulated_at_the_pace_of_its_references(costs: MeasuredCosts) -> None:
+    usual, slow = (simulate(costs, measured("stock", [request(1.0)], pace), Histogram()) for pace in (1.0, 1.5))
+    assert slow == pytest.approx([1.5 * usual[0]])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.sim_fidelity.pace import REFERENCE, at_usual_pace, costs_at, with_paces
 from benchmarks.sim_fidelity.pipeline import EVALUATED, plan
 from benchmarks.sim_fidelity.pipeline_compare import ALL, Pair, compare, measured
 from benchmarks.sim_fidelity.pipeline_fit import FRONT, fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH, Wave, arriving, designed
-from benchmarks.sim_fidelity.pipeline_pace import REFERENCE, at_usual_pace, costs_at, with_paces
 from benchmarks.sim_fidelity.pipeline_simulate import simulated
 
 FIRST, SECOND, PROMPT_TOKEN, HANDED = 5e-3, 6e-3, 4e-5, 3e-3

@@ -29,10 +29,9 @@ class PlainCosts:
         front: float = 0.0,
         answer: float = 0.0,
         left: float = 1.0,
-        behind: float = 0.0,
     ) -> None:
         self.base, self.decode, self.prefill, self.embed = base, decode, prefill, embed
-        self.front, self.answer_seconds, self.left, self.first_token_steps = front, answer, left, behind
+        self.front, self.answer_seconds, self.left = front, answer, left
 
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0

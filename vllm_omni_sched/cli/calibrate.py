@@ -92,6 +92,7 @@ def screen(costs: dict[str, Any]) -> Table:
     shown.add_row("step", f"{1e3 * step['base_seconds']:.3g} ms")
     shown.add_row("  for each request that decodes", f"{1e6 * step['per_decode']:.3g} µs")
     shown.add_row("  for each 1,000 tokens that they read", f"{1e9 * step['per_context_token']:.3g} µs")
+    shown.add_row("  for prompts in it", f"{1e3 * step['prefill_seconds']:.3g} ms")
     shown.add_row("  for each token of a prompt", f"{1e6 * step['per_prefill_token']:.3g} µs")
     shown.add_row("  for each 1,000 pairs of a query and a key", f"{1e9 * step['per_prefill_pair']:.3g} µs")
     for where, name in (("encode", "encode"), ("encode_in_lane", "encode in the lane")):
@@ -107,7 +108,6 @@ def screen(costs: dict[str, Any]) -> Table:
     for modality, seconds in front["per_item"].items():
         shown.add_row(f"  for each {modality}", f"{1e3 * seconds:.3g} ms")
     shown.add_row("answer", f"{1e3 * costs['answer_seconds']:.3g} ms")
-    shown.add_row("  of a first token that others follow", f"{costs['first_token_steps']:.2g} steps later")
     fits = costs["residuals"]["predicted_by_measured"]
     shown.add_row("steps as fitted, of those measured", f"{fits['min']:.2f} – {fits['median']:.2f} – {fits['max']:.2f}")
     return shown

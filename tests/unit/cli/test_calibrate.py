@@ -32,7 +32,8 @@ def test_a_call_that_makes_no_sense(words: list[str], said: str, tmp_path: Path)
 def test_the_screen() -> None:
     cost = {"base_seconds": 0.05, "per_item": 0.0, "per_embed": 5e-4}
     step = dict.fromkeys(
-        ("base_seconds", "per_decode", "per_context_token", "per_prefill_token", "per_prefill_pair"), 4e-3
+        ("base_seconds", "per_decode", "per_context_token", "per_prefill_token", "per_prefill_pair", "prefill_seconds"),
+        4e-3,
     )
     costs = {
         "step": step,
@@ -41,7 +42,6 @@ def test_the_screen() -> None:
         "lane_slowdown": 1.5,
         "frontend": {"per_request": 2e-3, "per_text_token": 1e-5, "per_item": {"image": 15e-3}},
         "answer_seconds": 1e-3,
-        "first_token_steps": 0.9,
         "residuals": {"predicted_by_measured": {"min": 0.9, "median": 1.0, "max": 1.2}},
     }
     console = Console(width=100)

@@ -10,7 +10,6 @@ from vllm_omni_sched.engine.calibration.prompts import Prompts
 from vllm_omni_sched.sim.costs.fit import EncodePoint, FrontPoint, Observations, StepPoint, prefill_pairs
 
 _SHORT = 16  # tokens of a prompt that is only there to decode
-_FOLLOWING = 16  # tokens of a request whose first one is looked at
 _WINDOW = 16  # steps that are compared with their median
 _BESIDE = 4  # requests that decode beside what is measured
 _HELD = 256  # tokens that each of them makes at most
@@ -51,13 +50,6 @@ class Loads:
         pairs = sum(prefill_pairs(start, tokens) for start, tokens in chunks)
         self.observed.steps.append(StepPoint(0, 0, length, pairs, answer.first_step_seconds, len(chunks)))
         return answer.first_step_seconds
-
-    async def first_token(self, length: int) -> None:
-        """One prompt whose first token is its last one, and one that more tokens follow."""
-        last = await self._client.ask(self._prompts.tokens(length))
-        followed = await self._client.ask(self._prompts.tokens(length), _FOLLOWING)
-        step = statistics.median(after - before for before, after in itertools.pairwise(followed.steps))
-        self.observed.first_waits.append((followed.first_step_seconds - last.first_step_seconds) / step)
 
     async def front(self, words: int) -> None:
         """One prompt of text, alone: what the front end does with it."""

@@ -13,8 +13,7 @@ from vllm_omni_sched.sim.costs.fit import Observations
 
 _DECODES = (1, 2, 4, 8, 16, 32)
 _CONTEXTS = ((1, 1024), (4, 512), (4, 1024))
-_PREFILLS = (8, 32, 64, 128, 256, 512, 1024, 2048, 3072)
-_FIRSTS = (16, 64)
+_PREFILLS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 3072)
 _BESIDE = (16, 64, 256, 512)
 _WORDS = (4, 64, 512)
 _IMAGES = (1, 2, 3)
@@ -96,10 +95,9 @@ def _loads(client: Client, prompts: Prompts, plan: Plan) -> list[Load]:
     for n, context in ((n, c) for n, c in _CONTEXTS if n <= most and c <= longest):
         found.append((f"{n} decoding behind {context}", lambda loads, n=n, c=context: loads.decodes(n, c, _TOKENS)))
     for length in (n for n in _PREFILLS if n <= longest):
-        found.append((f"prefill of {length}", lambda loads, n=length: loads.prefill(n)))
-    found += [(f"first token behind {n}", lambda loads, n=n: loads.first_token(n)) for n in _FIRSTS if n <= longest]
+        found.append((f"prefill of {length}", lambda loads, n=length: loads.prefill(min(prompts.about(n), longest))))
     beside = [n for n in _BESIDE if n <= longest]
-    found.append(("prefills beside decoding", lambda loads: loads.beside(beside)))
+    found.append(("prefills beside decoding", lambda loads: loads.beside([prompts.about(n) for n in beside])))
     words = [n for n in _WORDS if n <= longest]
     for count in words:
         found.append((f"{count} words", lambda loads, n=count: loads.front(n)))

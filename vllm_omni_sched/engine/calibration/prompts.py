@@ -32,6 +32,10 @@ class Prompts:
         """A prompt of exactly so many tokens, that the front end need not make."""
         return {"prompt_token_ids": [self._tokens[i % len(self._tokens)] for i in range(length)]}
 
+    def about(self, length: int) -> int:
+        """A length within a fifth of that one: prompts of one and the same length are computed sooner than others."""
+        return max(round(length * self._random.uniform(0.8, 1.2)), 1)
+
     def text(self, words: int) -> dict[str, Any]:
         """A prompt that the front end has to make tokens of."""
         return {"prompt": " ".join(["word"] * words)}

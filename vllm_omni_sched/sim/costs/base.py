@@ -59,11 +59,6 @@ class EngineCosts(Protocol):
     def answer_seconds(self) -> float:
         """From the end of a step until the client has its tokens."""
 
-    @property
-    def first_token_steps(self) -> float:
-        """Steps behind its own that a first token waits for, in [0, 1]: 1 where the engine begins the next step before
-        it passes the tokens of the last one on."""
-
 
 class DecoderCosts(Protocol):
     """Seconds of one video decoder: a core, or an engine of a GPU."""

@@ -17,11 +17,11 @@ class _Part(BaseModel):
 
 
 class StepCosts(_Part):
-    """Of a step: a constant, and what each decoding request, each token that they read, each token of a prompt and
-    each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p and a factor f, in the order of p:
-    p of all steps take at most f times what is fitted. ``beside``: seconds that a step takes longer,
-    besides its part of the cores, while one other engine of the same host is at work, two others, …; more do as much
-    as the last.
+    """Of a step: a constant, and what each decoding request, each token that they read, the first token of a prompt
+    that it computes, each such token and each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p
+    and a factor f, in the order of p: p of all steps take at most f times what is fitted. ``beside``: seconds that a
+    step takes longer, besides its part of the cores, while one other engine of the same host is at work, two others, …;
+    more do as much as the last.
     """
 
     base_seconds: Seconds
@@ -29,6 +29,7 @@ class StepCosts(_Part):
     per_context_token: Seconds
     per_prefill_token: Seconds
     per_prefill_pair: Seconds
+    prefill_seconds: Seconds = 0.0
     steadiness: list[tuple[float, float]] | None = None
     beside: list[Seconds] = []
 
@@ -57,9 +58,7 @@ class FrontendCosts(_Part):
 class Calibration(_Part):
     """A whole file. ``encode_in_lane``: None where no lane was measured. ``lane_slowdown``: how many times as long a
     step takes while the lane works with the whole device. ``front_stall``: by modality, what an item in the front end
-    adds to a token of somebody else. ``first_token_steps``: steps behind its own that a first token waits for, about 1
-    where the engine computes the next step before it passes tokens on (async scheduling on a CPU). ``residuals``: how
-    well the fit fits; nothing reads it.
+    adds to a token of somebody else. ``residuals``: how well the fit fits; nothing reads it.
     """
 
     format: Literal["vllm-omni-sched calibration"] = "vllm-omni-sched calibration"
@@ -72,7 +71,6 @@ class Calibration(_Part):
     frontend: FrontendCosts
     front_stall: dict[str, Seconds] = {}
     answer_seconds: Seconds
-    first_token_steps: Annotated[float, Field(ge=0, le=1)] = 0.0
     kv_tokens: Annotated[int, Field(ge=1)]
     residuals: dict[str, Any] = {}
 

@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 from vllm_omni_sched.errors import ConfigError
 
-STEP_COSTS = ("base_seconds", "per_decode", "per_context_token", "per_prefill_token", "per_prefill_pair")
+STEP_COSTS = (
+    "base_seconds", "per_decode", "per_context_token", "per_prefill_token", "per_prefill_pair", "prefill_seconds"
+)  # fmt: skip
+_TIMES, _SAME = 20, 0.01  # of `median_fit`: repetitions; errors below that count alike
 _PARTS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
 
 
@@ -50,8 +53,7 @@ class Observations:
     """All that was measured of one engine, in the order in which it was.
 
     ``steadiness``: each step of the decode loads, as a part of the median of those around it. ``answers``: seconds
-    from the end of a step until the client has its tokens. ``first_waits``: how much later a first token comes where
-    more are to follow, in steps of one decoding request. ``lane_slowdowns``: of steps while a lane encodes, as a
+    from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, as a
     part of the same steps without. ``front_stalls``: seconds that a client's token came later because the front end
     was at an item, by modality.
     """
@@ -64,13 +66,12 @@ class Observations:
     fronts: list[FrontPoint] = field(default_factory=list)
     front_stalls: dict[str, list[float]] = field(default_factory=dict)
     answers: list[float] = field(default_factory=list)
-    first_waits: list[float] = field(default_factory=list)
 
 
 def fit(seen: Observations) -> dict[str, Any]:
     """The part of a calibration file that is fitted (see `calibration_file.write`), and how well it fits.
 
-    1. Repeated points count as their median.
+    1. Repeated points count as their median; of steps, half take longer than what is fitted.
     2. Every cost is 0 or more, and relative errors count (Lawson and Hanson, 1974, chapter 23).
     3. Items that all have the same size say nothing about a cost for each item: it is put on the embeddings.
 
@@ -80,8 +81,8 @@ def fit(seen: Observations) -> dict[str, Any]:
     if not seen.steps or not seen.fronts or not seen.answers:
         raise ConfigError("a calibration needs measured steps, front-end times and answers; one of them is missing")
     points = _medians(seen.steps, key=lambda p: p._replace(seconds=0.0))
-    rows = [(p.steps, p.decodes, p.context_tokens, p.prefill_tokens, p.prefill_pairs) for p in points]
-    step = dict(zip(STEP_COSTS, relative_fit(rows, [p.seconds for p in points]), strict=True))
+    rows = [_amounts(p) for p in points]
+    step = dict(zip(STEP_COSTS, median_fit(rows, [p.seconds for p in points]), strict=True))
     off = [step_seconds(step, p) / p.seconds for p in points]
     found: dict[str, Any] = {
         "step": step,
@@ -91,7 +92,6 @@ def fit(seen: Observations) -> dict[str, Any]:
         "frontend": _front(seen.fronts),
         "front_stall": {name: statistics.median(stalls) for name, stalls in seen.front_stalls.items() if stalls},
         "answer_seconds": statistics.median(seen.answers),
-        "first_token_steps": min(max(statistics.median(seen.first_waits), 0.0), 1.0) if seen.first_waits else 0.0,
         "residuals": {
             "points": len(points),
             "predicted_by_measured": {"min": min(off), "median": statistics.median(off), "max": max(off)},
@@ -105,8 +105,11 @@ def fit(seen: Observations) -> dict[str, Any]:
 
 def step_seconds(step: dict[str, float], point: StepPoint) -> float:
     """What the fitted costs say of a point."""
-    amounts = (point.steps, point.decodes, point.context_tokens, point.prefill_tokens, point.prefill_pairs)
-    return sum(step[name] * amount for name, amount in zip(STEP_COSTS, amounts, strict=True))
+    return sum(step[name] * amount for name, amount in zip(STEP_COSTS, _amounts(point), strict=True))
+
+
+def _amounts(p: StepPoint) -> tuple[float, ...]:
+    return p.steps, p.decodes, p.context_tokens, p.prefill_tokens, p.prefill_pairs, p.steps if p.prefill_tokens else 0
 
 
 def prefill_pairs(start: int, tokens: int) -> float:
@@ -114,13 +117,33 @@ def prefill_pairs(start: int, tokens: int) -> float:
     return tokens * (start + tokens / 2)
 
 
-def relative_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Weights >= 0 of the columns of ``rows``, for the least sum of squared relative errors; all values are > 0."""
+def relative_fit(
+    rows: Sequence[Sequence[float]], values: Sequence[float], counts: Sequence[float] | None = None
+) -> list[float]:
+    """Weights >= 0 of the columns of ``rows``, for the least sum of squared relative errors; all values are > 0.
+
+    Args:
+        counts: what the square of each error counts; None: 1 each.
+    """
     y = np.asarray(values, dtype=float)
-    a = np.asarray(rows, dtype=float) / y[:, None]
+    counted = np.ones(len(y)) if counts is None else np.sqrt(np.asarray(counts, dtype=float))
+    a = np.asarray(rows, dtype=float) * (counted / y)[:, None]
     scale = np.sqrt((a * a).sum(axis=0))
     scale[scale == 0] = 1.0
-    return [float(weight) for weight in _nonnegative(a / scale, np.ones(len(y))) / scale]
+    return [float(weight) for weight in _nonnegative(a / scale, counted) / scale]
+
+
+def median_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """`relative_fit` for the least sum of relative errors as they are, so that one that is far off decides nothing.
+
+    By least squares again and again, each error counting as one by its size (Schlossmacher, JASA 1973).
+    """
+    found = relative_fit(rows, values)
+    for _ in range(_TIMES):
+        fitted = np.asarray(rows, dtype=float) @ np.asarray(found)
+        off = np.abs(fitted / np.asarray(values) - 1)
+        found = relative_fit(rows, values, (1 / np.maximum(off, _SAME)).tolist())
+    return found
 
 
 def _nonnegative(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -25,7 +25,7 @@ class MeasuredCosts:
         self.kv_tokens = calibration.kv_tokens
         step = calibration.step
         self._base, self._decode, self._context = step.base_seconds, step.per_decode, step.per_context_token
-        self._prefill, self._pair = step.per_prefill_token, step.per_prefill_pair
+        self._prefill, self._pair, self._prompts = step.per_prefill_token, step.per_prefill_pair, step.prefill_seconds
         self._slower = max(calibration.lane_slowdown, 1.0) - 1.0
 
     @classmethod
@@ -49,6 +49,7 @@ class MeasuredCosts:
             + self._context * context_tokens
             + self._prefill * prefill_tokens
             + self._pair * prefill_pairs
+            + (self._prompts if prefill_tokens else 0.0)
         ) / share
 
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
@@ -107,11 +108,6 @@ class MeasuredCosts:
     def answer_seconds(self) -> float:
         """From the end of a step until the client has its tokens."""
         return self.calibration.answer_seconds
-
-    @property
-    def first_token_steps(self) -> float:
-        """Steps behind its own that a first token waits for."""
-        return self.calibration.first_token_steps
 
     def _sum(self, key: str, costs: dict[str, EncodeCosts], modality: str, embeds: int, items: int) -> float:
         cost = costs.get(modality)

@@ -123,11 +123,6 @@ class RooflineCosts:
         """From the end of a step until the client has its tokens."""
         return self.efficiency.answer_seconds
 
-    @property
-    def first_token_steps(self) -> float:
-        """None: a device computes the next step while the host passes tokens on."""
-        return 0.0
-
     def _of(self, modality: str) -> tuple[float, float, int | None]:
         tower = self._towers.get(modality)
         if tower is None:

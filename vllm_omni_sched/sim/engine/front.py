@@ -12,13 +12,10 @@ from vllm_omni_sched.sim.server import Done, Job
 class FrontEnd(ABC):
     """1. A job goes through the front end, which serves one at a time, and is then in the engine (`_enter`).
     2. It is here until its client has the answer, ``answer_seconds`` after its last token.
-    3. A first token that others follow is passed on ``first_token_steps`` of a step behind its own. Those others are as
-       late, so that the time between tokens is that of steps.
-    4. What an engine had when it died never answers: each life has a number, which all that is to come carries.
+    3. What an engine had when it died never answers: each life has a number, which all that is to come carries.
     """
 
     __slots__ = (
-        "_behind",
         "_costs",
         "_done",
         "_epoch",
@@ -27,7 +24,6 @@ class FrontEnd(ABC):
         "_kv_tokens",
         "_sim",
         "_spoke",
-        "_unspoken",
         "in_flight",
     )
 
@@ -35,8 +31,6 @@ class FrontEnd(ABC):
         self, sim: Simulator, costs: EngineCosts, kv_tokens: int, done: Done, spoke: Done | None = None
     ) -> None:
         self._sim, self._costs, self._kv_tokens, self._done, self._spoke = sim, costs, kv_tokens, done, spoke
-        self._behind = costs.first_token_steps
-        self._unspoken: list[Job] = []  # whose first token is made, and not passed on
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}  # with its sequence, while it is in the engine
         self._front_until = 0.0
         self._epoch = 0
@@ -74,25 +68,11 @@ class FrontEnd(ABC):
     def _enter(self, came: tuple[int, Job]) -> None:
         """It is in the engine, if it `_is_here` still."""
 
-    def _has_first(self, job: Job, now: float, others_follow: bool) -> None:
-        """It has made its first token."""
-        if self._behind and others_follow:
-            self._unspoken.append(job)
-        else:
-            self._say(job, now)
-
     def _say(self, job: Job, at: float) -> None:
         """Its first token is passed on."""
         job.first = at + self._costs.answer_seconds
         if self._spoke is not None:
             self._spoke(job)
-
-    def _say_late(self, began: float, ended: float) -> None:
-        """The step behind that of some first tokens is over."""
-        unspoken, self._unspoken = self._unspoken, []
-        for job in unspoken:
-            if self._is_here(self._epoch, job):
-                self._say(job, began + self._behind * (ended - began))
 
     def _answer(self, job: Job) -> None:
         """It has made its last token."""
@@ -118,7 +98,6 @@ class FrontEnd(ABC):
         lost = [job for job, _ in self._jobs.values()]
         self._epoch += 1
         self._jobs.clear()
-        self._unspoken.clear()
         self.in_flight = 0
         self._front_until = 0.0
         return lost

@@ -77,7 +77,7 @@ class EngineServer(Steps):
     def _first(self, sequence: Sequence, now: float) -> None:
         sequence.made += 1
         if sequence.last_token is None:
-            self._has_first(sequence.job, now, sequence.made < sequence.output_tokens)
+            self._say(sequence.job, now)
         else:
             gap = now - sequence.last_token
             sequence.largest_gap = max(sequence.largest_gap, gap)

@@ -191,8 +191,6 @@ class Steps(FrontEnd):
             return
         decodes = self.decodes
         now, decoding = self._sim.now, decodes.number
-        if self._unspoken:
-            self._say_late(self._last_end, now)
         if decoding:
             gap = now - self._last_end
             self._gap(gap, decoding)

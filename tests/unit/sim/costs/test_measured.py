@@ -21,6 +21,7 @@ FILE = {
         "per_context_token": 1e-7,
         "per_prefill_token": 1e-3,
         "per_prefill_pair": 1e-6,
+        "prefill_seconds": 0.002,
         "steadiness": [[0.5, 1.0], [0.99, 1.7]],
     },
     "encode": {"image": {"base_seconds": 0.1, "per_item": 0.01, "per_embed": 1e-3}},
@@ -29,7 +30,6 @@ FILE = {
     "frontend": {"per_request": 0.002, "per_text_token": 1e-5, "per_item": {"image": 0.02}},
     "front_stall": {"image": 0.01},
     "answer_seconds": 0.0005,
-    "first_token_steps": 0.8,
     "residuals": {"points": 30},
     "kv_tokens": 4096,
 }
@@ -50,12 +50,13 @@ def written(tmp_path):
 
 def test_every_number_counts(written):
     costs = MeasuredCosts.read(written())
-    assert costs.step_seconds(2, 3000, 40, 500.0) == pytest.approx(0.01 + 2e-4 + 3e-4 + 0.04 + 5e-4)
+    assert costs.step_seconds(2, 3000, 40, 500.0) == pytest.approx(0.01 + 2e-4 + 3e-4 + 0.04 + 5e-4 + 0.002)
+    assert costs.step_seconds(2, 3000, 0, 0.0) == pytest.approx(0.01 + 2e-4 + 3e-4)
     assert costs.encode_seconds("image", 100, 3) == pytest.approx(0.1 + 0.03 + 0.1)
     assert costs.lane_seconds("image", 100, 3) == pytest.approx(0.2 + 0.06 + 0.2)
     request = Request(0, 0.0, 100, 5, (Item("image", 50, 1), Item("image", 50, 2)))
     assert costs.frontend_seconds(request) == pytest.approx(0.002 + 0.001 + 0.04)
-    assert (costs.answer_seconds, costs.first_token_steps, costs.kv_tokens) == (0.0005, 0.8, 4096)
+    assert (costs.answer_seconds, costs.kv_tokens) == (0.0005, 4096)
     assert costs.calibration.step.steadiness == [(0.5, 1.0), (0.99, 1.7)]
 
 
@@ -124,7 +125,6 @@ def drop(*keys):
         (put("step", "per_decode", value=-1.0), "key 'step.per_decode': .*greater than or equal to 0, got -1.0"),
         (put("step", "per_decode", value="1"), "key 'step.per_decode': .*valid number, got \"1\""),
         (put("answer_seconds", value=float("inf")), "key 'answer_seconds': .*finite"),
-        (put("first_token_steps", value=1.1), "key 'first_token_steps': .*less than or equal to 1, got 1.1"),
         (put("lane_slowdown", value=0), "key 'lane_slowdown': .*greater than 0, got 0"),
         (put("frontend", "per_item", "image", value=-1.0), "key 'frontend.per_item.image'"),
         (drop("kv_tokens"), "key 'kv_tokens' is missing; have the file written again"),

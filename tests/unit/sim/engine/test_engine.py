@@ -27,23 +27,17 @@ def test_one_request_has_its_first_token_after_its_prompt_and_one_more_with_each
     assert job.largest_gap == pytest.approx(0.11)
 
 
-def test_a_first_token_that_others_follow_waits_for_the_step_behind_its_own() -> None:
-    costs = PlainCosts(base=0.01, prefill=0.001, answer=0.25, behind=0.5)
-    run = Run(costs).serve([Request(0, 0.0, 100, 4), Request(1, 1.0, 100, 1)])
-    assert run.jobs[0].first == pytest.approx(0.11 + 0.5 * 0.01 + 0.25)
-    assert run.jobs[0].largest_gap == pytest.approx(0.01)
-    assert run.end(0) == pytest.approx(0.11 + 3 * 0.01 + 0.25)
-    assert run.jobs[1].first == pytest.approx(1.0 + 0.11 + 0.25)  # there is nothing behind it
-
-
-def test_who_is_taken_back_before_its_first_token_is_passed_on_has_none() -> None:
-    run = Run(PlainCosts(base=0.01, behind=1.0))
+def test_a_request_that_is_taken_back_can_come_again_under_its_number() -> None:
+    run = Run(PlainCosts(base=0.01))
     for _ in range(2):
         run.engine.submit(job := Job(Request(0, 0.0, 10, 9), 0))
         run.sim.run(run.sim.now + 0.015)
         run.engine.abort(job)
         run.sim.run()
-        assert job.first == math.inf
+    assert run.ended == []
+    run.engine.submit(Job(Request(0, 0.0, 10, 9), 0))
+    run.sim.run()
+    assert len(run.ended) == 1
 
 
 def test_an_item_is_encoded_in_front_of_the_step_that_computes_it_and_its_gap_shows_it() -> None:

@@ -1,8 +1,9 @@
-"""How fast the machine was, while each wave was measured. Pure.
+"""How fast the machine was, while something was measured. Pure.
 
 A shared machine is not equally fast at all times: the same load takes up to twice as long minutes later. One reference
 load runs before and after each wave; what it takes there, as a part of what it takes in the mean, is the wave's pace.
-Calibration is for a pace of 1, and a wave is simulated at its own.
+Calibration is for a pace of 1, and a wave is simulated at its own. (The engine's rounds: as a part of what the
+calibration says.)
 """
 
 from __future__ import annotations
@@ -55,16 +56,13 @@ def at_usual_pace(wave: dict[str, Any]) -> dict[str, Any]:
     return {**wave, "told": told, "seconds": wave["seconds"] / pace, "cpu_seconds": cpu}
 
 
+_NO_SECONDS = {"steadiness", "lane_slowdown", "residuals", "source"}
+
+
 def costs_at(pace: float, costs: Any) -> Any:
-    """A stage's fitted costs at that pace: all seconds times it."""
-    step: dict[str, Any] = {key: value * pace for key, value in costs["step"].items() if isinstance(value, float)}
-    step["beside"] = [seconds * pace for seconds in costs["step"]["beside"]]
-    kept = {key: value for key, value in costs["step"].items() if key not in step}
-    front: dict[str, Any] = {key: value * pace for key, value in costs["frontend"].items() if isinstance(value, float)}
-    front["beside"] = [seconds * pace for seconds in costs["frontend"]["beside"]]
-    return {
-        **costs,
-        "step": step | kept,
-        "frontend": costs["frontend"] | front,
-        "answer_seconds": costs["answer_seconds"] * pace,
-    }
+    """What is fitted, as in a calibration file, at that pace: all seconds times it."""
+    if isinstance(costs, dict):
+        return {key: value if key in _NO_SECONDS else costs_at(pace, value) for key, value in costs.items()}
+    if isinstance(costs, list):
+        return [costs_at(pace, value) for value in costs]
+    return costs * pace if isinstance(costs, float) else costs
