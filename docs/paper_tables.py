@@ -40,7 +40,7 @@ def searched(body: Mapping[str, Any], less: bool = False) -> str:
         rows.append(
             [
                 ", ".join([name, *(f"{value} embeddings a frame" for value in values)]),
-                *(_number(found.get(system)) for system in _systems(body)),
+                *(_at_least(systems, system) + _number(found.get(system)) for system in _systems(body)),
                 _ratio(found.get("ours"), found.get("baseline"), less),
                 _ratio(found.get("ours"), found.get("split"), less),
             ]
@@ -104,6 +104,12 @@ def _systems(body: Mapping[str, Any]) -> Sequence[str]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _at_least(systems: Mapping[str, Record], system: str) -> str:
+    """What was searched for is more where all that came was served."""
+    found = systems.get(system, {}).get("found") or {}
+    return "" if found.get("saturated", True) else "≥ "
 
 
 def _ratio(ours: float | None, other: float | None, less: bool) -> str:
