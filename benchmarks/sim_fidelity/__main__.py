@@ -130,7 +130,8 @@ def table(records: list[dict[str, Any]]) -> Table:
     for r in records:
         said = "" if r["within"] else "too far"
         numbers = (f"{r['measured_ms']:,.4g}", f"{r['simulated_ms']:,.4g}", f"{100 * r['off']:+.1f} %")
-        shown.add_row(r["variant"], f"{r['load']:g}", r["measure"], *numbers, said)
+        load = "all" if r["load"] is None else f"{r['load']:g}"
+        shown.add_row(r["variant"], load, r["measure"], *numbers, said)
     return shown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,15 +52,15 @@ def series(rounds: Rounds, costs: MeasuredCosts) -> dict[str, tuple[list[float],
     return {"TTFT": (ttfts(rounds), of_ttft), "ITL": (gaps(rounds), of_itl)}
 
 
-def grouped(rounds: Rounds) -> list[tuple[tuple[str, float], list[dict[str, Any]]]]:
-    """By variant and load."""
-
-    def key(one: dict[str, Any]) -> tuple[str, float]:
-        return one["variant"], one["load"]
-
-    # "stock" comes after "ours" by name
-    ordered = sorted(rounds, key=key, reverse=True)
-    return [(name, list(own)) for name, own in itertools.groupby(ordered, key)]
+def grouped(rounds: Rounds) -> list[tuple[tuple[str, float | None], list[dict[str, Any]]]]:
+    """By variant, stock first: all of them (None), then by load."""
+    found: list[tuple[tuple[str, float | None], list[dict[str, Any]]]] = []
+    for variant in sorted({one["variant"] for one in rounds}, reverse=True):
+        own = [one for one in rounds if one["variant"] == variant]
+        found.append(((variant, None), own))
+        for load in sorted({one["load"] for one in own}, reverse=True):
+            found.append(((variant, load), [one for one in own if one["load"] == load]))
+    return found
 
 
 def ttfts(rounds: Rounds) -> list[float]:

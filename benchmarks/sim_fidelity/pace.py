@@ -3,7 +3,7 @@
 A shared machine is not equally fast at all times: the same load takes up to twice as long minutes later. One reference
 load runs before and after each wave; what it takes there, as a part of what it takes in the mean, is the wave's pace.
 Calibration is for a pace of 1, and a wave is simulated at its own. (The engine's rounds: as a part of what the
-calibration says.)
+calibration says, and of steps alone.)
 """
 
 from __future__ import annotations

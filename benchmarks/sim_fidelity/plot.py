@@ -22,7 +22,8 @@ def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dic
         for one in own:
             ttft += simulate(costs, one, itl)
         parts = [i / 500 for i in range(1, 500)]
-        cdf(row[0], f"{variant}, load {load:g}: TTFT, ms", ttfts(own), points(sorted(ttft), parts), parts)
+        where = "all loads" if load is None else f"load {load:g}"
+        cdf(row[0], f"{variant}, {where}: TTFT, ms", ttfts(own), points(sorted(ttft), parts), parts)
         cdf(row[1], "ITL, ms", gaps(own), [itl.quantile(part) for part in parts], parts)
         _table(row[2], [r for r in records if (r["variant"], r["load"]) == (variant, load)])
     axes[0][0].legend(frameon=False, loc="lower right")

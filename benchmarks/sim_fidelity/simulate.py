@@ -85,8 +85,10 @@ def pace_of(usual: MeasuredCosts, references: Sequence[dict[str, float]]) -> flo
 
 
 def at_pace(costs: MeasuredCosts, pace: float) -> MeasuredCosts:
-    """The same, where all takes ``pace`` times as long."""
-    return MeasuredCosts(Calibration.model_validate_json(json.dumps(costs_at(pace, costs.calibration.model_dump()))))
+    """The same, where steps take ``pace`` times as long. Encodes wait for operations, not for memory as steps do."""
+    calibration = costs.calibration.model_dump()
+    calibration["step"] = costs_at(pace, calibration["step"])
+    return MeasuredCosts(Calibration.model_validate_json(json.dumps(calibration)))
 
 
 def warm_up() -> list[Request]:

@@ -59,7 +59,8 @@ class Ahead:
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
 
     def _seconds(self, modality: str, embeds: int) -> float:
-        beside = bool(self._running())
+        # with processors of its own it has them whatever its share is of those that steps leave
+        beside = bool(self._running()) and not (self._limits.paced and self._limits.lane_beside)
         return self._costs.lane_seconds(modality, embeds, 1, self.share if beside else 1.0, beside)
 
     def may_run(self, sequence: Sequence, alone: bool, now: float) -> bool:
