@@ -19,8 +19,8 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done
 
-# of a processor of the LLM, for the lane: a process of niceness 10 (`encode_lane_nice`) has a tenth beside one of 0, and
-# for about a fifth of a step the LLM waits for its host
+# of a processor of the LLM, for the lane: a process of niceness 10 (`encode_lane_nice`) has a tenth beside one of 0,
+# and for about a fifth of a step the LLM waits for its host
 _BESIDE_STEPS = 0.3
 _NEAR = 2  # steps that are taken one by one
 
