@@ -15,7 +15,7 @@ def bins(study: Study, findings: Sequence[Finding], path: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    shown = findings[: len(style.COLOURS)]
+    shown = findings[: style.MOST_LINES]
     stages = [key for key in shown[0].over_time if key.startswith("serving ") and _differ(shown, key)]
     rows = ["requests", *stages, "within_slo"]
     figure, parts = style.new_figure(9.0, 2.0 + 1.9 * len(rows), nrows=len(rows), sharex=True)

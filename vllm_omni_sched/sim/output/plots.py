@@ -1,6 +1,7 @@
 """Pictures of what was found."""
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from vllm_omni_sched.sim.study.spread import groups, measure
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
 _LEAST = 1e-6  # seconds; a log axis has no 0
-_MOST_LINES = len(style.COLOURS)
 _SWEPT = {
     "ttft_p99_seconds": "TTFT, P99 in seconds",
     "itl_p99_seconds": "inter-token latency, P99 in seconds",
@@ -79,11 +79,11 @@ def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: 
 
 def _shown(findings: Sequence[Finding]) -> Sequence[Finding]:
     """All, or where that is too many to tell apart those at the values in the middle of the sweep."""
-    if len(findings) <= _MOST_LINES:
+    if len(findings) <= style.MOST_LINES:
         return findings
     swept = [one.values for at, one in enumerate(findings) if one.values not in [two.values for two in findings[:at]]]
     middle = swept[len(swept) // 2]
-    return [one for one in findings if one.values == middle][:_MOST_LINES]
+    return [one for one in findings if one.values == middle][: style.MOST_LINES]
 
 
 def _apart(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> list[tuple[str, float, float, str]]:
@@ -110,7 +110,7 @@ def _timeline(study: Study, finding: Finding, path: Path) -> Path:
     rows = {"queued": "requests", "utilisation": "busy, part", "replicas": "replicas"}
     for axes, (key, said) in zip(parts, rows.items(), strict=True):
         ends = []
-        for name, colour in zip(names, style.COLOURS, strict=False):
+        for name, colour in zip(names, cycle(style.COLOURS), strict=False):
             values = [one[key][name] for one in finding.timeline]
             axes.plot(at, values, color=colour, linewidth=1.4, drawstyle="steps-post" if key == "replicas" else None)
             ends.append((name, at[-1], values[-1], colour))
@@ -139,7 +139,7 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
         figure.subplots_adjust(wspace=0.2 + 2.2 * (1 - right), hspace=0.32)
     for axes, (name, said) in zip(parts.flat, wanted.items(), strict=True):
         ends = []
-        for (line, points), colour in zip(lines.items(), style.COLOURS, strict=False):
+        for (line, points), colour in zip(lines.items(), cycle(style.COLOURS), strict=False):
             points = sorted(points, key=lambda group: group[0].values[key])
             band = [(group[0].values[key], _values(group, name)) for group in points if _values(group, name)]
             if not band:

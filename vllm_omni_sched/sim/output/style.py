@@ -7,7 +7,11 @@ from typing import Any
 from vllm_omni_sched.sim.output.files import temporary
 
 INK, MUTED, GRID = "#1f2328", "#6e7781", "#e3e6ea"
-COLOURS = ("#0b7a75", "#b3402a", "#3b5bdb", "#9c6b00", "#7b3fa0", "#2b7a0b", "#a8326e", "#4a5560")
+COLOURS = (
+    "#0b7a75", "#b3402a", "#3b5bdb", "#9c6b00", "#7b3fa0", "#2b7a0b", "#a8326e", "#4a5560", "#c2762d", "#1b7fb5",
+    "#7d8c1f", "#8c6d5a",
+)  # fmt: skip
+MOST_LINES = 8  # of a picture that can leave some out
 
 
 def new_figure(width: float = 8.0, height: float = 4.5, **subplots: Any) -> tuple[Any, Any]:

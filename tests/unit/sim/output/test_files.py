@@ -118,6 +118,23 @@ def test_pictures_are_those_there_is_something_for(
     assert all(any(text.startswith("simulated · ") for text in told) for told in texts)
 
 
+def test_a_sweep_has_a_line_for_each_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: dict[str, set[str]] = {}
+
+    def save(figure: Any, path: Path) -> Path:
+        import matplotlib.pyplot as plt
+
+        named[path.name] = {text.get_text() for text in figure.axes[0].texts}
+        plt.close(figure)
+        return path
+
+    monkeypatch.setattr(style, "save", save)
+    variants = "".join(f'[[variants]]\nname = "v{i}"\n' for i in range(len(style.COLOURS) + 2))
+    study, findings = found(tmp_path, variants + "[sweep]\nworkload.rate = [1, 2]\n")
+    plots.draw(study, findings, tmp_path / "out", "one")
+    assert {f"v{i}" for i in range(len(style.COLOURS) + 2)} <= named["one-sweep.png"]
+
+
 def test_a_picture_is_written_whole_and_the_same_each_time(tmp_path: Path) -> None:
     written = []
     for name in ("one.png", "two.png"):
