@@ -76,6 +76,7 @@ def run_episode(
         sim.at(request.arrival, engine.submit, Job(request, 0))
         arrived += 1
     sim.run(seconds + drain_seconds)
+    engine.catch_up()
     records = [_record(job, when) for job, when in ended]
     within = sum(record.meets(*promise) for record in records)
     # who has no first token yet has waited since it arrived, and is counted as never

@@ -56,7 +56,7 @@ class EngineServer(Steps):
 
     def kill(self) -> list[Job]:
         """Die."""
-        self._catch_up()
+        self.catch_up()
         self._leap = None
         lost = self._die()
         if self.ahead is not None:

@@ -35,7 +35,7 @@ class Steps(FrontEnd):
     """What `EngineServer` does step by step. While nothing but time passes in one, nobody looks at its steps:
 
     1. That is while nobody waits, no prompt is computed, nothing is in the lane, and nobody has a last token.
-    2. Who comes or goes, and who looks at what the engine did, first has it `_catch_up` with the time: then the steps
+    2. Who comes or goes, and who looks at what the engine did, first has it `catch_up` with the time: then the steps
        that have ended are computed, one behind the other. Each counts as an event.
     """
 
@@ -110,7 +110,7 @@ class Steps(FrontEnd):
 
     def busy_seconds(self) -> dict[str, float]:
         """Seconds of steps by what they went to, and those of the lane in which no step ran."""
-        self._catch_up()
+        self.catch_up()
         busy = {"llm": self._llm_seconds, "encode": self._encode_seconds}
         if self.ahead is not None:
             busy["lane"] = self._lane_seconds
@@ -230,7 +230,7 @@ class Steps(FrontEnd):
         self._sim.events -= 1  # nothing happens here that is not counted elsewhere
         if leap is not self._leap:
             return
-        self._catch_up()
+        self.catch_up()
         if leap.left > _NEAR:
             self._sim.at(leap.bound(), self._land, leap)
         else:
@@ -240,11 +240,11 @@ class Steps(FrontEnd):
         """The step that runs is the last one that nobody has looked at."""
         leap = self._leap
         if leap is not None:
-            self._catch_up()
+            self.catch_up()
             self._leap = None
             self._sim.at(leap.end, self._end, self._epoch)
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Steps that have ended before now are over for everybody."""
         leap, now = self._leap, self._sim.now
         if leap is None or leap.end >= now:
