@@ -115,7 +115,8 @@ def test_stopping_a_child_ends_what_it_started(module):
 
 def is_running(pid):
     """False also for a zombie that nobody has reaped yet."""
-    if not os.path.exists(f"/proc/{pid}/stat"):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may go between the opening and the reading
         return False
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] != "Z"
