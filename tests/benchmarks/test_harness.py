@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 import signal
 import textwrap
 
