@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +61,12 @@ def fitted(waves: Waves) -> Fitted:
         loads[wave["name"]].append(wave)
     front = front_costs(waves)
     think = {n: _mean_gap(loads[f"think {n}"]) for n in (1, 2, 4, 8)}
-    firsts = {n: _mean(loads[f"prompt {n}"], first_seconds) for n in (20, 150, 600)}
+    firsts = {n: _median(loads[f"prompt {n}"], first_seconds) for n in (20, 150, 600)}
     say = said(loads)
     message = front["per_step"] + front["per_output"]
     short = 20 * (firsts[600] - firsts[20]) / (600 - 20)  # what the tokens of the shortest prompt add
     answer = max(firsts[20] - front["per_request"] - think[1] - short - message, 0.0)
-    after = _mean(loads["prompt 20"], after_seconds)
+    after = _median(loads["prompt 20"], after_seconds)
     link = max(after - front["per_request"] - say[1] - message - answer, 0.0)
 
     first, second = Observations(answers=[answer]), Observations(answers=[answer])
@@ -80,7 +80,7 @@ def fitted(waves: Waves) -> Fitted:
     longer = [_mean_gap(loads[f"beside {busy}"]) for busy in (1, 2)]
     slowdowns = beside(think[1], longer), beside(say[1], said_beside(loads)[1:])
     waits = [
-        max(_mean(loads[f"beside {busy}"], last_first_seconds) - firsts[20] - (step - think[1]), 0.0)
+        max(_median(loads[f"beside {busy}"], last_first_seconds) - firsts[20] - (step - think[1]), 0.0)
         for busy, step in zip((1, 2), longer, strict=True)
     ]
     for seen, slower in zip((first, second), slowdowns, strict=True):
@@ -99,18 +99,18 @@ def gaps(wave: dict[str, Any]) -> list[float]:
     ]
 
 
-def first_seconds(wave: dict[str, Any]) -> float:
-    return statistics.fmean(one["outputs"][0] for one in wave["told"])
+def first_seconds(wave: dict[str, Any]) -> list[float]:
+    return [one["outputs"][0] for one in wave["told"]]
 
 
-def last_first_seconds(wave: dict[str, Any]) -> float:
+def last_first_seconds(wave: dict[str, Any]) -> list[float]:
     """First output of the request that came last."""
-    return float(wave["told"][-1]["outputs"][0])
+    return first_seconds({"told": wave["told"][-1:]})
 
 
-def after_seconds(wave: dict[str, Any]) -> float:
+def after_seconds(wave: dict[str, Any]) -> list[float]:
     """From the first stage's last output to the end."""
-    return statistics.fmean(one["end"] - one["outputs"][-1] for one in wave["told"])
+    return [one["end"] - one["outputs"][-1] for one in wave["told"]]
 
 
 def said(loads: Loads) -> dict[int, float]:
@@ -148,7 +148,7 @@ def said_beside(loads: Loads) -> list[float]:
     times we know all, of the tokens only their sum. Besides its part of the cores a step loses the same beside one and
     beside two: what makes the sum right.
     """
-    handed = _mean(loads["prompt 20"], after_seconds)  # to the second stage, with one token of its answer
+    handed = _median(loads["prompt 20"], after_seconds)  # to the second stage, with one token of its answer
     by_load = {
         name: [one for wave in loads[name] for one in _by_others(wave["told"], handed)]
         for name in ("say 1", "say 2", "beside 1", "beside 2")
@@ -222,6 +222,15 @@ def _mean_gap(waves: Waves) -> float:
 
 
 def _mean(waves: Waves, of: Callable[[dict[str, Any]], float]) -> float:
+    return statistics.fmean(of(wave) for wave in _measured(waves))
+
+
+def _median(waves: Waves, of: Callable[[dict[str, Any]], Iterable[float]]) -> float:
+    """Of all their requests: a load has few, and one that the machine held up is not what a request costs."""
+    return statistics.median(seconds for wave in _measured(waves) for seconds in of(wave))
+
+
+def _measured(waves: Waves) -> Waves:
     if not waves:
         raise KeyError("a designed load was not measured")
-    return statistics.fmean(of(wave) for wave in waves)
+    return waves

@@ -79,6 +79,18 @@ def test_costs_are_found_again(waves: list[dict[str, Any]]) -> None:
     assert found.stages[0]["frontend"]["per_request"] == pytest.approx(1e-3, rel=0.05)
 
 
+def test_one_request_that_the_machine_held_up_changes_no_cost(waves: list[dict[str, Any]]) -> None:
+    costs = fitted(waves)
+    for name in ("prompt 20", "prompt 600"):
+        held_up = next(wave for wave in waves if wave["name"] == name)["told"][2]
+        held_up["outputs"] = [seconds + 0.3 for seconds in held_up["outputs"]]
+        held_up["end"] += 0.5
+    again = fitted(waves)
+    assert again.stages[0]["answer_seconds"] == pytest.approx(costs.stages[0]["answer_seconds"], rel=1e-6)
+    assert again.link_seconds == pytest.approx(costs.link_seconds, rel=1e-6)
+    assert again.stages[0]["step"]["per_prefill_token"] == pytest.approx(PROMPT_TOKEN, rel=0.05)
+
+
 def test_a_load_that_is_missing_is_an_error(waves: list[dict[str, Any]]) -> None:
     with pytest.raises(KeyError, match="not measured"):
         fitted([wave for wave in waves if wave["name"] != "prompt 150"])
