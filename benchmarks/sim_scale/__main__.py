@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from benchmarks.harness.arguments import at_least_one
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.policy_cost.bench import Decision
@@ -31,21 +32,18 @@ _SECOND = "cpu_seconds_per_simulated_second"
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     part, seed = options.part, options.seed
-
-    def alone(case: Case) -> dict[str, Any]:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found: dict[str, Any] = pool.apply(run, (case,))
-        console.print(f"{found['variant']}, {found['gpus']} GPUs: {found['events_per_second']:,} events/s")
-        return found
-
     variants = ("stock", "ours")
-    scale = [alone(Case(one, gpus, _RATE, part * of, seed)) for gpus, of in _SCALE.items() for one in variants]
-    rates = [alone(Case(one, 100, rate, part * 40 / rate, seed)) for rate in _RATES for one in variants]
-    timed = [alone(Case(one, gpus, _RATE, part * of, seed, timed=True)) for one, gpus, of in _TIMED]
+    cases = [
+        [Case(one, gpus, _RATE, part * of, seed) for gpus, of in _SCALE.items() for one in variants],
+        [Case(one, 100, rate, part * 40 / rate, seed) for rate in _RATES for one in variants],
+        [Case(one, gpus, _RATE, part * of, seed, timed=True) for one, gpus, of in _TIMED],
+    ]
+    rounds = [[[alone(case) for case in own] for own in cases] for _ in range(options.rounds)]
+    scale, rates, timed = [[median_run(runs) for runs in zip(*own, strict=True)] for own in zip(*rounds, strict=True)]
     exponents = {one: exponent(of(scale, one), _GPUS) for one in variants}
     by_rate = {one: exponent(of(rates, one), "rate_per_gpu") for one in variants}
     held = [
-        {"decision": one.name, "waiting": number, "median_us": median_us(one, number, seed)}
+        {"decision": one.name, "waiting": number, "median_us": median_us(one, number, seed, options.rounds)}
         for one in DECISIONS
         if one.barred
         for number in (100, 1_000, 10_000)
@@ -60,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "exponent_by_rate": by_rate,
         "waiting": held,
     }
-    path = write_result(options.out / "sim_scale.json", "sim_scale", results, seed=seed, workload={"part": part})
+    workload = {"part": part, "rounds": options.rounds}
+    path = write_result(options.out / "sim_scale.json", "sim_scale", results, seed=seed, workload=workload)
     console.print(str(path))
     console.print(str(plot(path.with_suffix(".png"), scale, exponents)))
 
@@ -71,19 +70,34 @@ _TIMED = (("stock", 100, 10.0), ("ours", 100, 10.0), ("ours", 10_000, 0.5), ("ga
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sim_scale", description=__doc__)
     parser.add_argument("--part", type=float, default=1.0, help="of the simulated seconds")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="of all cases; of each the run in the middle")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
+
+
+def alone(case: Case) -> dict[str, Any]:
+    """In a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found: dict[str, Any] = pool.apply(run, (case,))
+    console.print(f"{found['variant']}, {found['gpus']} GPUs: {found['events_per_second']:,} events/s")
+    return found
+
+
+def median_run(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of runs of one case the one in the middle, of two the quicker one; ``cpu_seconds_of_runs``: of all, rising."""
+    ordered = sorted(runs, key=lambda one: one["cpu_seconds"])
+    return {**ordered[(len(runs) - 1) // 2], "cpu_seconds_of_runs": [one["cpu_seconds"] for one in ordered]}
 
 
 def of(rows: Sequence[Mapping[str, Any]], variant: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["variant"] == variant]
 
 
-def median_us(decision: Decision, waiting: int, seed: int) -> float:
-    """Of a decision with so many requests waiting, as in ``policy_cost``."""
-    taken = decision.make(waiting, random.Random(seed)).seconds(500, 0.2)
-    return round(1e6 * statistics.median(taken), 2)
+def median_us(decision: Decision, waiting: int, seed: int, rounds: int) -> float:
+    """Of a decision with so many requests waiting, as in ``policy_cost``; of the rounds the one in the middle."""
+    taken = [decision.make(waiting, random.Random(seed)).seconds(500, 0.2) for _ in range(rounds)]
+    return round(1e6 * statistics.median(map(statistics.median, taken)), 2)
 
 
 def exponent(rows: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.gpu.ipc import FEWER, MESSAGES, SIZES, THEIRS, VARIANTS
 from benchmarks.gpu.ipc.report import Found, a_round, complaints, record, table
-from benchmarks.gpu.lanes.__main__ import at_least_one, driver, has_gpu
+from benchmarks.gpu.lanes.__main__ import driver, has_gpu
+from benchmarks.harness.arguments import at_least_one
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console

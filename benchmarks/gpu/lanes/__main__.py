@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.gpu.lanes.plot import picture
 from benchmarks.gpu.lanes.report import Sample, lines, record, table
 from benchmarks.gpu.lanes.variants import variants
+from benchmarks.harness.arguments import at_least_one
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from vllm_omni_sched.errors import LaneError
@@ -70,12 +71,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
-
-
-def at_least_one(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
 
 
 def counts(text: str) -> list[int]:

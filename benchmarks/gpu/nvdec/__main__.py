@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.lanes.__main__ import at_least_one, driver, has_gpu
+from benchmarks.gpu.lanes.__main__ import driver, has_gpu
 from benchmarks.gpu.nvdec import CODECS
 from benchmarks.gpu.nvdec.clips import Clip, embedded, made
 from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, tasks
 from benchmarks.gpu.nvdec.driver import capabilities, libraries
 from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
+from benchmarks.harness.arguments import at_least_one
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
