@@ -177,7 +177,8 @@ def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes, where: str) -> Any
         return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what = "" if isinstance(error, msgspec.ValidationError) else "not JSON: "
-        raise ConfigError(f"{where}: {what}{error}") from None
+        fix = ', which must be "interval" or "request"' if decoder is _ENTRY and "kind`" in str(error) else ""
+        raise ConfigError(f"{where}: {what}{error}{fix}") from None
 
 
 def _check_interval(entry: Interval, before: Interval | None, where: str) -> None:
