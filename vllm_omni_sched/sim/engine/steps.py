@@ -146,6 +146,9 @@ class Steps(FrontEnd):
             self.encoding.begin()
         tokens = prompts.tokens
         self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self.waiting.sequences)
+        self._rest = 0.0
+        if self._plain and self._plain_step():
+            return
         if not decoding and not tokens:
             self._stepping = False
             self._idle_since = sim.now
@@ -153,10 +156,8 @@ class Steps(FrontEnd):
                 self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
             return
         seconds = self._step_seconds(decoding, decodes.context, tokens, prompts.pairs)
-        if self.ahead is not None:
-            self._rest = 0.0
-            if self.ahead.lane.working:
-                seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
+        if self.ahead is not None and self.ahead.lane.working:
+            seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
         self._llm_seconds += seconds
         if encode:
             self._encode_seconds += encode
@@ -203,28 +204,31 @@ class Steps(FrontEnd):
         if self._measures:
             self._view.measure(now, decoding, self._rest)
         if self._plain:  # what `_begin` would do, where it does nothing else
-            decoding, context = decodes.number, decodes.context
-            beside = self.ahead is not None and (self._rest or self.ahead.lane.working)
-            if decoding and context + decoding <= self._kv_tokens and not beside:
-                if self._leaps and decodes.sure_steps > _NEAR:
-                    self._take_leap(min(decodes.sure_steps, (self._kv_tokens - context) // decoding))
-                    return
-                seconds = self._step_seconds(decoding, context, 0, 0.0)
-                self._llm_seconds += seconds
-                self._run(seconds, self._end, epoch)
+            if self._plain_step():
                 return
         elif self.prompts.chunks:
             for sequence in self.prompts.done():
                 self._first(sequence, now)
         self._begin()
 
-    # -- steps that are computed together ------------------------------------
-
-    def _take_leap(self, steps: int) -> None:
-        seconds = self._step_seconds(self.decodes.number, self.decodes.context, 0, 0.0)
+    def _plain_step(self) -> bool:
+        """The next step only decodes, and the lane does not slow it: begin it, or several; whether that is so."""
+        decodes, context = self.decodes, self.decodes.context
+        decoding = decodes.number
+        if not decoding or context + decoding > self._kv_tokens:
+            return False
+        if self.ahead is not None and (self._rest or self.ahead.lane.working):
+            return False
+        seconds = self._step_seconds(decoding, context, 0, 0.0)
         self._llm_seconds += seconds
-        leap = self._leap = Leap(self._sim, seconds, steps)
-        self._sim.at(leap.bound(), self._land, leap)
+        if self._leaps and (steps := decodes.sure_steps) > _NEAR:
+            leap = self._leap = Leap(self._sim, seconds, min(steps, (self._kv_tokens - context) // decoding))
+            self._sim.at(leap.bound(), self._land, leap)
+        else:
+            self._run(seconds, self._end, self._epoch)
+        return True
+
+    # -- steps that are computed together ------------------------------------
 
     def _land(self, leap: Leap) -> None:
         self._sim.events -= 1  # nothing happens here that is not counted elsewhere
