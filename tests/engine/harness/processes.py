@@ -59,7 +59,7 @@ class Side:
 
 
 def wait_for(sides: Sequence[Side]) -> None:
-    """Return when all have ended; after `PATIENCE_SECONDS` end them."""
+    """Return when all have ended, or after `PATIENCE_SECONDS`; leaving their contexts ends them."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while any(side.process.exit_code is None for side in sides) and time.monotonic() < deadline:
         time.sleep(0.2)
