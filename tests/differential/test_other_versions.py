@@ -13,7 +13,7 @@ import pytest
 from patches.sources import SourceError, fetch_source
 
 ROOT = Path(__file__).resolve().parents[2]
-VENV_OF = {"0.22.1": ".venv", "0.31.0": ".venv", "0.33.0": ".venv-latest"}
+VENV_OF = {"0.22.1": ".venv", "0.31.0": ".venv", "0.32.0": ".venv-latest"}
 """Which of our two environments is nearer to a version's dependencies; both are in one `make test`."""
 
 SEEDS = 40

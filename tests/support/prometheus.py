@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,8 +21,9 @@ scrape_configs:
 
 
 def binary() -> str | None:
-    """The one that PROMETHEUS names, or on PATH."""
-    return os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+    """Return the binary that PROMETHEUS names, that of this environment, or the one on PATH."""
+    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
+    return os.environ.get("PROMETHEUS") or shutil.which("prometheus", path=path)
 
 
 @contextlib.contextmanager

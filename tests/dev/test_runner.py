@@ -1,0 +1,70 @@
+"""What `make test` makes of skipped tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dev.test
+from dev.test import Outcome, kind_of_skip, unexpected_skips
+
+REPORT = """<testsuites><testsuite tests="4" failures="0" errors="0" skipped="3">
+<testcase name="a"/>
+<testcase name="b"><skipped type="pytest.skip" message="this machine has no CUDA device"/></testcase>
+<testcase name="c"><skipped type="pytest.skip" message="libibverbs.so.1 is missing"/></testcase>
+<testcase name="d"><skipped type="pytest.skip" message="libibverbs.so.1 is missing"/></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def outcome(tmp_path: Path) -> Outcome:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    return dev.test._read(report, ".venv", 0)
+
+
+def test_the_last_line_counts_skips_by_reason(outcome: Outcome) -> None:
+    assert str(outcome) == "1 passed, 3 skipped (2 unexpected, 1 no CUDA device) in .venv"
+
+
+def test_a_part_that_should_have_run_is_named(outcome: Outcome) -> None:
+    assert unexpected_skips([outcome]) == ["2 in .venv: libibverbs.so.1 is missing"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "exit_code"), [("", 1), ("allowed", 0)], ids=["by default", "where a machine cannot run everything"]
+)
+def test_unexpected_skips_fail_the_suite(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], allowed: str, exit_code: int
+) -> None:
+    monkeypatch.setenv("VENVS", ".venv")
+    monkeypatch.setenv("SKIPS", allowed)
+    monkeypatch.delenv("PYTEST", raising=False)
+    monkeypatch.setattr(dev.test, "_write_models", lambda: None)
+    monkeypatch.setattr(dev.test, "_run", lambda venv: [outcome])
+    monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [])
+    assert dev.test.main() == exit_code
+    said = capsys.readouterr().out
+    assert "2 in .venv: libibverbs.so.1 is missing" in said
+    assert said.splitlines()[-1].startswith("make test: " + ("OK" if allowed else "FAILED"))
+
+
+def test_what_is_missing_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    libibverbs = dev.test.system_packages.PACKAGES[0]
+    monkeypatch.delenv("VENVS", raising=False)
+    monkeypatch.delenv("SKIPS", raising=False)
+    monkeypatch.delenv("PYTEST", raising=False)
+    monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [libibverbs])
+    monkeypatch.setattr(dev.test, "_run", lambda venv: pytest.fail("the tests were started"))
+    assert dev.test.main() == 2
+    assert "install libibverbs1 (for tests of the Mooncake connector)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "reason", ["needs root: another user", "vLLM-Omni is not installed", "pip could not fetch the distribution", ""]
+)
+def test_other_reasons_are_unexpected(reason: str) -> None:
+    assert kind_of_skip(reason) is None
