@@ -34,9 +34,10 @@ from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
+from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
-logger = init_logger("vllm_omni_sched.scheduler")
+logger = init_logger(logger_name(__name__))
 
 _STEPS_PER_SAMPLE = 16  # of the histogram of schedule_seconds; reading clocks is a tenth of a decode step's cost
 

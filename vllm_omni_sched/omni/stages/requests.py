@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_omni_sched.graph.order import SlaClass
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CLASS, USER = "omni_class", "omni_user"  # in `extra_args` of a request's first sampling parameters
 UNKNOWN_TOKENS = 128  # that a request makes which does not say how many

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random  # noqa: TID251 (made here, where the policies are put together)
 from typing import Any
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.report import ask, ask_not
 from vllm_omni_sched.stage_config import check_against, file_named, load_stage_config
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MARK = "__omni_sched__"
 
