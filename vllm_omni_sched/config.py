@@ -180,4 +180,5 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
         return f"option {key!r} must be one of {choices}, got {error['input']!r}{hint}"
     bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
     nearest = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
-    return f"option {key!r}: {error['msg'].lower()}, got {error['input']!r}{nearest}"
+    problem = str(error["msg"]).removeprefix("Value error, ")
+    return f"option {key!r}: {problem[:1].lower()}{problem[1:]}, got {error['input']!r}{nearest}"

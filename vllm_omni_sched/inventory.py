@@ -27,6 +27,14 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM offers plugins a hook to validate additional_config",
     ),
     Override(
+        "InputProcessor.__init__, InputProcessor.process_inputs, AsyncLLM.generate",
+        "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
+        "HTTP 400",
+        f"wrapped by the check of options; acts when {_OURS}",
+        "tests/engine/test_serving.py",
+        "vLLM lets a plugin validate extra_args in the front end",
+    ),
+    Override(
         "WorkerWrapperBase.init_device",
         "mixes our runner mixin into the class of the worker's model runner",
         f"wrapped by register(); acts when {_OURS}",

@@ -16,6 +16,8 @@ ROPE_V2 = "vllm.v1.worker.gpu.mm.rope"
 EC_CONNECTOR = "vllm.distributed.ec_transfer.ec_connector.base"
 EC_CONNECTOR_V2 = "vllm.v1.worker.gpu.ec_connector"
 ARG_UTILS = "vllm.engine.arg_utils"
+INPUT_PROCESSOR = "vllm.v1.engine.input_processor"
+ASYNC_LLM = "vllm.v1.engine.async_llm"
 VIDEO = "vllm.multimodal.video"
 VIDEO_OPENCV = "vllm.multimodal.video_decoders.opencv"
 
