@@ -260,6 +260,14 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM-Omni lets the class of its orchestrator be named (patches/vllm-omni-0.30.0)",
     ),
     Override(
+        "AsyncOmni.generate",
+        "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
+        "HTTP 400",
+        "wrapped when an orchestrator of ours is made",
+        "tests/omni/unit/test_front_end.py",
+        "vLLM lets a plugin validate extra_args in the front end",
+    ),
+    Override(
         "StageRuntime._build_logical_stage_init_plans",
         "before super(): stages that our options do not fit are refused, before any loads its model; the connectors of "
         "our options are put into the transfer config",

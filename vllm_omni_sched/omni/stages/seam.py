@@ -75,6 +75,7 @@ def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
         config = load_stage_config(*at)
         if config is None:
             return theirs(self, **arguments)
+        from vllm_omni_sched.omni.stages.front_end import check_requests
         from vllm_omni_sched.omni.stages.graph import graph_of
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
         from vllm_omni_sched.omni.stages.overrides import refuse_lost
@@ -89,6 +90,7 @@ def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
         policies = Policies(config, graph, bool(arguments["async_chunk"]), Random())
         logger.info("vllm-omni-sched schedules the stages %s", ", ".join(map(str, graph.stages)))
         made = ScheduledOrchestrator(policies=policies, runtime=self._runtime, **arguments)
+        check_requests(self, config.graph.priority)
         made.first_input_processor = getattr(self, "input_processor", None)
         return made
 
