@@ -27,7 +27,8 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM offers plugins a hook to validate additional_config",
     ),
     Override(
-        "InputProcessor.__init__, InputProcessor.process_inputs, AsyncLLM.generate",
+        "InputProcessor.__init__, InputProcessor.process_inputs, AsyncLLM.generate, "
+        "OpenAIServingResponses.create_responses",
         "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
         "HTTP 400",
         f"wrapped by the check of options; acts when {_OURS}",

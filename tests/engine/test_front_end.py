@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,7 @@ def classes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             seen.append(sampling_params)
             yield request_id
 
-    found = {"InputProcessor": InputProcessor, "AsyncLLM": AsyncLLM}
+    found = {"InputProcessor": InputProcessor, "AsyncLLM": AsyncLLM, "OpenAIServingResponses": type("None", (), {})}
     real = compat.find
     monkeypatch.setattr(compat, "find", lambda module, path: found.get(path) or real(module, path))
     return SimpleNamespace(InputProcessor=InputProcessor, AsyncLLM=AsyncLLM, seen=seen, found=found)
@@ -79,6 +80,27 @@ async def test_what_makes_sense_goes_through(classes):
     assert classes.seen[::2] == [good, good]
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("owner", ["input_processor", "engine"])
+async def test_responses_are_refused_before_they_are_begun(classes, owner):
+    class OpenAIServingResponses:
+        def __init__(self, **client: Any) -> None:
+            self.engine_client = SimpleNamespace(**client)
+
+        async def create_responses(self, request: Any, raw_request: Any = None) -> Any:
+            return request
+
+    classes.found["OpenAIServingResponses"] = OpenAIServingResponses
+    import_module("vllm.entrypoints.cli.serve")  # this process is a server
+    front_end.check_requests()
+    holder = SimpleNamespace(omni_promises=classes.InputProcessor(config(OURS)).omni_promises)
+    bad, good = (SimpleNamespace(vllm_xargs=xargs) for xargs in ({"omni_class": "vip"}, None))
+    with pytest.raises(VLLMValidationError, match="omni_class is 'vip'"):
+        await OpenAIServingResponses(**{owner: holder}).create_responses(bad)
+    assert await OpenAIServingResponses(**{owner: holder}).create_responses(good) is good
+    assert await OpenAIServingResponses(**{owner: object()}).create_responses(bad, None) is bad
+
+
 @pytest.mark.parametrize("scheduler_cls", [None, "vllm.v1.core.sched.scheduler.Scheduler"])
 def test_an_engine_with_another_scheduler_is_as_it_was(classes, scheduler_cls):
     front_end.check_requests()  # another engine of this process has ours
@@ -106,4 +128,5 @@ def test_the_methods_are_in_this_vllm():
     assert {probe.symbol for probe in compat.probe_all() if probe.feature == "requests" and probe.available} == {
         "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
         "vllm.v1.engine.async_llm.AsyncLLM.generate",
+        "vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.create_responses",
     }

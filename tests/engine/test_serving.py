@@ -14,6 +14,8 @@ import pytest
 from tests.engine.harness.processes import OUR_PLUGIN
 from tests.engine.harness.server import MODEL_NAME, Server
 from tests.engine.harness.spec import OURS
+from vllm_omni_sched import __version__
+from vllm_omni_sched.compat import vllm_version
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": "off"}
@@ -23,7 +25,8 @@ OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": 
 def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ["--scheduler-cls", OURS, "--max-model-len", "1024"]
     options += ["--additional-config", json.dumps({"omni_sched": OPTIONS})]
-    with Server(llava, options, OUR_PLUGIN, log=tmp_path_factory.mktemp("serving") / "server.log") as server:
+    environment = {**OUR_PLUGIN, "VLLM_LOGGING_LEVEL": "INFO"}  # as it is by default
+    with Server(llava, options, environment, log=tmp_path_factory.mktemp("serving") / "server.log") as server:
         server.wait_until_healthy()
         yield server
 
@@ -81,3 +84,21 @@ def test_the_engine_never_sees_what_is_refused(servers: Server):
     assert "is refused" not in log
     assert "500 Internal Server Error" not in log
     assert ask(servers, CHAT, {})[0] == 200
+
+
+def lines_of_ours(server: Server, starts: str) -> list[str]:
+    return [line for line in server.process.log.read_text().splitlines() if starts in line]
+
+
+def test_one_line_at_the_start_says_what_is_active(servers: Server):
+    (line,) = lines_of_ours(servers, f"vllm-omni-sched {__version__} schedules this engine")
+    assert " INFO " in line
+    assert "EngineCore" in line  # it works there
+    assert "vllm_omni_sched.engine.scheduler.Omni" in line
+    assert f"on vLLM {vllm_version()}. " in line
+    given = line.split("Options given: ")[1].split(". Features on: ")[0]
+    assert given == "strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0"
+    on, off = line.split("Features on: ")[1].split("; off: ")
+    assert {"windows", "encoder_cache", "session_delta"} <= set(on.split(", "))
+    assert "strip_frontier (switched off)" in off
+    assert "pending_range (" in off

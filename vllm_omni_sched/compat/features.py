@@ -56,6 +56,7 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
     "requests": [
         ("early check of requests", modules.INPUT_PROCESSOR, "InputProcessor.process_inputs", True),
         ("early check of streamed requests", modules.ASYNC_LLM, "AsyncLLM.generate", True),
+        ("early check of responses", modules.RESPONSES, "OpenAIServingResponses.create_responses", False),
     ],
     "video": [
         ("registry of video loaders", modules.VIDEO, "VIDEO_LOADER_REGISTRY.register", True),
@@ -71,7 +72,7 @@ _NOT_NEEDED = {
 }
 # Points in modules that only workers or front ends load: importing those costs seconds, so only `probe_all` looks.
 _WORKER_MODULES = (modules.RUNNER_V1, modules.RUNNER_V2, modules.ENCODER_RUNNER_V2, modules.ROPE_V2)
-_FRONT_END_MODULES = (modules.INPUT_PROCESSOR, modules.ASYNC_LLM)
+_FRONT_END_MODULES = (modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES)
 
 
 def probe_all(*, workers: bool = True) -> list[Probe]:

@@ -18,6 +18,7 @@ EC_CONNECTOR_V2 = "vllm.v1.worker.gpu.ec_connector"
 ARG_UTILS = "vllm.engine.arg_utils"
 INPUT_PROCESSOR = "vllm.v1.engine.input_processor"
 ASYNC_LLM = "vllm.v1.engine.async_llm"
+RESPONSES = "vllm.entrypoints.openai.responses.serving"
 VIDEO = "vllm.multimodal.video"
 VIDEO_OPENCV = "vllm.multimodal.video_decoders.opencv"
 

@@ -1,14 +1,17 @@
 """Requests that make no sense are refused where they come in, as HTTP 400, before the engine sees them.
 
-vLLM's front end reads ``vllm_xargs`` into `SamplingParams.extra_args` and looks into them no further. Two of its
-methods are wrapped, in a process that makes the configuration of an engine with our scheduler, and in no other:
-`InputProcessor.process_inputs`, through which every request goes, and `AsyncLLM.generate`, because an answer that is
-streamed has begun, with HTTP 200, before the former is called.
+vLLM's front end reads ``vllm_xargs`` into `SamplingParams.extra_args` and looks into them no further. Methods of it are
+wrapped in a process that makes the configuration of an engine with our scheduler, and in no other:
+
+1. `InputProcessor.process_inputs`, through which every request goes.
+2. `AsyncLLM.generate`, because an answer that is streamed has begun, with HTTP 200, before the former is called.
+3. `OpenAIServingResponses.create_responses`, because there it has begun before `generate` is called.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +27,18 @@ from vllm_omni_sched.logs import logger_name
 logger = init_logger(logger_name(__name__))
 
 _MARK = "__omni_sched__"
-_PROMISES = "omni_promises"  # attribute of an input processor
+_SERVERS = (  # of these one is loaded in a process that serves HTTP
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.entrypoints.cli.serve",
+)
+PROMISES = "omni_promises"
+"""Attribute of what a front end has one of for its engine: vLLM's input processor, vLLM-Omni's engine."""
 
 
 def check_requests() -> None:
     """Let this process's engines refuse what they cannot make sense of; twice is fine."""
+    check_responses()
     processor = compat.find(compat.INPUT_PROCESSOR, "InputProcessor")
     async_llm = compat.find(compat.ASYNC_LLM, "AsyncLLM")
     hooks = [
@@ -45,11 +55,24 @@ def check_requests() -> None:
         )
         return
     for owner, name, wrap in hooks:
-        method = getattr(owner, name)
-        if not hasattr(method, _MARK):
-            wrapper = functools.wraps(method)(wrap(method))
-            setattr(wrapper, _MARK, True)
-            setattr(owner, name, wrapper)
+        wrap_once(owner, name, wrap)
+
+
+def check_responses() -> None:
+    """Let a server of this process refuse requests of ``/v1/responses``, too; twice is fine."""
+    if any(name in sys.modules for name in _SERVERS):
+        serving = compat.find(compat.RESPONSES, "OpenAIServingResponses")
+        if hasattr(serving, "create_responses"):
+            wrap_once(serving, "create_responses", _checks_responses)
+
+
+def wrap_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put a wrapper in the place of a method, unless it has one of ours."""
+    method = getattr(owner, name)
+    if not hasattr(method, _MARK):
+        wrapper = functools.wraps(method)(wrap(method))
+        setattr(wrapper, _MARK, True)
+        setattr(owner, name, wrapper)
 
 
 def _reads_options(init: Callable[..., None]) -> Callable[..., None]:
@@ -57,7 +80,7 @@ def _reads_options(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **kwargs)
         config = self.vllm_config
         if uses_our_scheduler(config):
-            setattr(self, _PROMISES, promises_of(load_config(config.additional_config)))
+            setattr(self, PROMISES, promises_of(load_config(config.additional_config)))
 
     return wrapper
 
@@ -78,20 +101,36 @@ def _checks_early(generate: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _checks_responses(create_responses: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapper(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        client = self.engine_client
+        for owner in (getattr(client, "input_processor", None), getattr(client, "engine", None)):  # vLLM's, vLLM-Omni's
+            if (promises := getattr(owner, PROMISES, None)) is not None:
+                check_extra(promises, request.vllm_xargs)
+        return await create_responses(self, request, *args, **kwargs)
+
+    return wrapper
+
+
 def _check(processor: Any, params: Any) -> None:
-    promises: Promises | None = getattr(processor, _PROMISES, None)
+    promises: Promises | None = getattr(processor, PROMISES, None)
     if promises is not None:
         check_params(promises, params)
 
 
 def check_params(promises: Promises, params: Any) -> None:
-    """Refuse sampling parameters whose ``extra_args`` a client may not send.
+    """Refuse sampling parameters whose ``extra_args`` a client may not send; errors as of `check_extra`."""
+    check_extra(promises, getattr(params, "extra_args", None))
+
+
+def check_extra(promises: Promises, extra: Any) -> None:
+    """Refuse extra arguments that a client may not send.
 
     Raises:
         RequestError: which is vLLM's own error of validation too, so that its servers answer with HTTP 400.
     """
     try:
-        promises.check(getattr(params, "extra_args", None))
+        promises.check(extra)
     except RequestError as error:
         raise _refused()(str(error)) from None
 

@@ -29,6 +29,7 @@ from vllm_omni_sched.engine.order import put_in_order
 from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
+from vllm_omni_sched.engine.start_line import start_line
 from vllm_omni_sched.engine.steered import SteeredMixin
 from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
@@ -73,6 +74,7 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
         self.omni_features = compat.resolve(self.omni_config)
         super().__init__(*args, **kwargs)
         self._omni_setup(self.omni_config)
+        logger.info("%s", start_line(self, self.omni_config, self.omni_features))
 
     def _omni_setup(self, config: OmniSchedConfig) -> None:
         active = {name for name, status in self.omni_features.items() if status.active}

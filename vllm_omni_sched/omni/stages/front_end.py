@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_omni_sched.engine.front_end import check_params
+from vllm_omni_sched.engine.front_end import PROMISES, check_params, check_responses, wrap_once
 from vllm_omni_sched.graph.promises import Promises
 from vllm_omni_sched.omni.stages.requests import Classes
 from vllm_omni_sched.stage_options.graph import PriorityOptions
-
-_MARK = "__omni_sched__"
-_PROMISES = "omni_promises"  # attribute of an engine
 
 
 def check_requests(engine: Any, options: PriorityOptions) -> None:
@@ -22,14 +18,11 @@ def check_requests(engine: Any, options: PriorityOptions) -> None:
     It is wrapped rather than called later, since an answer that is streamed has begun, with HTTP 200, before vLLM-Omni
     looks at the request. A process without `AsyncOmni` serves no HTTP.
     """
-    setattr(engine, _PROMISES, promises_of(options))
+    setattr(engine, PROMISES, promises_of(options))
+    check_responses()
     module = sys.modules.get("vllm_omni.entrypoints.async_omni")
-    owner = getattr(module, "AsyncOmni", None)
-    if owner is None or hasattr(owner.generate, _MARK):
-        return
-    wrapper = functools.wraps(owner.generate)(_checks(owner.generate))
-    setattr(wrapper, _MARK, True)
-    owner.generate = wrapper
+    if (owner := getattr(module, "AsyncOmni", None)) is not None:
+        wrap_once(owner, "generate", _checks)
 
 
 def promises_of(options: PriorityOptions) -> Promises:
@@ -43,7 +36,7 @@ def promises_of(options: PriorityOptions) -> Promises:
 
 def _checks(generate: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        promises: Promises | None = getattr(self.engine, _PROMISES, None)
+        promises: Promises | None = getattr(self.engine, PROMISES, None)
         if promises is not None:
             check_params(promises, _first_params(args, kwargs))
         return generate(self, *args, **kwargs)
