@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,7 +82,7 @@ async def test_what_makes_sense_goes_through(classes):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("owner", ["input_processor", "engine"])
-async def test_responses_are_refused_before_they_are_begun(classes, owner):
+async def test_responses_are_refused_before_they_are_begun(classes, monkeypatch, owner):
     class OpenAIServingResponses:
         def __init__(self, **client: Any) -> None:
             self.engine_client = SimpleNamespace(**client)
@@ -91,7 +91,7 @@ async def test_responses_are_refused_before_they_are_begun(classes, owner):
             return request
 
     classes.found["OpenAIServingResponses"] = OpenAIServingResponses
-    import_module("vllm.entrypoints.cli.serve")  # this process is a server
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.cli.serve", ModuleType("serve"))  # this process is a server
     front_end.check_requests()
     holder = SimpleNamespace(omni_promises=classes.InputProcessor(config(OURS)).omni_promises)
     bad, good = (SimpleNamespace(vllm_xargs=xargs) for xargs in ({"omni_class": "vip"}, None))
