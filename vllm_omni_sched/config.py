@@ -183,7 +183,12 @@ class ResolvedOption:
     given: bool
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value if isinstance(self.value, str) else json.dumps(self.value)}"
+        return f"{self.name}={self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """The value, as it is written in YAML."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 
 def resolved(options: BaseModel, *, group: str = "") -> list[ResolvedOption]:

@@ -19,6 +19,7 @@ from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options, r
 from vllm_omni_sched.engine.video import process
 from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
 from vllm_omni_sched.errors import ConfigError, RequestError
+from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.options import VideoOptions
@@ -61,7 +62,7 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     if multimodal is None:
         return  # a model of text
     if find_spec("av") is None:
-        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: pip install vllm-omni-sched[video]")
+        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: {how_to_install('video')}")
     operators = _video(given)
     if operators.get("backend", "opencv") != "opencv":
         raise ConfigError(
