@@ -126,6 +126,10 @@ def _values(field: object) -> str:
     if named and get_origin(annotation) in (Union, UnionType):
         return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+    if get_origin(kind) is list:
+        return "list of names"
+    if get_origin(annotation) is tuple:
+        return "list of " + ", ".join(f"`{member.value}`" for member in kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):

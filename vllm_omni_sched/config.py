@@ -5,7 +5,10 @@ file that is named there: ``{"omni_sched": "/etc/omni_sched.yaml"}``.
 """
 
 import difflib
+import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,15 +24,18 @@ __all__ = [
     "EvictionOrder",
     "OmniSchedConfig",
     "OrderMode",
+    "ResolvedOption",
     "ReleaseMode",
     "Toggle",
     "explain",
     "load_config",
     "read_options",
     "read_yaml",
+    "resolved",
 ]
 
 KEY = "omni_sched"
+_NEAR = 0.85  # similarity above which another key is ours, misspelt
 
 _Options = TypeVar("_Options", bound=BaseModel)
 
@@ -48,6 +54,12 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
             f"--additional-config must be a mapping to carry our options, got {type(additional_config).__name__}; "
             f'write it as {{"{KEY}": {{...}}}}'
         )
+    for key in additional_config:
+        if _is_meant_for_us(key):
+            raise ConfigError(
+                f"additional_config has the key {key!r}, which nobody reads; did you mean {KEY!r}? Without it all our "
+                "options have their defaults"
+            )
     options = additional_config.get(KEY, {})
     where = f"additional_config[{KEY!r}]"
     if isinstance(options, str):
@@ -59,6 +71,15 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     for problem in _contradictions(config):
         raise ConfigError(f"{where}: {problem}")
     return config
+
+
+def _is_meant_for_us(key: Any) -> bool:
+    """Whether a key beside ours is nearly ours: keys of other plugins are theirs."""
+    if not isinstance(key, str) or key == KEY:
+        return False
+    letters = re.sub(r"[^a-z]", "", key.lower()).removeprefix("vllm")
+    ours = KEY.replace("_", "")
+    return letters.startswith(ours) or difflib.SequenceMatcher(None, letters, ours).ratio() >= _NEAR
 
 
 def read_options(
@@ -153,6 +174,36 @@ def _twice(root: Any) -> Iterator[tuple[str, int, int]]:
             todo.append((f"{path}{key.value}.", value))
 
 
+@dataclass(frozen=True)
+class ResolvedOption:
+    """An option with the value that it has; ``given``: by the operator, else it is the default."""
+
+    name: str
+    value: Any
+    given: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """The value, as it is written in YAML."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value)
+
+
+def resolved(options: BaseModel, *, group: str = "") -> list[ResolvedOption]:
+    """Return all options with their values, as the operator would write them.
+
+    Args:
+        group: the key that holds them, where they are options of an option.
+    """
+    prefix = f"{group}." if group else ""
+    return [
+        ResolvedOption(prefix + name, value, name in options.model_fields_set)
+        for name, value in options.model_dump(mode="json").items()
+    ]
+
+
 def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     """One validation error in one sentence that says what would be right."""
     by_name = error["loc"][-1:] == ("[key]",)  # of a mapping whose keys are not options, but names
@@ -180,4 +231,5 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
         return f"option {key!r} must be one of {choices}, got {error['input']!r}{hint}"
     bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
     nearest = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
-    return f"option {key!r}: {error['msg'].lower()}, got {error['input']!r}{nearest}"
+    problem = str(error["msg"]).removeprefix("Value error, ")
+    return f"option {key!r}: {problem[:1].lower()}{problem[1:]}, got {error['input']!r}{nearest}"

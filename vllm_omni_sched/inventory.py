@@ -27,6 +27,15 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM offers plugins a hook to validate additional_config",
     ),
     Override(
+        "InputProcessor.__init__, InputProcessor.process_inputs, AsyncLLM.generate, "
+        "OpenAIServingResponses.create_responses",
+        "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
+        "HTTP 400",
+        f"wrapped by the check of options; acts when {_OURS}",
+        "tests/engine/test_serving.py",
+        "vLLM lets a plugin validate extra_args in the front end",
+    ),
+    Override(
         "WorkerWrapperBase.init_device",
         "mixes our runner mixin into the class of the worker's model runner",
         f"wrapped by register(); acts when {_OURS}",
@@ -250,6 +259,14 @@ INVENTORY: tuple[Override, ...] = (
         "wrapped by register(); acts when the deploy YAML or the environment gives options of the stage scheduler",
         "tests/omni/unit/test_seam.py",
         "vLLM-Omni lets the class of its orchestrator be named (patches/vllm-omni-0.30.0)",
+    ),
+    Override(
+        "AsyncOmni.generate",
+        "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
+        "HTTP 400",
+        "wrapped when an orchestrator of ours is made",
+        "tests/omni/unit/test_front_end.py",
+        "vLLM lets a plugin validate extra_args in the front end",
     ),
     Override(
         "StageRuntime._build_logical_stage_init_plans",

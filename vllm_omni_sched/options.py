@@ -39,6 +39,14 @@ class OrderMode(str, Enum):
     SLA = "sla"
 
 
+class ClientClass(str, Enum):
+    """A class that a client may name for its request."""
+
+    REALTIME = "realtime"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
 class ControlMode(str, Enum):
     """What steers a limit."""
 
@@ -169,6 +177,23 @@ class OmniSchedConfig(BaseModel):
     realtime_itl_ms: float = Field(50.0, gt=0.0, description="Inter-token latency promised to streaming sessions.")
     interactive_ttft_ms: float = Field(2000.0, gt=0.0, description="TTFT promised to all other requests.")
     interactive_itl_ms: float = Field(100.0, gt=0.0, description="Inter-token latency promised to them.")
+    client_classes: tuple[ClientClass, ...] = Field(
+        (ClientClass.INTERACTIVE, ClientClass.BATCH),
+        description="Classes that a request may name in `omni_class`; one that names another is refused. Streaming "
+        "sessions are realtime without naming it; add `realtime` where every client may go before all others.",
+    )
+    client_ttft_ms_min: float | None = Field(
+        None,
+        ge=0.0,
+        description="Least TTFT that a request may ask for in `omni_ttft_ms`; default is `realtime_ttft_ms`, 0 for "
+        "any.",
+    )
+    client_itl_ms_min: float | None = Field(
+        None,
+        ge=0.0,
+        description="Least inter-token latency that a request may ask for in `omni_itl_ms`; default is "
+        "`realtime_itl_ms`, 0 for any.",
+    )
     slo_metrics: bool = Field(
         False, description="Measure TTFT, inter-token latency and goodput by class; some microseconds a step."
     )
@@ -244,6 +269,14 @@ class OmniSchedConfig(BaseModel):
     def _order(cls, value: Any) -> Any:
         return OrderMode(value) if isinstance(value, str) and value in {m.value for m in OrderMode} else value
 
+    @field_validator("client_classes", mode="before")
+    @classmethod
+    def _client_classes(cls, value: Any) -> Any:
+        known = {one.value: one for one in ClientClass}
+        if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one in known for one in value):
+            raise ValueError(f"must be a list of the classes {', '.join(known)}")
+        return tuple(known[one] for one in dict.fromkeys(value))
+
     @field_validator("batch_control", "prefill_control", mode="before")
     @classmethod
     def _control(cls, value: Any) -> Any:
@@ -288,6 +321,8 @@ class OmniSchedConfig(BaseModel):
         "realtime_itl_ms",
         "interactive_ttft_ms",
         "interactive_itl_ms",
+        "client_ttft_ms_min",
+        "client_itl_ms_min",
         "control_interval_ms",
         "control_target_ms",
         mode="before",

@@ -8,7 +8,6 @@ vLLM-Omni is loaded, it gets to know our connectors by name.
 """
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,11 +15,13 @@ from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.engine.video import choice, process
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
 from vllm_omni_sched.engine.video.rules import NAME
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger("vllm_omni_sched")
+logger = get_logger(__name__)
 
 _MARK = "__omni_sched__"
 
@@ -54,24 +55,6 @@ def register() -> None:
         from vllm_omni_sched.omni.registration import register_connectors
 
         register_connectors()
-
-
-def uses_our_scheduler(vllm_config: Any) -> bool:
-    """Whether this engine was started with ``--scheduler-cls vllm_omni_sched…``, or with a subclass of one of ours."""
-    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
-    if scheduler_cls is None:
-        return False
-    if isinstance(scheduler_cls, str):
-        if scheduler_cls.startswith("vllm_omni_sched."):
-            return True
-        if scheduler_cls.startswith("vllm."):
-            return False
-        module, _, name = scheduler_cls.rpartition(".")
-        try:
-            scheduler_cls = getattr(import_module(module), name)
-        except (ImportError, AttributeError, ValueError):
-            return False  # vLLM will say so
-    return any(base.__module__.startswith("vllm_omni_sched.") for base in scheduler_cls.__mro__)
 
 
 def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:

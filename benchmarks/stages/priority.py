@@ -24,7 +24,7 @@ Round = tuple[list[Request], Turn]
 def run(settings: Settings) -> list[dict[str, Any]]:
     """What the pipeline can take is what stock does when all come at once."""
     dice = settings.dice(TASK)
-    with settings.pair(SEQS) as pair:
+    with settings.pair(SEQS, {"graph": {"priority": {"client_classes": ["realtime", "batch"]}}}) as pair:
         pair.turn(requests_of(dice), dice)
         capacity = pair.ask(STOCK, requests_of(dice))["seconds"]
         rounds = []

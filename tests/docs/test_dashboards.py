@@ -70,7 +70,7 @@ def test_every_metric_of_a_quantile_is_a_histogram():
 @pytest.mark.slow
 @pytest.mark.skipif(binary() is None, reason="no Prometheus: put `prometheus` on PATH or name it in PROMETHEUS")
 def test_a_real_prometheus_answers_every_panel(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib draws the panels: pip install vllm-omni-sched[bench]")
+    pytest.importorskip("matplotlib", reason="matplotlib draws the panels: pip install matplotlib")
     with served_traffic() as port, prometheus(binary(), tmp_path, port) as url:
         until = time.monotonic() + 60
         empty = ["not asked yet"]

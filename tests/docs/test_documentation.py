@@ -77,6 +77,10 @@ def test_the_site_builds_strictly_and_is_self_contained(tmp_path):
         m for text in pages.values() for m in re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)', text)
     ]
     assert fetched == []
+    # from a folder the search reads a script, not a file, and works in a frame, not in a worker
+    assert (tmp_path / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert '<script src="iframe-worker.js"></script>' in pages["index"]
+    assert (tmp_path / "iframe-worker.js").is_file()
     assert list(tmp_path.rglob("*.py*")) == []
 
 

@@ -16,6 +16,7 @@ from tests.support.arena import place, small
 from tests.support.host_device import device_path
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector
+from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.metrics import FACTS, TIMES, ConnectorMetrics, metrics_of_this_process
 
 pytestmark = pytest.mark.omni
@@ -122,7 +123,7 @@ def test_an_alarm_is_logged_once_counted_and_in_health_while_it_lasts(
     connector, metrics = make(name, leak_seconds=1e-9), ConnectorMetrics()
     metrics.add(connector)
     connector.put("0", "1", "a", {"x": 1})
-    with caplog.at_level("WARNING", logger="vllm_omni_sched"):
+    with caplog.at_level("WARNING", logger=LOGGER):
         for _ in range(3):
             health = connector.health()
     assert (health["status"], health["alarms"]) == ("degraded", {"0->1 unclaimed": 1})

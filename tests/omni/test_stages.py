@@ -11,6 +11,7 @@ from dev.omni_cpu.spec import MODES, TEXT_TO_SOUND, Mode
 from tests.omni.conftest import Ran
 from tests.omni.connectors import REFERENCE
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
+from tests.omni.harness.refused_scenario import REFUSED_SCENARIO
 from tests.omni.harness.scenarios import SCENARIOS
 from tests.omni.harness.stage_scenarios import CROWD, STAGE_SCENARIOS
 
@@ -26,7 +27,7 @@ PATIENT = {
 DEATHS = ("killed_0", "killed_1")
 SCHEDULED = {
     "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
-    "async_chunk": (*SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
+    "async_chunk": (*SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed"), *REFUSED_SCENARIO),
 }
 
 in_both_modes = pytest.mark.parametrize("mode", MODES)
@@ -125,6 +126,15 @@ def test_all_are_answered_while_a_replica_moves(ran: Ran):
         assert answers.keys() == CROWD.keys()
         assert_as_stock(ran, answers)
         assert {tuple(answer["ends"].values()) for answer in answers.values()} == {(1, 1)}
+
+
+def test_what_makes_no_sense_is_refused_before_an_answer_begins(ran: Ran):
+    """As vLLM's error of validation, which its servers answer with HTTP 400."""
+    said = scheduled(ran, "async_chunk")["scenarios"]["refused"]["said"]
+    assert {error for error, _ in said.values()} == {"VLLMValidationError"}
+    assert "omni_class is 'vip', which is no class: it must be one of interactive, batch" in said["unknown"][1]
+    assert "may not ask for (option 'graph.priority.client_classes')" in said["not allowed"][1]
+    assert "there is no 'omni_usr': did you mean 'omni_user'?" in said["misspelt"][1]
 
 
 @in_both_modes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, Toggle, load_config
+from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, Toggle, load_config, resolved
 from vllm_omni_sched.errors import ConfigError
 
 
@@ -51,6 +51,41 @@ def test_a_yaml_file_may_be_named(tmp_path):
 def test_what_is_wrong_is_named(options, says):
     with pytest.raises(ConfigError, match=says):
         load_config({"omni_sched": options})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "omnisched",
+        "omni-sched",
+        "Omni_Sched",
+        "omni_shed",
+        "omni_sced",
+        "omni_scheduler",
+        "vllm_omni_sched",
+        "omni.sched",
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"omni_sched": {}}])
+def test_a_key_that_is_nearly_ours_is_told(key, more):
+    with pytest.raises(ConfigError, match=f"the key '{key}', which nobody reads; did you mean 'omni_sched'"):
+        load_config({key: {"waiting_order": "sla"}, **more})
+
+
+@pytest.mark.parametrize(
+    "key", ["ascend_scheduler_config", "omni", "omni_kv_config", "sched", "torchair_graph_config", "scheduler", 3, None]
+)
+def test_keys_of_others_are_theirs(key):
+    assert load_config({key: {}}) == OmniSchedConfig()
+
+
+def test_resolved_options_are_as_they_are_written():
+    found = {one.name: one for one in resolved(load_config({"omni_sched": {"release": "keep", "decode_pace": 1}}))}
+    assert list(found) == list(OmniSchedConfig.model_fields)
+    assert [str(one) for one in found.values() if one.given] == ["release=keep", "decode_pace=1.0"]
+    assert str(found["client_classes"]) == 'client_classes=["interactive", "batch"]'
+    assert (found["windows"].value, found["windows"].given) == ("auto", False)
+    assert {one.name for one in resolved(load_config(None), group="video")} == {f"video.{name}" for name in found}
 
 
 def test_additional_config_must_be_a_mapping():

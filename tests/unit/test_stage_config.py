@@ -35,8 +35,9 @@ def test_the_complete_example_says_the_defaults():
     assert set(given["batching"].pop("stages")) == {"talker", "2"}
     assert given["pools"].pop("total_bytes") == 8 << 30
     assert given["graph"]["priority"].pop("by_modality") == {"audio": "realtime"}
+    assert given["graph"]["priority"].pop("client_classes") == ["interactive", "batch"]
     usual = StageSchedConfig().model_dump()
-    del usual["graph"]["priority"]["by_modality"]
+    del usual["graph"]["priority"]["by_modality"], usual["graph"]["priority"]["client_classes"]
     del (
         usual["runtime"]["connectors"],
         usual["runtime"]["edges"],

@@ -1,7 +1,10 @@
 """The command ``vllm-omni-sched``."""
 
+from typing import Annotated
+
 import typer
 
+from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import calibrate, decode, doctor, record, simulate, tune
 
 app = typer.Typer(
@@ -13,8 +16,18 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"vllm-omni-sched {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Tools around the multimodal batch scheduler for vLLM and vLLM-Omni."""
 
 

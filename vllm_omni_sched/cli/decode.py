@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import VideoError
+from vllm_omni_sched.extras import how_to_install
 
 if TYPE_CHECKING:
     from vllm_omni_sched.cli.decode_rules import Rule
@@ -118,7 +119,7 @@ def _write_sheet(path: Path, name: str, decoded: Decoded) -> None:
 
 def _need(module: str, name: str) -> None:
     if find_spec(module) is None:
-        _leave(_USAGE, f"{name} is not installed: pip install 'vllm-omni-sched[video]'")
+        _leave(_USAGE, f"{name} is not installed: {how_to_install('video')}")
 
 
 def _leave(status: int, said: str) -> NoReturn:

@@ -11,8 +11,9 @@ from typing import Any
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli.video_parts import video_parts
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
-from vllm_omni_sched.config import load_config
+from vllm_omni_sched.config import OmniSchedConfig, ResolvedOption, load_config, read_options, resolved
 from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.video.options import VideoOptions
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "omni_sched"
@@ -37,6 +38,7 @@ class Diagnosis:
     probes: list[Probe]
     problems: list[str]
     video: list[Status] = field(default_factory=list)
+    options: list[ResolvedOption] = field(default_factory=list)  # none where one of them is wrong
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, with ``ok`` in front."""
@@ -50,17 +52,18 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
         additional_config: what ``--additional-config`` would carry; None for the defaults.
     """
     problems: list[str] = []
-    config = load_config(None)
+    config, options = load_config(None), []
     try:
         config = load_config(additional_config)
+        options = _options(config)
     except OmniSchedError as error:
         problems.append(str(error))
 
     video, wrong = video_parts(config)
-    problems += wrong
+    problems += [each for each in wrong if each not in problems]
     broken = _import_problem()
     if broken:
-        return Diagnosis(_versions(None), [], [], [*problems, broken], video)
+        return Diagnosis(_versions(None), [], [], [*problems, broken], video, options)
     try:
         versions.check_version(config)
     except OmniSchedError as error:
@@ -72,7 +75,13 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
         active = features.resolve(load_config(None), workers=True)
     problems += _registration_problems()
     found = _versions(versions.vllm_version())
-    return Diagnosis(found, list(active.values()), features.probe_all(), problems, video)
+    return Diagnosis(found, list(active.values()), features.probe_all(), problems, video, options)
+
+
+def _options(config: OmniSchedConfig) -> list[ResolvedOption]:
+    """All options, those of the group `video` by themselves."""
+    video = resolved(read_options(VideoOptions, config.video, group="video"), group="video")
+    return [*(one for one in resolved(config) if one.name != "video"), *video]
 
 
 def _import_problem() -> str | None:
@@ -90,7 +99,7 @@ def _registration_problems() -> list[str]:
     if not found:
         return [
             f"the entry point {PLUGIN_NAME!r} is not in {PLUGIN_GROUP!r}: vLLM will not load the plugin in its "
-            "workers. Install vllm-omni-sched with pip into the environment of vLLM"
+            "workers. Run pip install . in a checkout of vllm-omni-sched, with the pip of vLLM's environment"
         ]
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN_NAME not in allowed.split(","):

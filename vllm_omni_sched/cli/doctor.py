@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vllm_omni_sched.cli.diagnosis import Diagnosis, diagnose
 from vllm_omni_sched.compat import Status
+from vllm_omni_sched.config import ResolvedOption
 
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
 
@@ -39,13 +40,15 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(findings.as_dict(), indent=2))
     else:
-        Console(highlight=False).print(screen(findings))
+        Console(highlight=False).print(screen(findings, with_options=additional_config is not None))
     raise typer.Exit(1 if findings.problems else 0)
 
 
-def screen(findings: Diagnosis) -> RenderableType:
-    """The findings as one page: versions, features, video, extension points, verdict."""
+def screen(findings: Diagnosis, *, with_options: bool = False) -> RenderableType:
+    """The findings as one page: versions, options if they are asked for, features, video, extension points, verdict."""
     parts: list[RenderableType] = [_versions(findings)]
+    if with_options and findings.options:
+        parts.append(_options(findings.options))
     if findings.features:
         parts.append(_statuses("\nFeatures", findings.features))
     parts.append(_statuses("\nVideo loader omni_flashcodec", findings.video))
@@ -75,6 +78,14 @@ def _versions(findings: Diagnosis) -> Table:
     table = _section("Versions", "part", "version", "note")
     for found in findings.versions:
         table.add_row(f"  {found.name}", found.version or Text("not installed", "dim"), Text(found.note, "dim"))
+    return table
+
+
+def _options(options: Sequence[ResolvedOption]) -> Table:
+    table = _section("\nOptions", "option", "value", "source")
+    for option in options:
+        style, source = ("bold", "given") if option.given else ("dim", "default")
+        table.add_row(f"  {option.name}", option.shown, source, style=style)
     return table
 
 

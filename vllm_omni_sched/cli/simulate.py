@@ -16,6 +16,7 @@ from rich.console import Console
 
 from vllm_omni_sched.cli import simulate_view
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.extras import how_to_install
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans
@@ -51,7 +52,7 @@ def simulate(
     if plots and out is None:
         _leave(_USAGE, "--plots needs --out FOLDER")
     if plots and find_spec("matplotlib") is None:
-        _leave(_USAGE, "matplotlib is not installed: pip install 'vllm-omni-sched[sim]'")
+        _leave(_USAGE, f"matplotlib is not installed: {how_to_install('sim')}")
     if not trace_seconds > 0:
         _leave(_USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
     # not above: they need numpy

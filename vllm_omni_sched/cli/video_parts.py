@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+from importlib import import_module
 
 from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config import OmniSchedConfig, read_options
 from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.kinds import Kind, kinds_of
 from vllm_omni_sched.video.options import VideoOptions
@@ -19,14 +20,15 @@ _WITHOUT = {
 
 def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
     """The parts, active or not, with the reason; and what would keep a server with our video loader from starting."""
-    parts, problems = [_pyav()], []
+    pyav = _pyav()
+    parts, problems = [pyav], []
     try:
         options = read_options(VideoOptions, config.video, group="video")
     except OmniSchedError as error:
         problems.append(str(error))
         options = VideoOptions()
     try:
-        parts += [_decoders(kind) for kind in kinds_of(options)]
+        parts += [_decoders(kind, pyav) for kind in kinds_of(options)]
     except OmniSchedError as error:
         problems.append(str(error))
     missing = sandbox.missing()
@@ -39,10 +41,17 @@ def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
 
 def _pyav() -> Status:
     try:
-        return Status("PyAV", True, metadata.version("av"))
-    except metadata.PackageNotFoundError:
-        return Status("PyAV", False, "not installed: pip install vllm-omni-sched[video]")
+        return Status("PyAV", True, str(import_module("av").__version__))
+    except ModuleNotFoundError as error:
+        if error.name == "av":
+            return Status("PyAV", False, f"not installed: {how_to_install('video')}")
+        return Status("PyAV", False, f"installed but cannot be imported: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the finding
+        return Status("PyAV", False, f"installed but cannot be imported: {type(error).__name__}: {error}")
 
 
-def _decoders(kind: Kind) -> Status:
+def _decoders(kind: Kind, pyav: Status) -> Status:
+    """Frames of both kinds are indexed by PyAV, and those of a file that a GPU cannot decode are decoded by it."""
+    if not pyav.active:
+        return Status(f"decoders, {kind.name}", False, "they need PyAV")
     return Status(f"decoders, {kind.name}", bool(kind.devices), f"{len(kind.devices)} processes")

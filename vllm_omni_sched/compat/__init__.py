@@ -21,27 +21,34 @@ from vllm_omni_sched.compat.behaviour import (
 from vllm_omni_sched.compat.features import Probe, Status, probe_all, resolve
 from vllm_omni_sched.compat.modules import (
     ARG_UTILS,
+    ASYNC_LLM,
     BLOCK_POOL,
     ENCODER_RUNNER_V2,
+    INPUT_PROCESSOR,
     KV_CACHE_UTILS,
     OUTPUT,
+    RESPONSES,
     RUNNER_V1,
     SCHEDULER,
     VIDEO,
     VIDEO_OPENCV,
     WORKER_BASE,
+    find,
 )
 from vllm_omni_sched.compat.versions import SUPPORTED_VERSIONS, check_version, is_supported, vllm_version
 from vllm_omni_sched.inventory import INVENTORY
 
 __all__ = [
     "ARG_UTILS",
+    "ASYNC_LLM",
     "BLOCK_POOL",
     "ENCODER_RUNNER_V2",
+    "INPUT_PROCESSOR",
     "INVENTORY",
     "KV_CACHE_UTILS",
     "OUTPUT",
     "Probe",
+    "RESPONSES",
     "RUNNER_V1",
     "SCHEDULER",
     "SUPPORTED_VERSIONS",
@@ -54,6 +61,7 @@ __all__ = [
     "ec_connectors_have_stats",
     "ec_connectors_hold_back",
     "encoder_runner_of",
+    "find",
     "is_runner_v1",
     "is_runner_v2",
     "is_supported",

@@ -53,6 +53,11 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
     ],
     "release": [("session update", modules.SCHEDULER, "Scheduler._update_request_as_session", True)],
     "options": [("early check of options", modules.ARG_UTILS, "EngineArgs.create_engine_config", True)],
+    "requests": [
+        ("early check of requests", modules.INPUT_PROCESSOR, "InputProcessor.process_inputs", True),
+        ("early check of streamed requests", modules.ASYNC_LLM, "AsyncLLM.generate", True),
+        ("early check of responses", modules.RESPONSES, "OpenAIServingResponses.create_responses", False),
+    ],
     "video": [
         ("registry of video loaders", modules.VIDEO, "VIDEO_LOADER_REGISTRY.register", True),
         ("vLLM's default decoder", modules.VIDEO_OPENCV, "decode_opencv", False),
@@ -65,16 +70,17 @@ _NOT_NEEDED = {
     "kv_event_window": "this vLLM's KV events carry no extra keys",
     "video": "this vLLM's loaders read from captures",
 }
-# Points in the workers' modules: importing those costs seconds, so only `probe_all` looks at them.
+# Points in modules that only workers or front ends load: importing those costs seconds, so only `probe_all` looks.
 _WORKER_MODULES = (modules.RUNNER_V1, modules.RUNNER_V2, modules.ENCODER_RUNNER_V2, modules.ROPE_V2)
+_FRONT_END_MODULES = (modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES)
 
 
 def probe_all(*, workers: bool = True) -> list[Probe]:
-    """Every extension point we use; ``workers=False`` leaves out those in the model runners."""
+    """Every extension point we use; ``workers=False`` leaves out those in model runners and front ends."""
     probes = []
     for feature, points in _POINTS.items():
         for name, module, path, needed in points:
-            if module in _WORKER_MODULES and not workers:
+            if module in _WORKER_MODULES + _FRONT_END_MODULES and not workers:
                 continue
             found = modules.has(module, path)
             reason = "found" if found else ("missing" if needed else _NOT_NEEDED.get(feature, "not in this vLLM"))

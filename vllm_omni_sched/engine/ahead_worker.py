@@ -13,8 +13,9 @@ from vllm_omni_sched.engine.host_store import HostStore
 from vllm_omni_sched.engine.warm_up import WARM_UP
 from vllm_omni_sched.errors import LaneError
 from vllm_omni_sched.lanes import InlineLane, Job, Lane
+from vllm_omni_sched.logs import logger_name
 
-logger = init_logger("vllm_omni_sched.encode_ahead")
+logger = init_logger(logger_name(__name__))
 
 _LANE_JOBS = 4  # at the lane at once; what waits behind them can still be forgotten for nothing
 

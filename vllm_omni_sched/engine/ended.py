@@ -7,7 +7,9 @@ from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request
 
-logger = init_logger("vllm_omni_sched.sessions")
+from vllm_omni_sched.logs import logger_name
+
+logger = init_logger(logger_name(__name__))
 
 _REMEMBERED = 4096
 

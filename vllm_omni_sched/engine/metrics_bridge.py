@@ -9,7 +9,6 @@ loaded by vLLM-Omni. Nothing here imports vLLM before it is needed, and nothing 
 """
 
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +20,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from vllm_omni_sched.engine.metrics_files import EngineDirectory, live_pages
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.exposition import merge, render
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PagePublisher:

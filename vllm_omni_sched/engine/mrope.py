@@ -19,8 +19,9 @@ from vllm_omni_sched.config import OmniSchedConfig, Toggle
 from vllm_omni_sched.engine.mrope_models import why_recomputed
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items.mrope import GrowingRows, KnownPositions, Tail
+from vllm_omni_sched.logs import logger_name
 
-logger = init_logger("vllm_omni_sched.worker")
+logger = init_logger(logger_name(__name__))
 
 
 def why_not(config: OmniSchedConfig, vllm_config: Any) -> str | None:

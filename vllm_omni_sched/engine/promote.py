@@ -12,8 +12,9 @@ from vllm.logger import init_logger
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle, load_config
 from vllm_omni_sched.errors import MissingSymbolError
+from vllm_omni_sched.logs import logger_name
 
-logger = init_logger("vllm_omni_sched.worker")
+logger = init_logger(logger_name(__name__))
 
 
 def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:

@@ -10,9 +10,10 @@ from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine import tensor_pickle
 from vllm_omni_sched.items import FeatureList, SpillFile
 from vllm_omni_sched.items.feature_list import Strip
+from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
-logger = init_logger("vllm_omni_sched.release")
+logger = init_logger(logger_name(__name__))
 
 
 class CommittedRelease:

@@ -29,14 +29,16 @@ from vllm_omni_sched.engine.order import put_in_order
 from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
+from vllm_omni_sched.engine.start_line import start_line
 from vllm_omni_sched.engine.steered import SteeredMixin
 from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
+from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
-logger = init_logger("vllm_omni_sched.scheduler")
+logger = init_logger(logger_name(__name__))
 
 _STEPS_PER_SAMPLE = 16  # of the histogram of schedule_seconds; reading clocks is a tenth of a decode step's cost
 
@@ -72,6 +74,7 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
         self.omni_features = compat.resolve(self.omni_config)
         super().__init__(*args, **kwargs)
         self._omni_setup(self.omni_config)
+        logger.info("%s", start_line(self, self.omni_config, self.omni_features))
 
     def _omni_setup(self, config: OmniSchedConfig) -> None:
         active = {name for name, status in self.omni_features.items() if status.active}

@@ -1,26 +1,15 @@
-"""What each request was promised: from options, and from what the request says itself.
+"""What each request was promised: from options, and from what the request says itself (`graph.promises`)."""
 
-A request may name its class and targets in ``SamplingParams.extra_args`` (``vllm_xargs`` in an OpenAI request)::
-
-    {"omni_class": "batch"}
-    {"omni_class": "interactive", "omni_ttft_ms": 800, "omni_itl_ms": 60}
-"""
-
-import difflib
 import math
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.request import Request
 
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
-from vllm_omni_sched.graph.classes import classes_of
-from vllm_omni_sched.graph.order import INTERACTIVE, REALTIME, SlaClass, WaitingRequest
+from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass, WaitingRequest
+from vllm_omni_sched.graph.promises import promises_of, usual_class
 from vllm_omni_sched.monitor.cost import CostModel
-
-_CLASS, _TARGETS = "omni_class", {"omni_ttft_ms": "ttft_seconds", "omni_itl_ms": "itl_seconds"}
 
 
 class SlaBook:
@@ -28,11 +17,13 @@ class SlaBook:
 
     1. Streaming sessions are realtime, all else is interactive, unless the request names its class.
     2. Targets are the options'; a request may tighten or relax its own.
+    3. What clients may ask for was checked in the front end; here a request is refused only when it makes no sense.
     """
 
     def __init__(self, config: OmniSchedConfig, costs: CostModel) -> None:
         self.costs = costs
-        self._classes = classes_of(config)
+        self._promises = promises_of(config)
+        self._classes = self._promises.classes
         self._of: dict[str, SlaClass] = {}
         self._arrivals: dict[str, float] = {}
 
@@ -82,19 +73,4 @@ class SlaBook:
 
     def _classify(self, request: Request) -> SlaClass:
         extra: dict[str, Any] = getattr(request.sampling_params, "extra_args", None) or {}
-        sla = self._classes[REALTIME.name if request.resumable else INTERACTIVE.name]
-        if _CLASS in extra:
-            name = extra[_CLASS]
-            if not isinstance(name, str) or name not in self._classes:
-                near = difflib.get_close_matches(str(name), self._classes, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise RequestError(f"{_CLASS} must be one of {', '.join(self._classes)}, got {name!r}{hint}")
-            sla = self._classes[name]
-        for key, field in _TARGETS.items():
-            if key in extra:
-                value = extra[key]
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                    raise RequestError(f"{key} must be a number of milliseconds above 0, got {value!r}")
-                change: dict[str, Any] = {field: value / 1e3}
-                sla = replace(sla, **change)
-        return sla
+        return self._promises.classify(extra, usual_class(self._classes, session=request.resumable))

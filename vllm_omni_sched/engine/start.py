@@ -5,12 +5,13 @@ from typing import Any
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import Toggle, load_config
 from vllm_omni_sched.engine import metrics_bridge
+from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.errors import ConfigError
 
 
 def check_and_attach(vllm_config: Any) -> None:
-    """Refuse options that cannot work, then let ``/metrics`` of this process serve ours.
+    """Refuse options that cannot work, then let this process's ``/metrics`` serve ours, and its requests be checked.
 
     Raises:
         ConfigError: an option is unknown, of the wrong type or out of range, or is ``on``
@@ -38,6 +39,7 @@ def check_and_attach(vllm_config: Any) -> None:
         attach_encode_ahead(vllm_config)
     if config.metrics:
         metrics_bridge.attach()
+    check_requests()
 
 
 def attach_encode_ahead(vllm_config: Any) -> None:

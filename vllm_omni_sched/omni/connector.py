@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,11 +14,12 @@ from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
 from vllm_omni_sched.connectors.times import Times
 from vllm_omni_sched.connectors.watch import Watch, WatchOptions
 from vllm_omni_sched.errors import ConnectorError
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.omni.metrics import metrics_of_this_process
 from vllm_omni_sched.omni.payloads import pack, unpack
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 REAPED = 64  # messages looked at in one `reap_consumed`
 SHORTEST_LOOK, LONGEST_LOOK = 50e-6, 1e-3  # seconds between two looks for a message

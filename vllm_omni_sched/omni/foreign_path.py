@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import logging
 import socket
 import threading
 import weakref
@@ -23,9 +22,10 @@ from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing import Way
 from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError, RendezvousError
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.registration import CONNECTORS
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAIL = "omni-sched/mail/"
 REMEMBERED = 1 << 14

@@ -63,6 +63,11 @@ class PriorityOptions(Options):
     by_modality: dict[str, str] = Field(
         default_factory=dict, description="Class of such a request by its modality, such as `audio: realtime`."
     )
+    client_classes: list[str] | None = Field(
+        None,
+        description="Classes that a request may name in `omni_class`; one that names another is refused with HTTP 400. "
+        "Default: `default_class`, and those that do not go before it.",
+    )
     without_deadline: Literal["arrival", "shortest", "longest"] = Field(
         "arrival",
         description="Order of requests of a class without a target: 'shortest' waits least on average, 'longest' is "
@@ -88,6 +93,7 @@ class PriorityOptions(Options):
         asked = {"default_class": self.default_class} | {
             f"by_modality.{key}": of for key, of in self.by_modality.items()
         }
+        asked |= {f"client_classes.{at}": of for at, of in enumerate(self.client_classes or ())}
         for key, name in asked.items():
             if name not in self.classes:
                 raise ValueError(f"option {key!r} must be one of the classes {list(self.classes)}, got {name!r}")

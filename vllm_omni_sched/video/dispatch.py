@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.job import Closed, Job, Lost, Task
 from vllm_omni_sched.video.kinds import Kind
 from vllm_omni_sched.video.messages import Failure
@@ -20,7 +20,7 @@ from vllm_omni_sched.video.process import Settings
 from vllm_omni_sched.video.share import PieceLeft, Share, VideoWork
 from vllm_omni_sched.video.team import Place, Team
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CLOSED = "video decoding was closed"
 _BROKEN = "decoding this video went wrong, and the server's log says how"

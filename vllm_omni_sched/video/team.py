@@ -7,10 +7,10 @@ Used by one thread. It knows who is idle, who works on what, and which video a p
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.job import Answer, Job, Lost, Task
 from vllm_omni_sched.video.kinds import Kind
@@ -18,7 +18,7 @@ from vllm_omni_sched.video.messages import Failure
 from vllm_omni_sched.video.process import Process, Settings
 from vllm_omni_sched.video.share import Seat
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 0.1  # between the last word of a process and its end

@@ -75,6 +75,8 @@ REFUSED = {
     "an-object": Case(
         None, ["--additional-config must be a mapping", "Hashable"], circumstance="an object that vLLM would take"
     ),
+    "a-key-nearly-ours": Case({"omnisched": {"windows": "off"}}, ["'omnisched'", "did you mean 'omni_sched'?"]),
+    "a-class-for-clients-that-is-none": Case(_options(client_classes=["vip"]), ["'client_classes'", "realtime, inter"]),
     "options-are-null": Case({"omni_sched": None}, ["omni_sched", "must be a mapping", "NoneType"]),
     "sync-under-async": Case(
         _options(),

@@ -25,11 +25,13 @@ from dev.omni_cpu.running import running
 from tests.omni.harness.hang_scenarios import HANG_SCENARIOS
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
 from tests.omni.harness.picture_scenarios import PICTURE_SCENARIOS
+from tests.omni.harness.refused_scenario import REFUSED_SCENARIO
 from tests.omni.harness.scenarios import SCENARIOS, blocking
 from tests.omni.harness.spec import SHM, RunSpec
 from tests.omni.harness.stage_scenarios import EDGE_SCENARIOS, STAGE_SCENARIOS
 
 ALL_SCENARIOS = SCENARIOS | STAGE_SCENARIOS | EDGE_SCENARIOS | HANG_SCENARIOS | MOVE_SCENARIOS | PICTURE_SCENARIOS
+ALL_SCENARIOS |= REFUSED_SCENARIO
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
 END_SECONDS = 10

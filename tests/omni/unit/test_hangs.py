@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec, said_by
+from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import processes
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -118,7 +119,7 @@ async def test_one_that_speaks_again_is_as_before(
 ) -> None:
     async with Rig(TWO, **hang_after(5.0)) as rig:
         hangs = await suspected(rig, sleeping)
-        with caplog.at_level("WARNING", logger="vllm_omni_sched"):
+        with caplog.at_level("WARNING", logger=LOGGER):
             await rig.step(0, "b")
             await seconds(rig, 1)
         assert "answers again" in caplog.text

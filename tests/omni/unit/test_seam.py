@@ -17,7 +17,9 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StagePool
 
 from tests.support.omni_stages import FINAL, Edges, StageSpec, pool_of
+from vllm_omni_sched import __version__
 from vllm_omni_sched.errors import ConfigError, MissingSymbolError
+from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import overrides, seam
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.policies import Policies
@@ -68,6 +70,14 @@ def test_with_options_the_orchestrator_is_ours(make: Make, text: str) -> None:
     found = make(text)
     assert type(found) is ScheduledOrchestrator
     assert [type(pool) for pool in found.stage_pools] == [ScheduledPool, ScheduledPool]
+
+
+def test_one_line_says_that_it_is_and_with_which_options(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=LOGGER):
+        make("omni_sched: {batching: {max_batch_size: 2}, graph: {merging: {enabled: false}}}\n")
+    (line,) = [one.getMessage() for one in caplog.records if "schedules the stages" in one.getMessage()]
+    assert line.startswith(f"vllm-omni-sched {__version__} schedules the stages ")
+    assert 'given: {"graph": {"merging": {"enabled": false}}, "batching": {"max_batch_size": 2}}.' in line
 
 
 def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

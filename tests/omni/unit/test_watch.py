@@ -16,6 +16,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.engine.metrics_files import EngineDirectory
+from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import reports
 from vllm_omni_sched.omni.stages.watch import MEMORY_SECONDS
 
@@ -37,7 +38,7 @@ async def test_a_request_that_hangs_is_told_once_while_it_does(caplog: pytest.Lo
         await rig.ask("a")
         await rig.tick(9.0)
         assert counted(rig) == {}
-        with caplog.at_level("WARNING", logger="vllm_omni_sched"):
+        with caplog.at_level("WARNING", logger=LOGGER):
             for _ in range(3):
                 await rig.tick(2.0)
         assert counted(rig) == {"stage_timeout": 1}
@@ -151,7 +152,7 @@ async def test_an_edge_that_fails_counts_for_the_stage_where_it_ends(
         sender = Sender(rig, base)
         await sender.reports(well=100)
         assert counted(rig, 1) == {}
-        with caplog.at_level("WARNING", logger="vllm_omni_sched"):
+        with caplog.at_level("WARNING", logger=LOGGER):
             for _ in range(2):
                 await sender.reports(well=50, failed=50)
         told = [record.getMessage().partition(" (")[0] for record in caplog.records]

@@ -120,7 +120,7 @@ def test_what_is_not_installed_is_named(clip: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("vllm_omni_sched.cli.decode.find_spec", lambda n: None if n == module else there(n))
     status, _, complaint = run(clip, "--contact-sheet", "sheet.png")
     assert status == 2
-    assert complaint == f"vllm-omni-sched decode: {name} is not installed: pip install 'vllm-omni-sched[video]'"
+    assert complaint == f"vllm-omni-sched decode: {name} is not installed: pip install av pillow"
 
 
 def test_rules_choose_frames_by_number_and_by_time() -> None:

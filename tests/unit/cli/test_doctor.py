@@ -8,8 +8,10 @@ from importlib import metadata
 import pytest
 from typer.testing import CliRunner
 
+from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
+from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.video import sandbox
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
@@ -112,14 +114,78 @@ def test_the_parts_of_video_decoding_are_shown(healthy):
     assert "– landlock not on this system: decoder processes could read files that this user can" in said
 
 
-def test_without_pyav_it_says_what_to_install(healthy):
-    def absent(name):
-        raise metadata.PackageNotFoundError(name)
+class Blocked:
+    """A finder in front of all others that lets a module not be imported."""
 
-    healthy.setattr(metadata, "version", absent)
-    status, said = run()
+    def __init__(self, module: str, error: Exception) -> None:
+        self.module, self.error = module, error
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.module:
+            raise self.error
+
+
+def without(healthy, module, error):
+    healthy.delitem(sys.modules, module, raising=False)
+    healthy.setattr(sys, "meta_path", [Blocked(module, error), *sys.meta_path])
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ModuleNotFoundError("No module named 'av'", name="av"), "– PyAV not installed: pip install av pillow"),
+        (ImportError("libavcodec.so.62: cannot open"), "– PyAV installed but cannot be imported: ImportError: libavc"),
+        (ModuleNotFoundError("No module named 'x'", name="x"), "– PyAV installed but cannot be imported: No module"),
+    ],
+)
+def test_without_pyav_nothing_that_needs_it_is_ticked(healthy, error, says):
+    without(healthy, "av", error)
+    status, said = run("--additional-config", '{"omni_sched": {"video": {"decoders": 3, "nvdec": "off"}}}')
     assert status == 0  # the scheduler works without
-    assert "– PyAV not installed: pip install vllm-omni-sched[video]" in said
+    assert says in said
+    assert "– decoders, pyav they need PyAV" in said
+
+
+def test_pyav_is_ticked_with_the_version_that_was_imported(healthy):
+    assert f"✓ PyAV {pytest.importorskip('av').__version__}" in run()[1]
+
+
+def test_options_are_shown_with_where_they_come_from(healthy):
+    given = {"waiting_order": "sla", "video": {"decoders": 3, "nvdec": "off"}}
+    status, said = run("--additional-config", json.dumps({"omni_sched": given}))
+    assert status == 0
+    assert "waiting_order sla given" in said
+    assert "video.decoders 3 given" in said
+    assert "max_wait_seconds 30.0 default" in said
+    assert 'client_classes ["interactive", "batch"] default' in said
+    assert "Options" not in run()[1]  # nobody asked
+    findings = json.loads(run("--json", "--additional-config", json.dumps({"omni_sched": given}))[1])
+    shown = {option["name"]: (option["value"], option["given"]) for option in findings["options"]}
+    assert {*OmniSchedConfig.model_fields} - {"video"} <= set(shown)
+    assert (shown["waiting_order"], shown["pieces"]) == (("sla", True), (False, False))
+
+
+def test_options_of_which_one_is_wrong_are_not_shown(healthy):
+    assert json.loads(run("--json", "--additional-config", UNKNOWN_OPTION)[1])["options"] == []
+
+
+def test_a_key_that_is_nearly_ours_is_a_problem(healthy):
+    status, said = run("--additional-config", '{"omnisched": {"waiting_order": "sla"}}')
+    assert status == 1
+    assert "the key 'omnisched', which nobody reads; did you mean 'omni_sched'?" in said
+
+
+@pytest.mark.parametrize("command", [["-m", "vllm_omni_sched"], ["-c", "from vllm_omni_sched.cli import app; app()"]])
+def test_the_version_is_told(command):
+    result = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"vllm-omni-sched {__version__}\n"
+
+
+def test_the_module_is_the_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "vllm_omni_sched", "decode", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "Usage: vllm-omni-sched decode" in result.stdout
 
 
 def test_an_allow_list_that_names_us_is_no_problem(healthy):

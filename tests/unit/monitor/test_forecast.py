@@ -105,7 +105,7 @@ def test_the_back_test_prefers_what_is_right():
 
 def test_without_statsmodels_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install vllm-omni-sched\[forecast\]"):
+    with pytest.raises(ConfigError, match="forecast needs statsmodels: pip install statsmodels"):
         LoadForecast()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import secrets
 import weakref
@@ -24,8 +23,9 @@ from vllm_omni_sched.connectors.arena.peer import Peer, layout_of, mapped
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.errors import CorruptMessageError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TELL_EVERY = 64
 """Messages between two times that senders are told what receiving takes."""

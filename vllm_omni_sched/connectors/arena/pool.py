@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from pathlib import Path
@@ -12,8 +11,9 @@ from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import MIB, PoolOptions
 from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PIECE = 32 * MIB  # set aside at a time
 WARMING_REST = 0.05  # seconds between two pieces: zeroing memory takes what messages want, too

@@ -1,6 +1,5 @@
 """Buffers of a message, compressed where it pays."""
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from vllm_omni_sched.connectors.compression.learn import Ledger, Stream, sample
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge
 from vllm_omni_sched.connectors.compression.registry import Codecs, load_codecs
 from vllm_omni_sched.errors import CorruptDataError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RAW = "raw"
 """In the place of a codec's name: the buffer as it is."""

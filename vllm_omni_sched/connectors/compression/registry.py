@@ -12,6 +12,7 @@ from vllm_omni_sched.connectors.compression.int8 import Int8Codec
 from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
 from vllm_omni_sched.connectors.compression.shuffle import Lz4Codec, ZstdCodec
 from vllm_omni_sched.errors import CodecMissingError
+from vllm_omni_sched.extras import how_to_install
 
 CODECS: tuple[type[Codec], ...] = (IdsCodec, Lz4Codec, ZstdCodec, FlacCodec, MuLawCodec, Int8Codec, Fp8Codec)
 """In the order in which ties between them are broken: lossless ones first."""
@@ -35,7 +36,7 @@ class Codecs:
         if name in self.absent:
             raise CodecMissingError(
                 f"codec {name!r} is not available: {self.absent[name]}; "
-                "install vllm-omni-sched[compression], or switch compression off where the data is sent"
+                f"{how_to_install('compression')}, or switch compression off where the data is sent"
             )
         known = ", ".join(self.present)
         raise CodecMissingError(f"codec {name!r} is unknown; known are {known}: do both sides run the same version?")

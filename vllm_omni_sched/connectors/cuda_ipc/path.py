@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,8 +20,9 @@ from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
 from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.errors import ConnectorError, CorruptMessageError, DeviceLostError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
 MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], DeviceShare]

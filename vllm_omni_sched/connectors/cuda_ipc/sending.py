@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from vllm_omni_sched.connectors.cuda_ipc.parcel import Block, Group, Parcel, cop
 from vllm_omni_sched.connectors.cuda_ipc.plan import Load, ShareReason, plan
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.framing import PACKED, Message
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 WARNED = {ShareReason.UNREACHABLE, ShareReason.ALLOCATOR, ShareReason.REFUSED}
 """Reasons that somebody may want to change; each is logged once."""

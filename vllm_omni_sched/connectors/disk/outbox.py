@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.disk.options import DiskOptions
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.turns import Turns
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -30,8 +29,9 @@ from vllm_omni_sched.errors import (
     PathClosedError,
     RendezvousError,
 )
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 REAPED_PER_PUT = 8
 SWEEP_EVERY = 5.0  # seconds

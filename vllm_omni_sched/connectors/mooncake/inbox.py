@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, RPC, TOO_SMALL, Store
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FIRST_WAIT = 2e-4  # seconds between two looks for a message, doubled each time
 UNREACHABLE_WAIT = 0.25  # until the next try when the holder of a message does not answer

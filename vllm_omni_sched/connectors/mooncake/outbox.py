@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import replace
 
@@ -16,8 +15,9 @@ from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import MISSING, OK, MasterGoneError, Store
 from vllm_omni_sched.connectors.mooncake.writer import Writer
 from vllm_omni_sched.errors import RendezvousError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BATCH = 512  # keys in one call
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -27,8 +26,9 @@ from vllm_omni_sched.errors import (
     ReceiverBehindError,
     RendezvousError,
 )
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOST = ("refused", "expired", "lost", "vanished", "corrupt")
 """Counts that `health` speaks of."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import threading
 import weakref
@@ -16,8 +15,9 @@ from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.mooncake.options import KIB
 from vllm_omni_sched.connectors.mooncake.store import Store
 from vllm_omni_sched.errors import RendezvousError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BLOCK = 4 * KIB
 

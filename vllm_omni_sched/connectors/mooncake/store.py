@@ -14,6 +14,7 @@ from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.connectors.mooncake.calls import Calls
 from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
 from vllm_omni_sched.errors import ConfigError, PathClosedError, RendezvousError
+from vllm_omni_sched.extras import how_to_install
 
 OK = 0
 NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704, -707, -900
@@ -38,7 +39,7 @@ def load_library() -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "the Mooncake path needs mooncake-transfer-engine, which is not installed: "
-            "`pip install 'vllm-omni-sched[mooncake]'` (on hosts without CUDA: mooncake-transfer-engine-non-cuda)"
+            f"`{how_to_install('mooncake')}` (on hosts without CUDA: mooncake-transfer-engine-non-cuda)"
         ) from error
     except ImportError as error:
         raise ConfigError(

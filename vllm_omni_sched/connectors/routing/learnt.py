@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, Trans
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.report import REPORT_EVERY, Report
 from vllm_omni_sched.connectors.routing.route import PathState, RouteReason
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass

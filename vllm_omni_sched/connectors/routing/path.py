@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -28,8 +27,9 @@ from vllm_omni_sched.errors import (
     ReceiverBehindError,
     RendezvousError,
 )
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 REMEMBERED = 1 << 14
 """Messages of which it is known by which path they were put last."""

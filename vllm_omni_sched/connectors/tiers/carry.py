@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.policy import TierReason
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Stage(str, Enum):

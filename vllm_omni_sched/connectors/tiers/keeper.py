@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.expect import Waits
 from vllm_omni_sched.errors import ConnectorError, ReceiverBehindError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass

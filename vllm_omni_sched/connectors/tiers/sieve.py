@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import NamedTuple
 
 from vllm_omni_sched.connectors.framing import Arrival
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.errors import RendezvousError
+from vllm_omni_sched.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Found(NamedTuple):

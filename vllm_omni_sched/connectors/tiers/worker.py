@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+from vllm_omni_sched.logs import get_logger
+
+logger = get_logger(__name__)
 
 LONGEST_REST = 1.0  # seconds after a failure
 

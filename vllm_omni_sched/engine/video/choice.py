@@ -14,12 +14,17 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options
+from vllm_omni_sched import __version__
+from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options, resolved
 from vllm_omni_sched.engine.video import process
 from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
 from vllm_omni_sched.errors import ConfigError, RequestError
+from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.graph.order import INTERACTIVE
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.options import VideoOptions
+
+logger = get_logger(__name__)
 
 _DECODED_ELSEWHERE = ("backend", "device")  # arguments that name a decoder
 
@@ -57,7 +62,7 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     if multimodal is None:
         return  # a model of text
     if find_spec("av") is None:
-        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: pip install vllm-omni-sched[video]")
+        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: {how_to_install('video')}")
     operators = _video(given)
     if operators.get("backend", "opencv") != "opencv":
         raise ConfigError(
@@ -80,6 +85,15 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"--media-io-kwargs: {error}") from None
     multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
     process.configure(options, first_class)
+    logger.info(
+        "vllm-omni-sched %s decodes videos by %s: frames as %r samples them, requests of class %s or after it. Options "
+        "given: %s.",
+        __version__,
+        NAME,
+        video["sampling"],
+        first_class,
+        ", ".join(str(one) for one in resolved(options, group="video") if one.given) or "none",
+    )
     # The parent of several API servers decodes nothing, nor do most stages of vLLM-Omni: there the first video starts
     # the decoders.
     if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0 and "vllm_omni" not in sys.modules:

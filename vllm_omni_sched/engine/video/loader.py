@@ -7,7 +7,6 @@ loader runs a rule. vLLM 0.22 has no such function: see `earlier`.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,13 @@ from vllm_omni_sched.engine.video.source import frame_size, source_of
 from vllm_omni_sched.engine.video.wanted import wanted_of
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.logs import get_logger
 
 if TYPE_CHECKING:
     from vllm_omni_sched.video.base import Decoded
     from vllm_omni_sched.video.facts import VideoIndex
 
-logger = logging.getLogger("vllm_omni_sched")
+logger = get_logger(__name__)
 
 _MARK = "__omni_sched__"
 

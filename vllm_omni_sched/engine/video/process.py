@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING
 from vllm_omni_sched.engine.video.rules import NAME, StockReason
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import INTERACTIVE
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.options import VideoOptions
 
 if TYPE_CHECKING:
     from vllm_omni_sched.engine.video.metrics import VideoMetrics
     from vllm_omni_sched.video.service import FlashCodec
 
-logger = logging.getLogger("vllm_omni_sched")
+logger = get_logger(__name__)
 
 _lock = threading.Lock()
 _options = VideoOptions()

@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
 from vllm_omni_sched.monitor.forecast.guard import Guard
 from vllm_omni_sched.monitor.forecast.models import Model, ModelChoice, Naive, Series, fit, root
@@ -205,7 +206,7 @@ def import_statsmodels() -> None:
     from importlib.util import find_spec
 
     if find_spec("statsmodels") is None:
-        raise ConfigError("forecast needs statsmodels: pip install vllm-omni-sched[forecast]")
+        raise ConfigError(f"forecast needs statsmodels: {how_to_install('forecast')}")
 
 
 def _interval(middle: Series, quantiles: Series | None) -> tuple[Series, Series]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.extras import how_to_install
 
 Series = NDArray[np.float64]
 
@@ -165,7 +166,7 @@ def require(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError("forecast needs statsmodels: pip install vllm-omni-sched[forecast]") from error
+        raise ConfigError(f"forecast needs statsmodels: {how_to_install('forecast')}") from error
 
 
 def root(count: float) -> float:

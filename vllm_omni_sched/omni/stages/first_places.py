@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.partition import Partitioner
 from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.stage_options.graph import PartitionOptions
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def place(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import psutil
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.monitor.anomaly.silence import Silence
 from vllm_omni_sched.omni.stages import processes
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.stage_options import StageSchedConfig
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 COMPUTES = 0.05  # of a processor: one that uses more does something
 NOTICED_SECONDS = 5.0  # in which vLLM-Omni sees that a process has ended

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_omni_sched.graph.partition import Partitioner, Plan
 from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages.moves import Moves, Outcome
 from vllm_omni_sched.stage_options.graph import PartitionOptions
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOOK_SECONDS = 5.0  # as often as the memory of processes is looked at
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from enum import Enum
 from functools import partial
 from typing import Any
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
 from vllm_omni_sched.omni.stages.places import Places
 from vllm_omni_sched.omni.stages.restart import start_replica
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Outcome(str, Enum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 from collections.abc import Callable, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.capacity import requests_at_once
 from vllm_omni_sched.omni.stages.hangs import Hangs
@@ -30,7 +30,7 @@ from vllm_omni_sched.omni.stages.repair import Repair
 from vllm_omni_sched.omni.stages.sharing import Sharing
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class ScheduledOrchestrator(Orchestrator):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from vllm_omni_sched.graph.order import Undated
 from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageGraph
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
 from vllm_omni_sched.monitor.recovery.chosen import recovery_options
@@ -39,7 +39,7 @@ from vllm_omni_sched.resource.moving_shares import ShareReason
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.stage_options import StageSchedConfig
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SHARES_SECONDS = 5.0  # between two looks at what modalities need: three in a row have to differ before shares move
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm_omni_sched.graph.merging import Merger, Role
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.stage_policies import StagePolicies
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class StageQueue:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from typing import Any
 
 from vllm_omni.engine.messages import ErrorMessage
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.caches import sends_caches
@@ -17,7 +17,7 @@ from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.together import Together
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 HELD_SECONDS = 0.3  # how long a payload that nobody has got is looked for
 

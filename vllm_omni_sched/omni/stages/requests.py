@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_omni_sched.graph.order import SlaClass
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CLASS, USER = "omni_class", "omni_user"  # in `extra_args` of a request's first sampling parameters
 UNKNOWN_TOKENS = 128  # that a request makes which does not say how many
@@ -40,16 +40,16 @@ class Known:
 
 
 class Classes:
-    """The classes of the options, by name."""
+    """The classes of the options, by name. What clients may name is asked in the front end (`front_end`)."""
 
     def __init__(self, options: PriorityOptions) -> None:
-        self._classes = {
+        self.by_name = {
             name: SlaClass(name, _seconds(each), math.inf, each.rank) for name, each in options.classes.items()
         }
-        ranks = {each.rank for each in self._classes.values()}
+        ranks = {each.rank for each in self.by_name.values()}
         self._lowest = max(ranks) if len(ranks) > 1 else math.inf
-        self.default = self._classes[options.default_class]
-        self._by_modality = {modality: self._classes[name] for modality, name in options.by_modality.items()}
+        self.default = self.by_name[options.default_class]
+        self._by_modality = {modality: self.by_name[name] for modality, name in options.by_modality.items()}
         self._unknown: set[str] = set()
 
     def of(self, params: Any, modality: str) -> SlaClass:
@@ -58,7 +58,7 @@ class Classes:
         name = extra_of(params).get(CLASS)
         if name is None:
             return usual
-        named = self._classes.get(str(name))
+        named = self.by_name.get(str(name))
         if named is None:
             self._tell(str(name)[:64], usual)
         return named or usual
@@ -66,7 +66,7 @@ class Classes:
     def _tell(self, name: str, usual: SlaClass) -> None:
         if name not in self._unknown and len(self._unknown) < LOGGED:
             self._unknown.add(name)
-            known = ", ".join(self._classes)
+            known = ", ".join(self.by_name)
             logger.warning("a request says %s=%r, which is none of %s: it is %r", CLASS, name, known, usual.name)
 
     def is_low(self, sla: SlaClass) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-import logging
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random  # noqa: TID251 (made here, where the policies are put together)
 from typing import Any
 
+from vllm_omni_sched import __version__
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.report import ask, ask_not
 from vllm_omni_sched.stage_config import check_against, file_named, load_stage_config
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MARK = "__omni_sched__"
 
@@ -75,6 +77,7 @@ def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
         config = load_stage_config(*at)
         if config is None:
             return theirs(self, **arguments)
+        from vllm_omni_sched.omni.stages.front_end import check_requests
         from vllm_omni_sched.omni.stages.graph import graph_of
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
         from vllm_omni_sched.omni.stages.overrides import refuse_lost
@@ -87,8 +90,15 @@ def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
         with file_named(*at):
             check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
         policies = Policies(config, graph, bool(arguments["async_chunk"]), Random())
-        logger.info("vllm-omni-sched schedules the stages %s", ", ".join(map(str, graph.stages)))
+        logger.info(
+            "vllm-omni-sched %s schedules the stages %s of a pipeline, %s. Options given: %s.",
+            __version__,
+            ", ".join(map(str, graph.stages)),
+            "all stages of a request at once" if arguments["async_chunk"] else "one after the other",
+            json.dumps(config.model_dump(mode="json", exclude_unset=True)),
+        )
         made = ScheduledOrchestrator(policies=policies, runtime=self._runtime, **arguments)
+        check_requests(self, config.graph.priority)
         made.first_input_processor = getattr(self, "input_processor", None)
         return made
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.names import Names
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PIECES = 4096  # looked for, of a stage that does not say how much it may say
 STEPS = 64  # pieces more than tokens: of the prompt, and the one that ends it

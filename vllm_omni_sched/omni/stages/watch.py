@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from vllm_omni_sched.graph.stages import StageGraph
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_facts import Side
@@ -14,7 +14,7 @@ from vllm_omni_sched.omni.stages.reports import Moved, Reports
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.stage_options import AnomalyOptions
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MEMORY_SECONDS = 5.0  # between two looks at the processes of stages, and at what they report
 

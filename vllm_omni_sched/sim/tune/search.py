@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.sim.tune.space import Options, Parameter, suggest
 
 
@@ -121,6 +122,6 @@ def _study(seed: int) -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("Optuna is not installed: pip install 'vllm-omni-sched[tune]'") from None
+        raise ConfigError(f"Optuna is not installed: {how_to_install('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))

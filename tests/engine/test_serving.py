@@ -1,0 +1,104 @@
+"""A server with our scheduler, as its clients and its operator see it: refusals, and what its log says."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.harness.processes import OUR_PLUGIN
+from tests.engine.harness.server import MODEL_NAME, Server
+from tests.engine.harness.spec import OURS
+from vllm_omni_sched import __version__
+from vllm_omni_sched.compat import vllm_version
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": "off"}
+
+
+@pytest.fixture(scope="module")
+def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ["--scheduler-cls", OURS, "--max-model-len", "1024"]
+    options += ["--additional-config", json.dumps({"omni_sched": OPTIONS})]
+    environment = {**OUR_PLUGIN, "VLLM_LOGGING_LEVEL": "INFO"}  # as it is by default
+    with Server(llava, options, environment, log=tmp_path_factory.mktemp("serving") / "server.log") as server:
+        server.wait_until_healthy()
+        yield server
+
+
+def ask(server: Server, path: str, xargs: dict[str, Any], **more: Any) -> tuple[int, str]:
+    """(status, answer)"""
+    asked: dict[str, Any] = {
+        CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
+        COMPLETIONS: {"prompt": "hello", "max_tokens": 2},
+        RESPONSES: {"input": "hello", "max_output_tokens": 2, "store": False},
+    }[path]
+    body = {"model": MODEL_NAME, "vllm_xargs": xargs, **asked, **more}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("xargs", "says"),
+    [
+        ({"omni_class": "vip"}, "omni_class is 'vip', which is no class: it must be one of interactive, batch"),
+        ({"omni_class": "realtime"}, "which clients of this server may not ask for (option 'client_classes')"),
+        ({"omni_ttft_ms": "fast"}, "omni_ttft_ms must be a number of milliseconds above 0, got 'fast'"),
+        ({"omni_ttft_ms": -5}, "omni_ttft_ms must be a number of milliseconds above 0, got -5"),
+        ({"omni_ttft_ms": 99}, "omni_ttft_ms must be 100 or more on this server (option 'client_ttft_ms_min'), got 99"),
+        ({"omni_clas": "batch"}, "there is no 'omni_clas': did you mean 'omni_class'? known keys are omni_class, "),
+    ],
+)
+def test_what_makes_no_sense_is_a_400_that_says_why(servers: Server, path, stream, xargs, says):
+    status, message = ask(servers, path, xargs, stream=stream)
+    assert (status, says in message) == (400, True), message
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_makes_sense_is_served(servers: Server, path, stream):
+    for xargs in ({"omni_class": "batch", "omni_ttft_ms": 100}, {"somebody_elses": "vip"}, {"omni_user": "anna"}):
+        status, answer = ask(servers, path, xargs, stream=stream)
+        assert status == 200
+        assert '"error":{' not in answer.replace(" ", "")
+
+
+def test_the_engine_never_sees_what_is_refused(servers: Server):
+    for _ in range(3):
+        assert ask(servers, CHAT, {"omni_class": "vip"})[0] == 400
+    log = servers.process.log.read_text()
+    assert "is refused" not in log
+    assert "500 Internal Server Error" not in log
+    assert ask(servers, CHAT, {})[0] == 200
+
+
+def lines_of_ours(server: Server, starts: str) -> list[str]:
+    return [line for line in server.process.log.read_text().splitlines() if starts in line]
+
+
+def test_one_line_at_the_start_says_what_is_active(servers: Server):
+    (line,) = lines_of_ours(servers, f"vllm-omni-sched {__version__} schedules this engine")
+    assert " INFO " in line
+    assert "EngineCore" in line  # it works there
+    assert "vllm_omni_sched.engine.scheduler.Omni" in line
+    assert f"on vLLM {vllm_version()}. " in line
+    given = line.split("Options given: ")[1].split(". Features on: ")[0]
+    assert given == "strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0"
+    on, off = line.split("Features on: ")[1].split("; off: ")
+    assert {"windows", "encoder_cache", "session_delta"} <= set(on.split(", "))
+    assert "strip_frontier (switched off)" in off
+    assert "pending_range (" in off

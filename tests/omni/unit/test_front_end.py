@@ -1,0 +1,107 @@
+"""What a pipeline's front end refuses, before a stage sees the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm.exceptions import VLLMValidationError
+from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+from tests.support.omni_stages import params
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.omni.stages.front_end import check_requests, promises_of
+from vllm_omni_sched.stage_config import read_stage_options
+from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
+
+pytestmark = pytest.mark.omni
+
+GOLD = {"gold": ClassTargets(rank=0), "usual": ClassTargets(rank=1), "spare": ClassTargets(rank=2)}
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Ask a pipeline; whether `generate` of vLLM-Omni itself was called is told by its request id."""
+    called: list[str] = []
+
+    async def generate(self: Any, prompt: Any, sampling_params: Any = None, request_id: str = "", **_: Any) -> Any:
+        yield called.append(request_id)
+
+    monkeypatch.setattr(AsyncOmni, "generate", generate)
+
+    def asked(options: PriorityOptions | None, *args: Any, **kwargs: Any) -> Any:
+        omni = SimpleNamespace(engine=SimpleNamespace())
+        if options is not None:
+            check_requests(omni.engine, options)
+        return AsyncOmni.generate(omni, "hello", *args, **kwargs)
+
+    yield asked
+    assert called == []  # nobody has asked for an output yet
+
+
+@pytest.mark.parametrize("how", ["sampling_params", "sampling_params_list", "positional", "one for all"])
+def test_what_makes_no_sense_is_refused_before_an_answer_begins(ask, how):
+    bad = params(extra_args={"omni_class": "vip"})
+    given = {
+        "sampling_params": ((), {"sampling_params": bad}),
+        "sampling_params_list": ((), {"sampling_params_list": [bad, params()]}),
+        "positional": ((bad, "a"), {}),
+        "one for all": ((), {"sampling_params_list": bad}),
+    }
+    args, kwargs = given[how]
+    with pytest.raises(
+        RequestError, match=r"'vip', which is no class: it must be one of interactive, batch"
+    ) as refused:
+        ask(PriorityOptions(), *args, **kwargs)
+    assert isinstance(refused.value, VLLMValidationError)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [None, {"omni_class": "batch"}, {"omni_user": 7}, {"omni_task": ["chat"], "sample_solver": "x"}, {"steps": {}}],
+)
+def test_what_makes_sense_and_what_is_others_goes_through(ask, extra):
+    ask(PriorityOptions(), sampling_params_list=[params(extra_args=extra), params(extra_args={"omni_class": "vip"})])
+    ask(PriorityOptions())
+
+
+def test_a_pipeline_without_options_is_as_it_was(ask):
+    ask(PriorityOptions(), params())  # another pipeline of this process has some
+    ask(None, params(extra_args={"omni_class": "vip"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        (PriorityOptions(), {"interactive", "batch"}),
+        (PriorityOptions(client_classes=["realtime"]), {"realtime"}),
+        (PriorityOptions(default_class="realtime"), {"realtime", "interactive", "batch"}),
+        (PriorityOptions(classes=GOLD, default_class="usual"), {"usual", "spare"}),
+        (PriorityOptions(classes=GOLD, default_class="usual", client_classes=[]), set()),
+    ],
+)
+def test_clients_may_name_what_the_operator_allows(options, allowed):
+    promises = promises_of(options)
+    for name in options.classes:
+        if name in allowed:
+            promises.check({"omni_class": name})
+        else:
+            with pytest.raises(RequestError, match=r"may not ask for \(option 'graph\.priority\.client_classes'\)"):
+                promises.check({"omni_class": name})
+
+
+def test_a_class_that_does_not_exist_is_no_option():
+    with pytest.raises(ValueError, match=r"'client_classes\.1' must be one of the classes .* got 'vip'"):
+        read_stage_options({"graph": {"priority": {"client_classes": ["batch", "vip"]}}}, "deploy.yaml")
+
+
+def test_wrapping_twice_is_wrapping_once(ask):
+    ask(PriorityOptions())
+    once = AsyncOmni.generate
+    ask(PriorityOptions())
+    assert AsyncOmni.generate is once

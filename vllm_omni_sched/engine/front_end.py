@@ -1,0 +1,141 @@
+"""Requests that make no sense are refused where they come in, as HTTP 400, before the engine sees them.
+
+vLLM's front end reads ``vllm_xargs`` into `SamplingParams.extra_args` and looks into them no further. Methods of it are
+wrapped in a process that makes the configuration of an engine with our scheduler, and in no other:
+
+1. `InputProcessor.process_inputs`, through which every request goes.
+2. `AsyncLLM.generate`, because an answer that is streamed has begun, with HTTP 200, before the former is called.
+3. `OpenAIServingResponses.create_responses`, because there it has begun before `generate` is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from vllm.logger import init_logger
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config import load_config
+from vllm_omni_sched.engine.named import uses_our_scheduler
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.promises import Promises, promises_of
+from vllm_omni_sched.logs import logger_name
+
+logger = init_logger(logger_name(__name__))
+
+_MARK = "__omni_sched__"
+_SERVERS = (  # of these one is loaded in a process that serves HTTP
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.entrypoints.cli.serve",
+)
+PROMISES = "omni_promises"
+"""Attribute of what a front end has one of for its engine: vLLM's input processor, vLLM-Omni's engine."""
+
+
+def check_requests() -> None:
+    """Let this process's engines refuse what they cannot make sense of; twice is fine."""
+    check_responses()
+    processor = compat.find(compat.INPUT_PROCESSOR, "InputProcessor")
+    async_llm = compat.find(compat.ASYNC_LLM, "AsyncLLM")
+    hooks = [
+        (processor, "__init__", _reads_options),
+        (processor, "process_inputs", _checks),
+        (async_llm, "generate", _checks_early),
+    ]
+    missing = [name for owner, name, _ in hooks if owner is None or not hasattr(owner, name)]
+    if missing:
+        logger.warning(
+            "This vLLM has no %s: a request with omni_class or a target that makes no sense fails in the engine, with "
+            "HTTP 500, and clients may name any class.",
+            ", ".join(missing),
+        )
+        return
+    for owner, name, wrap in hooks:
+        wrap_once(owner, name, wrap)
+
+
+def check_responses() -> None:
+    """Let a server of this process refuse requests of ``/v1/responses``, too; twice is fine."""
+    if any(name in sys.modules for name in _SERVERS):
+        serving = compat.find(compat.RESPONSES, "OpenAIServingResponses")
+        if hasattr(serving, "create_responses"):
+            wrap_once(serving, "create_responses", _checks_responses)
+
+
+def wrap_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put a wrapper in the place of a method, unless it has one of ours."""
+    method = getattr(owner, name)
+    if not hasattr(method, _MARK):
+        wrapper = functools.wraps(method)(wrap(method))
+        setattr(wrapper, _MARK, True)
+        setattr(owner, name, wrapper)
+
+
+def _reads_options(init: Callable[..., None]) -> Callable[..., None]:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        config = self.vllm_config
+        if uses_our_scheduler(config):
+            setattr(self, PROMISES, promises_of(load_config(config.additional_config)))
+
+    return wrapper
+
+
+def _checks(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _check(self, kwargs["params"] if "params" in kwargs else args[2])
+        return process_inputs(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _checks_early(generate: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _check(self.input_processor, kwargs["sampling_params"] if "sampling_params" in kwargs else args[1])
+        return generate(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _checks_responses(create_responses: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapper(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        client = self.engine_client
+        for owner in (getattr(client, "input_processor", None), getattr(client, "engine", None)):  # vLLM's, vLLM-Omni's
+            if (promises := getattr(owner, PROMISES, None)) is not None:
+                check_extra(promises, request.vllm_xargs)
+        return await create_responses(self, request, *args, **kwargs)
+
+    return wrapper
+
+
+def _check(processor: Any, params: Any) -> None:
+    promises: Promises | None = getattr(processor, PROMISES, None)
+    if promises is not None:
+        check_params(promises, params)
+
+
+def check_params(promises: Promises, params: Any) -> None:
+    """Refuse sampling parameters whose ``extra_args`` a client may not send; errors as of `check_extra`."""
+    check_extra(promises, getattr(params, "extra_args", None))
+
+
+def check_extra(promises: Promises, extra: Any) -> None:
+    """Refuse extra arguments that a client may not send.
+
+    Raises:
+        RequestError: which is vLLM's own error of validation too, so that its servers answer with HTTP 400.
+    """
+    try:
+        promises.check(extra)
+    except RequestError as error:
+        raise _refused()(str(error)) from None
+
+
+@functools.cache
+def _refused() -> type[RequestError]:
+    validation = compat.find("vllm.exceptions", "VLLMValidationError")
+    return RequestError if validation is None else type("RequestError", (validation, RequestError), {})

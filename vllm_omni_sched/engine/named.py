@@ -1,0 +1,22 @@
+"""Whether an engine was started with our scheduler."""
+
+from importlib import import_module
+from typing import Any
+
+
+def uses_our_scheduler(vllm_config: Any) -> bool:
+    """Whether this engine was started with ``--scheduler-cls vllm_omni_sched…``, or with a subclass of one of ours."""
+    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
+    if scheduler_cls is None:
+        return False
+    if isinstance(scheduler_cls, str):
+        if scheduler_cls.startswith("vllm_omni_sched."):
+            return True
+        if scheduler_cls.startswith("vllm."):
+            return False
+        module, _, name = scheduler_cls.rpartition(".")
+        try:
+            scheduler_cls = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError):
+            return False  # vLLM will say so
+    return any(base.__module__.startswith("vllm_omni_sched.") for base in scheduler_cls.__mro__)

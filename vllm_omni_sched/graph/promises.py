@@ -1,0 +1,142 @@
+"""What a request may say about its own class and targets, and what it is promised then.
+
+A request says so in ``vllm_xargs`` of an OpenAI request (``SamplingParams.extra_args``)::
+
+    {"omni_class": "batch"}
+    {"omni_class": "interactive", "omni_ttft_ms": 800, "omni_itl_ms": 60}
+"""
+
+import difflib
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.classes import classes_of
+from vllm_omni_sched.graph.order import INTERACTIVE, REALTIME, SlaClass
+
+PREFIX = "omni_"
+CLASS, TTFT, ITL, USER = "omni_class", "omni_ttft_ms", "omni_itl_ms", "omni_user"
+KNOWN = (CLASS, TTFT, ITL, USER)
+"""All keys that a request may have of ours; ``omni_user`` is read by the scheduler of vLLM-Omni's stages."""
+
+_TARGETS = {TTFT: "ttft_seconds", ITL: "itl_seconds"}
+_MOST = sys.float_info.max
+_SHOWN = 64  # characters of what a client sent that are repeated to it
+_NEAR = 0.8  # similarity above which a key that is not ours is one of ours, misspelt
+
+
+class Promises:
+    """Reads what requests say about themselves, and refuses what makes no sense or is not allowed.
+
+    1. A key that begins with ``omni_`` and is none of `KNOWN` is refused. Where `shared`, only one that is nearly one
+       of them is: there other software has keys that begin alike.
+    2. A class must be one that clients may name. A target must be a number of milliseconds, and not below its bound.
+    3. All other keys belong to others, and are not looked at.
+
+    Args:
+        classes: all classes, by name.
+        named: the classes that clients may name.
+        least_ms: the least target that clients may ask for, by key; 0 for any.
+        option: name of the option that says which classes clients may name, for messages.
+        shared: whether other software uses the prefix ``omni_``, too.
+    """
+
+    def __init__(
+        self,
+        classes: Mapping[str, SlaClass],
+        named: Collection[str],
+        least_ms: Mapping[str, float],
+        *,
+        option: str,
+        shared: bool = False,
+    ) -> None:
+        self.classes = classes
+        self._named = [name for name in classes if name in named]
+        self._least_ms, self._option, self._shared = least_ms, option, shared
+
+    def check(self, extra: Any) -> None:
+        """Refuse a request that a client may not make; `extra` is its ``extra_args``.
+
+        Raises:
+            RequestError: which key, what is wrong with its value, and what would be right.
+        """
+        if not extra or not isinstance(extra, Mapping):
+            return
+        for key in extra:
+            if isinstance(key, str) and key.startswith(PREFIX) and key not in KNOWN:
+                self._refuse_unknown(key)
+        self.classify(extra, next(iter(self.classes.values())))
+        if CLASS in extra and extra[CLASS] not in self._named:
+            raise RequestError(
+                f"{CLASS} is {extra[CLASS]!r}, which clients of this server may not ask for (option "
+                f"{self._option!r}): {self._choice()}"
+            )
+        for key in _TARGETS:
+            if key in extra and extra[key] < (least := self._least_ms.get(key, 0.0)):
+                raise RequestError(
+                    f"{key} must be {least:g} or more on this server (option 'client_{key.removeprefix(PREFIX)}_min'), "
+                    f"got {extra[key]:g}"
+                )
+        user = extra.get(USER)
+        if user is not None and (isinstance(user, bool) or not isinstance(user, str | int)):
+            raise RequestError(f"{USER} must be text or a whole number, got {_shown(user)}")
+
+    def classify(self, extra: Mapping[str, Any], usual: SlaClass) -> SlaClass:
+        """Return the class of a request, with its own targets; that is `usual` for one that names none.
+
+        Whether a client may name it is not asked here.
+
+        Raises:
+            RequestError: there is no such class, or a target is no number of milliseconds.
+        """
+        sla = usual
+        if CLASS in extra:
+            name = extra[CLASS]
+            if not isinstance(name, str) or name not in self.classes:
+                near = difflib.get_close_matches(str(name)[:_SHOWN], self._named, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise RequestError(f"{CLASS} is {_shown(name)}, which is no class: {self._choice()}{hint}")
+            sla = self.classes[name]
+        for key, field in _TARGETS.items():
+            if key in extra:
+                value = extra[key]
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
+                    raise RequestError(f"{key} must be a number of milliseconds above 0, got {_shown(value)}")
+                change: dict[str, Any] = {field: value / 1e3}
+                sla = replace(sla, **change)
+        return sla
+
+    def _choice(self) -> str:
+        return f"it must be one of {', '.join(self._named)}" if self._named else "leave it out"
+
+    def _refuse_unknown(self, key: str) -> None:
+        near = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_NEAR)
+        if near or not self._shared:
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise RequestError(f"there is no {_shown(key)}: {hint}known keys are {', '.join(KNOWN)}")
+
+
+def promises_of(config: OmniSchedConfig) -> Promises:
+    """Return what an engine with these options promises its requests."""
+    return Promises(
+        classes_of(config),
+        [name.value for name in config.client_classes],
+        {
+            TTFT: config.realtime_ttft_ms if config.client_ttft_ms_min is None else config.client_ttft_ms_min,
+            ITL: config.realtime_itl_ms if config.client_itl_ms_min is None else config.client_itl_ms_min,
+        },
+        option="client_classes",
+    )
+
+
+def usual_class(classes: Mapping[str, SlaClass], *, session: bool) -> SlaClass:
+    """Return the class of a request that names none: streaming sessions are realtime, all else is interactive."""
+    return classes[REALTIME.name if session else INTERACTIVE.name]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
