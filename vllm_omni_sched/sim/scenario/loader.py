@@ -194,10 +194,8 @@ def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
             whose = (
                 f"a node of {gpus} {device}" if stage.collaborative else f"the {device} that an API server decodes on"
             )
-            yield (
-                f"'stages.{stage.name}.per_replica' is {stage.per_replica}, and {whose} has {gpus * each} video engines: "
-                "lower it"
-            )
+            key = f"stages.{stage.name}.per_replica"
+            yield f"'{key}' is {stage.per_replica}, and {whose} has {gpus * each} video engines: lower it"
 
 
 def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
