@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """Repeated samples of one quantity, in the unit of the samples: ``least`` and ``most`` of them, whichever is good."""
+    """Repeated samples of one quantity, in their unit; whether ``least`` or ``most`` is good, it does not say."""
 
     median: float
     least: float
