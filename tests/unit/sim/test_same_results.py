@@ -28,7 +28,7 @@ ALL = OURS + 'pieces = true\nencoder_split = true\nbatch_control = "aimd"\nprefi
 DEATHS = '[[failures]]\nstage = "llm"\nkind = "replica"\nevery_seconds = 5.0\nrestart_seconds = 2.0\n'
 CASES = {
     "stock": (10.0, "", 3, ""),
-    "short of KV memory": (16.0, "", 1, "kv_tokens = 60000\nmax_num_seqs = 128"),
+    "short of KV memory": (16.0, "", 1, "kv_tokens = 60000\nmax_num_seqs = 128\nlargest_item_embeds = 8192"),
     "ours": (10.0, OURS, 3, 'encoder = "lane"'),
     "ours, short of KV memory": (8.0, OURS, 1, 'encoder = "lane"\nkv_tokens = 60000'),
     "on shared processors": (6.0, OURS, 2, 'encoder = "lane"\nlane_on = "shared"'),
@@ -39,12 +39,12 @@ CASES = {
 DIGESTS = {
     "stock": "66f32f55b9395260",
     "short of KV memory": "a5960ae76df66330",
-    "ours": "f88b12c264f4b5b7",
-    "ours, short of KV memory": "bc31b21b85cbb7c5",
-    "on shared processors": "1b79e13fda8f4f23",
-    "all policies": "0ed2aa52ebc3301e",
+    "ours": "45040556d6c47ba7",
+    "ours, short of KV memory": "c8fb430285427359",
+    "on shared processors": "9c73a6a7f5445dd0",
+    "all policies": "052f26eff4236697",
     "two choices": "1b86759fe1a8a033",
-    "deaths": "00cbbe92fcc13aad",
+    "deaths": "5a519b2fef2036a2",
 }
 
 

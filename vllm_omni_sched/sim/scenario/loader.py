@@ -16,8 +16,10 @@ from vllm_omni_sched.options import OmniSchedConfig
 from vllm_omni_sched.sim.scenario.known import Known, installed
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.stages import VideoStage
 from vllm_omni_sched.sim.scenario.telling import tell
-from vllm_omni_sched.stage_config import read_stage_options
+from vllm_omni_sched.stage_config import check_against, edge_connectors, read_stage_options
+from vllm_omni_sched.video.options import VideoOptions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -127,7 +129,9 @@ def _policy(options: Any) -> OmniSchedConfig:
         raise ConfigError(f"'policy' must be a table, got {options!r}")
     try:
         read_options(OmniSchedConfig, options, "policy", group="policy")
-        return load_config({KEY: dict(options)})
+        config = load_config({KEY: dict(options)})
+        read_options(VideoOptions, config.video, "policy", group="policy.video")
+        return config
     except ConfigError as error:
         said = str(error)
         for prefix in ("policy: ", f"additional_config[{KEY!r}]: "):
@@ -155,6 +159,7 @@ def _resolve(values: dict[str, Any], folder: Path) -> None:
 def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
     """Names and files that are not there."""
     yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
+    yield from _of_video_engines(scenario, known)
     for stage in scenario.stages:
         model = getattr(stage, "model", None)
         if model is not None:
@@ -165,7 +170,32 @@ def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
                 f"'stages.{stage.name}.calibration': there is no file {Path(file).name!r} where the scenario lies; "
                 "`vllm-omni-sched calibrate` writes one"
             )
+    if scenario.orchestration is not None:
+        try:
+            names = {at: stage.name for at, stage in enumerate(scenario.stages)}
+            check_against(scenario.orchestration, names)
+            edge_connectors(scenario.orchestration.runtime, names, [(at, at + 1) for at in range(len(names) - 1)])
+        except ConfigError as error:
+            yield f"[orchestration]: {error}"
     yield from _of_workload(scenario, known, folder)
+
+
+def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
+    """More of them than the GPUs have."""
+    device = scenario.cluster.device
+    each = known.video_engines.get(device)
+    if each is None:
+        return
+    for stage in scenario.stages:
+        if not isinstance(stage, VideoStage) or stage.decoders != "nvdec":
+            continue
+        gpus = scenario.cluster.devices_per_node if stage.collaborative else 1
+        if stage.per_replica > gpus * each:
+            whose = (
+                f"a node of {gpus} {device}" if stage.collaborative else f"the {device} that an API server decodes on"
+            )
+            key = f"stages.{stage.name}.per_replica"
+            yield f"'{key}' is {stage.per_replica}, and {whose} has {gpus * each} video engines: lower it"
 
 
 def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:

@@ -1,12 +1,15 @@
 """The kinds of stages a request goes through, in order."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from vllm_omni_sched.sim.scenario.seconds import Seconds
 from vllm_omni_sched.stage_options.base import Options
 
+HW_DECODERS = 2
+"""vLLM's default of `hw_decoders`: videos that its backend `pynvvideocodec` decodes at a time."""
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 
 
@@ -68,11 +71,27 @@ class EngineStage(_Stage):
     kv_tokens: int | None = Field(
         None, ge=1, description="Room for KV cache of a replica, in tokens; default: what memory leaves."
     )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Tokens of the context, as in vLLM; default: the model's, if the KV cache holds them."
+    )
+    largest_item_embeds: int | None = Field(
+        None,
+        ge=1,
+        description="Embeddings of the model's largest item, as vLLM finds it at start; default: by the limits of the "
+        "model's processor and `max_model_len`; of a calibration: none is larger than a step. Pixel limits in "
+        "`--mm-processor-kwargs` and modalities switched off by `--limit-mm-per-prompt` lower it.",
+    )
     encoder_cache_embeds: int | None = Field(
-        None, ge=1, description="Room for encodings, in embeddings; default: `max_num_batched_tokens`, as in vLLM."
+        None,
+        ge=1,
+        description="Room for encodings, in embeddings, to see what another size would do: vLLM has no flag for it. "
+        "Default, as in vLLM: the larger of `max_num_batched_tokens` and `largest_item_embeds`.",
     )
     encoder_budget_embeds: int | None = Field(
-        None, ge=1, description="Embeddings encoded in a step; default: `max_num_batched_tokens`, as in vLLM."
+        None,
+        ge=1,
+        description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
+        "either). Default: as for `encoder_cache_embeds`.",
     )
     lane_items: int = Field(1, ge=1, description="Items that the lane of encode-ahead works at at a time.")
     lane_on: Literal["device", "beside", "shared"] = Field(
@@ -113,11 +132,21 @@ class EncoderStage(_Stage):
 
 
 class VideoStage(_Stage):
-    """Nodes that decode video; a replica is a node."""
+    """Nodes that decode video; a replica is a node.
+
+    Without ``collaborative`` it is stock vLLM, and a replica is an API server: with ``cpu`` its loader threads run
+    OpenCV, with ``nvdec`` its backend ``pynvvideocodec`` decodes on one GPU, ``hw_decoders`` videos at a time.
+    """
 
     kind: Literal["video"] = Field(description="Nodes that decode video.")
     decoders: Literal["cpu", "nvdec"] = Field("cpu", description="Processor cores, or engines of a GPU.")
-    per_replica: int = Field(8, ge=1, le=4096, description="Decoders of a node.")
+    per_replica: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="Decoders of a node. Without `collaborative`, of `nvdec`: `hw_decoders` in vLLM's "
+        "`--media-io-kwargs`, and the default is 2, as there.",
+    )
     collaborative: bool = Field(True, description="All decoders of a node work on one video; else one for each video.")
     calibration: str | None = Field(None, description="File of measured costs; default: the published ones.")
     megapixels_per_second: float | None = Field(
@@ -126,6 +155,17 @@ class VideoStage(_Stage):
     piece_seconds: float | None = Field(
         None, ge=0, description="To begin one more piece of a video; default: as the costs say."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_vllm(cls, value: Any) -> Any:
+        if (
+            not isinstance(value, Mapping)
+            or value.get("decoders") != "nvdec"
+            or value.get("collaborative") is not False
+        ):
+            return value
+        return {"per_replica": HW_DECODERS, **value}
 
     @property
     def cores_each(self) -> int:
