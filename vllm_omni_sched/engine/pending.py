@@ -90,7 +90,12 @@ class PendingRangeMixin:
     def _get_encoder_input_updates(
         self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
     ) -> dict[str, dict[int, Any]]:
-        for new in new_requests if self._omni_runner_v2 else ():
+        if not self._omni_runner_v2:
+            nothing: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
+                scheduled, new_requests, scheduled_encoder_inputs
+            )
+            return nothing
+        for new in new_requests:
             features = new.mm_features
             if isinstance(features, FeatureList) and not (self._omni_pending and features.spans.sequential):
                 # vLLM looks for what was sent with its data.
