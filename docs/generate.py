@@ -246,7 +246,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "inventory": inventory,
     "patches": patches,
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
-    "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost"), "0.32.0"),
+    "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost")),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
     "readme-picture": lambda: pictures("realtime", "benchmarks/results", "5000x8"),
     "realtime-picture": lambda: pictures("realtime", "results"),

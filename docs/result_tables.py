@@ -55,30 +55,66 @@ def step_cost(results: Sequence[Result]) -> str:
             if not cells:
                 continue
             sizes = sorted({cell["size"] for cell in cells})
-            lines: dict[tuple[str, str], dict[int, str]] = {}
+            lines: dict[str, dict[int, str]] = {}
             for cell in cells:
-                lines.setdefault((cell["version"], cell["kind"]), {})[cell["size"]] = _shown(cell)
-            rows = [(f"{v} {kind}", *(line.get(n, "") for n in sizes)) for (v, kind), line in lines.items()]
+                runner = ", runner V2" if _runner(cell) == "V2" else ""
+                lines.setdefault(f"{cell['version']} {cell['kind']}{runner}", {})[cell["size"]] = _shown(cell)
+            rows = [(name, *(line.get(n, "") for n in sizes)) for name, line in lines.items()]
             unit = "bytes" if scenario == "message_bytes" else "ms"
             parts.append(f"\n**{title}** ({unit})\n\n" + table(("vLLM", *(f"n = {n:,}" for n in sizes)), rows))
         parts.append(source(result))
     return "".join(parts) or NOTHING
 
 
-def step_cost_summary(results: Sequence[Result], version: str) -> str:
-    """Stock and ours on one version, at the largest n of each scenario: the README's table."""
+def step_cost_summary(results: Sequence[Result]) -> str:
+    """Stock and ours on the newest version that both were measured on, at the largest n of each scenario.
+
+    A scenario has a line for each model runner where they differ by more than a tenth, else one for both.
+    """
+    both = [
+        version
+        for result in results
+        for version in {cell["version"] for cell in result["results"]}
+        if {"stock", "ours"} <= {cell["kind"] for cell in result["results"] if cell["version"] == version}
+    ]
+    if not both:
+        return NOTHING
+    version = max(both, key=_numbers)
     for result in results:
         rows = []
         for scenario, title in SCENARIOS.items():
             cells = [c for c in result["results"] if c["scenario"] == scenario and c["version"] == version]
             size = max((cell["size"] for cell in cells), default=0)
-            at = {cell["kind"]: cell for cell in cells if cell["size"] == size}
-            if {"stock", "ours"} <= at.keys():
-                unit = "bytes" if scenario == "message_bytes" else "ms"
-                rows.append((title, f"{size:,}", *(f"{_shown(at[kind])} {unit}" for kind in ("stock", "ours"))))
+            by_runner: dict[str, dict[str, Any]] = {}
+            for cell in cells:
+                if cell["size"] == size:
+                    by_runner.setdefault(_runner(cell), {})[cell["kind"]] = cell
+            pairs = {r: (at["stock"], at["ours"]) for r, at in by_runner.items() if {"stock", "ours"} <= at.keys()}
+            if len(pairs) > 1 and _close(pairs["V1"][0], pairs["V2"][0]) and _close(pairs["V1"][1], pairs["V2"][1]):
+                pairs = {"V1, V2": pairs["V1"]}
+            unit = "bytes" if scenario == "message_bytes" else "ms"
+            rows += [
+                (title, f"{size:,}", runner, *(f"{_shown(cell)} {unit}" for cell in pair))
+                for runner, pair in pairs.items()
+            ]
         if rows:
-            return table((f"vLLM {version}", "n", "stock", "OmniScheduler"), rows) + source(result)
+            header = (f"vLLM {version}", "n", "model runner", "stock", "OmniScheduler")
+            return table(header, rows) + source(result)
     return NOTHING
+
+
+def _runner(cell: Mapping[str, Any]) -> str:
+    runner: str = cell.get("runner", "V1")
+    return runner
+
+
+def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    low, high = sorted((one["median"], other["median"]))
+    return bool(high <= 1.1 * low)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split("."))
 
 
 def _shown(cell: Mapping[str, Any]) -> str:

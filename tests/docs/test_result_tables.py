@@ -27,9 +27,11 @@ def result(*records, benchmark="step_cost"):
     return {"benchmark": benchmark, "provenance": PROVENANCE, "results": list(records)}
 
 
-def cell(kind, size, median, scenario="realtime_frame", version="0.32.0"):
+def cell(kind, size, median, scenario="realtime_frame", version="0.32.0", **more):
     unit = "bytes" if scenario == "message_bytes" else "seconds"
-    return {"scenario": scenario, "kind": kind, "version": version, "size": size, "unit": unit, "median": median}
+    return {
+        "scenario": scenario, "kind": kind, "version": version, "size": size, "unit": unit, "median": median, **more
+    }  # fmt: skip
 
 
 STEPS = result(
@@ -53,10 +55,32 @@ def test_step_cost_has_a_line_per_variant_and_a_column_per_size():
 
 
 def test_the_summary_compares_where_both_were_measured_at_the_largest_size():
-    text = result_tables.step_cost_summary([STEPS], "0.32.0")
-    assert "| one more frame of a session of n items | 32,768 | 86.3 ms | 0.12 ms |" in text
+    text = result_tables.step_cost_summary([STEPS])
+    assert "| vLLM 0.32.0 | n |" in text, "0.33 has no figure of ours"
+    assert "| one more frame of a session of n items | 32,768 | V1 | 86.3 ms | 0.12 ms |" in text
     assert "worker message" not in text  # stock was not measured
-    assert result_tables.step_cost_summary([STEPS], "0.33.0") == result_tables.NOTHING
+
+
+def test_the_summary_is_of_the_newest_version_and_names_the_runner_where_it_matters():
+    def pair(stock, ours, **more):
+        return cell("stock", 64, stock, **more), cell("ours", 64, ours, **more)
+
+    old = result(*pair(9.0, 9.0, version="0.33.0"))
+    new = result(
+        *pair(0.001, 0.002, version="0.9.0"),
+        *pair(0.1, 0.02, scenario="abort", version="0.100.0", runner="V1"),
+        *pair(0.105, 0.021, scenario="abort", version="0.100.0", runner="V2"),
+        *pair(0.1, 0.02, scenario="decode", version="0.100.0", runner="V1"),
+        *pair(0.1, 0.03, scenario="decode", version="0.100.0", runner="V2"),
+    )
+    text = result_tables.step_cost_summary([old, new])
+    assert "| vLLM 0.100.0 | n | model runner | stock | OmniScheduler |" in text
+    assert "| abort with min(n, 8192) items cached | 64 | V1, V2 | 100 ms | 20 ms |" in text
+    assert "| one decode step of a request of n items | 64 | V1 | 100 ms | 20 ms |" in text
+    assert "| one decode step of a request of n items | 64 | V2 | 100 ms | 30 ms |" in text
+    assert "9" not in text.split("*")[0].replace("8192", "")
+    assert "| 0.100.0 ours, runner V2 | 30 |" in result_tables.step_cost([new])
+    assert result_tables.step_cost_summary([result(cell("ours", 64, 1.0))]) == result_tables.NOTHING
 
 
 def run(variant, sessions, costs):
