@@ -251,6 +251,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "readme-picture": lambda: pictures("realtime", "benchmarks/results", "5000x8"),
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
+    "overhead-summary": lambda: result_tables.overhead_summary(result_tables.load(RESULTS, "overhead")),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
     "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
     "mixed-picture": lambda: pictures("mixed", "results"),

@@ -148,17 +148,52 @@ def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:
 
 
 def overhead(results: Sequence[Result]) -> str:
-    """Text-only serving: medians, and the ratio to stock round by round."""
+    """Text-only serving: medians, the ratio to stock round by round with its interval, and what that says."""
     parts = []
     for result in results:
-        metrics = list(dict.fromkeys(record["metric"] for record in result["results"]))
-        lines: dict[str, dict[str, str]] = {}
+        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
         for record in result["results"]:
-            ratio = "" if record["variant"] == "stock" else f" ({record['ratio_to_stock']:.3f})"
-            lines.setdefault(record["variant"], {})[record["metric"]] = f"{record['median']:.4g}{ratio}"
-        rows = [(variant, *(line.get(metric, "") for metric in metrics)) for variant, line in lines.items()]
-        parts.append("\n" + table(("", *metrics), rows) + source(result))
+            lines.setdefault(record["metric"], {})[record["variant"]] = record
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        compared = [variant for variant in variants if variant != "stock"]
+        rows = [
+            (
+                metric,
+                *(f"{line[variant]['median']:.4g}" if variant in line else "" for variant in variants),
+                *(_interval(line[variant]) if variant in line else "" for variant in compared),
+            )
+            for metric, line in lines.items()
+        ]
+        header = ("", *variants, *(f"{variant}, of stock" for variant in compared))
+        rounds = {record["samples"] for record in result["results"] if "samples" in record}
+        parts.append("\n" + table(header, rows))
+        if rounds:
+            parts.append(f"\n*{', '.join(map(str, sorted(rounds)))} rounds of each; in brackets 95 % intervals.*\n")
+        for variant in compared:
+            found = [(metric, line[variant].get("statement")) for metric, line in lines.items() if variant in line]
+            if all(text for _, text in found):
+                parts.append(f"\n- *{variant}*: " + "; ".join(f"{metric} {text}" for metric, text in found) + "\n")
+        parts.append(source(result))
     return "".join(parts) or NOTHING
+
+
+def overhead_summary(results: Sequence[Result]) -> str:
+    """What the plugin costs whoever installs it and gives no flag, in a sentence; from the newest version measured."""
+    results = [r for r in results if any(one.get("statement") for one in r["results"])]
+    if not results:
+        return "What the installed plugin costs text-only serving has not been measured with an interval yet.\n"
+    result = max(results, key=lambda r: _numbers(r["provenance"]["versions"]["vllm"]))
+    own = [one for one in result["results"] if one["variant"] == "installed"]
+    said = "; ".join(f"{one['metric']}: {one['statement']}" for one in own)
+    return (
+        f"Installed without the flag, against vLLM alone, text-only serving on vLLM "
+        f"{result['provenance']['versions']['vllm'].split('+')[0]} ({own[0]['samples']} rounds in turns): {said}.\n"
+    )
+
+
+def _interval(record: Mapping[str, Any]) -> str:
+    interval = record.get("ratio_interval")
+    return f"{record['ratio_to_stock']:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
 
 
 def mixed(results: Sequence[Result]) -> str:

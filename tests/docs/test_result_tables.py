@@ -97,12 +97,20 @@ def test_realtime_shows_the_frames_reached_and_the_median_of_repeats():
 
 def test_overhead_shows_the_ratio_to_stock():
     records = [
-        {"variant": variant, "metric": "tokens / s", "median": median, "ratio_to_stock": ratio}
-        for variant, median, ratio in (("stock", 1234.5, 1.0), ("ours", 1200.0, 0.9721))
+        {"variant": variant, "metric": "tokens / s", "median": median, "ratio_to_stock": ratio, "samples": 40}
+        for variant, median, ratio in (("stock", 1234.0, 1.0), ("installed", 1200.0, 0.9721))
     ]
     text = result_tables.overhead([result(*records, benchmark="overhead")])
-    assert "| stock | 1234 |" in text or "| stock | 1235 |" in text
-    assert "| ours | 1200 (0.972) |" in text
+    assert "|  | stock | installed | installed, of stock |" in text
+    assert "| tokens / s | 1234 | 1200 | 0.972 |" in text
+    records[1] |= {"ratio_interval": [0.961, 0.9812], "statement": "differs from stock: -3.9% to -1.9%"}
+    found = result(*records, benchmark="overhead")
+    text = result_tables.overhead([found])
+    assert "| tokens / s | 1234 | 1200 | 0.972 [0.961, 0.981] |" in text
+    assert "40 rounds of each" in text
+    assert "- *installed*: tokens / s differs from stock: -3.9% to -1.9%" in text
+    found["provenance"] = PROVENANCE | {"versions": {"vllm": "0.33.0+cpu"}}
+    assert "vLLM 0.33.0 (40 rounds in turns): tokens / s: differs" in result_tables.overhead_summary([found])
 
 
 def test_lanes_on_a_gpu_are_shown_with_the_ratio_to_running_alone_and_refusals_with_their_reason():
