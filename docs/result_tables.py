@@ -1,6 +1,7 @@
 """Tables of what the benchmarks have measured, from the result files they leave. No number here is written by hand."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -122,10 +123,28 @@ def _shown(cell: Mapping[str, Any]) -> str:
     return f"{median:,.0f}" if cell["unit"] == "bytes" else f"{median * 1e3:,.3g}"
 
 
+def of_newest(names: Sequence[str]) -> list[str]:
+    """Those names of result files that name the newest vLLM, in their order; all of them where none names one."""
+    versions = {name: _version_in(name) for name in names}
+    newest = max(versions.values(), default=())
+    return [name for name in names if versions[name] == newest]
+
+
+def _version_in(name: str) -> tuple[int, ...]:
+    found = re.search(r"-(\d+(?:\.\d+)+)(?=[-.])", name)
+    return _numbers(found[1]) if found else ()
+
+
+def load_of(name: str) -> tuple[int, int]:
+    """(sessions, frames) of a result file of `realtime`, by its name."""
+    found = re.search(r"-(\d+)x([\d-]+)\.", name)
+    return (max(map(int, found[2].split("-"))), int(found[1])) if found else (0, 0)
+
+
 def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 5000, 10000, 20000, 32000)) -> str:
-    """Milliseconds per 80 ms frame when a session has grown to so many frames, median over repeats."""
+    """Milliseconds per 80 ms frame when a session has grown to so many frames, median over repeats; newest first."""
     parts = []
-    for result in results:
+    for result in sorted(results, key=lambda r: _numbers(_vllm_of(r)), reverse=True):
         runs: dict[tuple[int, str], dict[int, list[float]]] = {}
         for run in result["results"]:
             line = runs.setdefault((run["sessions"], run["variant"]), {})
@@ -138,9 +157,20 @@ def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 500
             for (sessions, variant), line in sorted(runs.items(), key=lambda item: (item[0][0], item[0][1] != "stock"))
         ]
         if shown:
-            header = ("sessions", *(f"{point:,} frames" for point in shown))
+            version = _vllm_of(result)
+            header = (
+                f"vLLM {version}, sessions" if version != "0" else "sessions",
+                *(f"{point:,} frames" for point in shown),
+            )
             parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
+
+
+def _vllm_of(result: Result) -> str:
+    """The version that was measured, without the local part; "0" where the file does not say."""
+    named = {run.get("versions", {}).get("vllm", "") for run in result["results"]} - {""}
+    version: str = max(named, default="0")
+    return version.split("+")[0]
 
 
 def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:

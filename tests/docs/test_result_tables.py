@@ -95,6 +95,20 @@ def test_realtime_shows_the_frames_reached_and_the_median_of_repeats():
     assert "| 1 × stock | 19.7 |  |\n| 1 × ours | 11.0 | 14.0 |" in text
 
 
+def test_realtime_shows_the_newest_version_first():
+    runs = [{**run("ours", 1, {1000: 0.01}), "versions": {"vllm": f"0.{minor}.0+cpu"}} for minor in (9, 33)]
+    text = result_tables.realtime([result(one, benchmark="realtime") for one in runs])
+    assert text.index("| vLLM 0.33.0, sessions |") < text.index("| vLLM 0.9.0, sessions |")
+
+
+def test_pictures_are_those_of_the_newest_version():
+    names = ["r-0.9.0-1x1.png", "r-0.33.0-5000x1.png", "r-0.33.0-3000x1-8.png", "r-0.9.0-9x9.png"]
+    assert result_tables.of_newest(names) == names[1:3]
+    assert sorted(names[1:3], key=result_tables.load_of)[-1] == names[2]
+    assert result_tables.of_newest(["step_cost.png"]) == ["step_cost.png"]
+    assert result_tables.of_newest([]) == []
+
+
 def test_overhead_shows_the_ratio_to_stock():
     records = [
         {"variant": variant, "metric": "tokens / s", "median": median, "ratio_to_stock": ratio, "samples": 40}
@@ -228,4 +242,11 @@ def test_stages_tell_ratio_and_bar():
 def test_anomalies_tell_false_alarms_and_how_late_a_fault_is_found():
     one = {"fault": "leak", "healthy_hours": 2.0, "false_alarms": 1, "false_alarms_before_fault": 1}
     records = {**one, "found_after_seconds": 10.0}, {**one, "found_after_seconds": None}
-    assert "| leak | 4 | 4 | 1 of 2 | 10 | 10 |" in stage_tables.anomaly([result(*records)])
+    assert "| leak | 4 | 4 | 1.6 | 1 of 2 | 10 | 10 |" in stage_tables.anomaly([result(*records)])
+    quiet = {**one, "healthy_hours": 10.0, "false_alarms": 0, "false_alarms_before_fault": 0}
+    assert "| leak | 10 | 0 | 0.3 | 0 of 1 |" in stage_tables.anomaly([result({**quiet, "found_after_seconds": None})])
+
+
+@pytest.mark.parametrize(("seen", "most"), [(0, 2.996), (1, 4.744), (2, 6.296), (10, 16.962)])
+def test_a_rate_is_bounded_by_the_poisson_limit(seen, most):
+    assert stage_tables.most_events(seen) == pytest.approx(most, abs=1e-3)
