@@ -215,10 +215,21 @@ def patches() -> str:
     return "".join(parts)
 
 
-def pictures(benchmark: str, folder: str, which: str = "") -> str:
-    """The pictures of one benchmark whose names end in `which`, as seen from a page whose pictures are in `folder`."""
-    found = sorted(RESULTS.glob(f"{benchmark}*{which}.png"))
-    return "".join(f"![{PICTURES[benchmark]}]({folder}/{path.name})\n" for path in found)
+def pictures(benchmark: str, folder: str) -> str:
+    """The pictures of one benchmark, of the newest vLLM where it made some of several, on a page that has them in
+    `folder`."""
+    found = result_tables.of_newest(sorted(path.name for path in RESULTS.glob(f"{benchmark}*.png")))
+    return _pictures(benchmark, folder, found)
+
+
+def readme_picture(benchmark: str, folder: str) -> str:
+    """The picture of the newest vLLM with the most sessions."""
+    found = result_tables.of_newest([path.name for path in RESULTS.glob(f"{benchmark}*.png")])
+    return _pictures(benchmark, folder, sorted(found, key=result_tables.load_of)[-1:])
+
+
+def _pictures(benchmark: str, folder: str, names: Iterable[str]) -> str:
+    return "".join(f"![{PICTURES[benchmark]}]({folder}/{name})\n" for name in names)
 
 
 PICTURES = {
@@ -250,11 +261,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "inventory": inventory,
     "patches": patches,
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
-    "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost"), "0.32.0"),
+    "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost")),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
-    "readme-picture": lambda: pictures("realtime", "benchmarks/results", "5000x8"),
+    "readme-picture": lambda: readme_picture("realtime", "benchmarks/results"),
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
+    "overhead-summary": lambda: result_tables.overhead_summary(result_tables.load(RESULTS, "overhead")),
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
     "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
     "mixed-picture": lambda: pictures("mixed", "results"),

@@ -1,6 +1,7 @@
 """Tables of what the benchmarks have measured, from the result files they leave. No number here is written by hand."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,30 +56,66 @@ def step_cost(results: Sequence[Result]) -> str:
             if not cells:
                 continue
             sizes = sorted({cell["size"] for cell in cells})
-            lines: dict[tuple[str, str], dict[int, str]] = {}
+            lines: dict[str, dict[int, str]] = {}
             for cell in cells:
-                lines.setdefault((cell["version"], cell["kind"]), {})[cell["size"]] = _shown(cell)
-            rows = [(f"{v} {kind}", *(line.get(n, "") for n in sizes)) for (v, kind), line in lines.items()]
+                runner = ", runner V2" if _runner(cell) == "V2" else ""
+                lines.setdefault(f"{cell['version']} {cell['kind']}{runner}", {})[cell["size"]] = _shown(cell)
+            rows = [(name, *(line.get(n, "") for n in sizes)) for name, line in lines.items()]
             unit = "bytes" if scenario == "message_bytes" else "ms"
             parts.append(f"\n**{title}** ({unit})\n\n" + table(("vLLM", *(f"n = {n:,}" for n in sizes)), rows))
         parts.append(source(result))
     return "".join(parts) or NOTHING
 
 
-def step_cost_summary(results: Sequence[Result], version: str) -> str:
-    """Stock and ours on one version, at the largest n of each scenario: the README's table."""
+def step_cost_summary(results: Sequence[Result]) -> str:
+    """Stock and ours on the newest version that both were measured on, at the largest n of each scenario.
+
+    A scenario has a line for each model runner where they differ by more than a tenth, else one for both.
+    """
+    both = [
+        version
+        for result in results
+        for version in {cell["version"] for cell in result["results"]}
+        if {"stock", "ours"} <= {cell["kind"] for cell in result["results"] if cell["version"] == version}
+    ]
+    if not both:
+        return NOTHING
+    version = max(both, key=_numbers)
     for result in results:
         rows = []
         for scenario, title in SCENARIOS.items():
             cells = [c for c in result["results"] if c["scenario"] == scenario and c["version"] == version]
             size = max((cell["size"] for cell in cells), default=0)
-            at = {cell["kind"]: cell for cell in cells if cell["size"] == size}
-            if {"stock", "ours"} <= at.keys():
-                unit = "bytes" if scenario == "message_bytes" else "ms"
-                rows.append((title, f"{size:,}", *(f"{_shown(at[kind])} {unit}" for kind in ("stock", "ours"))))
+            by_runner: dict[str, dict[str, Any]] = {}
+            for cell in cells:
+                if cell["size"] == size:
+                    by_runner.setdefault(_runner(cell), {})[cell["kind"]] = cell
+            pairs = {r: (at["stock"], at["ours"]) for r, at in by_runner.items() if {"stock", "ours"} <= at.keys()}
+            if len(pairs) > 1 and _close(pairs["V1"][0], pairs["V2"][0]) and _close(pairs["V1"][1], pairs["V2"][1]):
+                pairs = {"V1, V2": pairs["V1"]}
+            unit = "bytes" if scenario == "message_bytes" else "ms"
+            rows += [
+                (title, f"{size:,}", runner, *(f"{_shown(cell)} {unit}" for cell in pair))
+                for runner, pair in pairs.items()
+            ]
         if rows:
-            return table((f"vLLM {version}", "n", "stock", "OmniScheduler"), rows) + source(result)
+            header = (f"vLLM {version}", "n", "model runner", "stock", "OmniScheduler")
+            return table(header, rows) + source(result)
     return NOTHING
+
+
+def _runner(cell: Mapping[str, Any]) -> str:
+    runner: str = cell.get("runner", "V1")
+    return runner
+
+
+def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    low, high = sorted((one["median"], other["median"]))
+    return bool(high <= 1.1 * low)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split("."))
 
 
 def _shown(cell: Mapping[str, Any]) -> str:
@@ -86,10 +123,28 @@ def _shown(cell: Mapping[str, Any]) -> str:
     return f"{median:,.0f}" if cell["unit"] == "bytes" else f"{median * 1e3:,.3g}"
 
 
+def of_newest(names: Sequence[str]) -> list[str]:
+    """Those names of result files that name the newest vLLM, in their order; all of them where none names one."""
+    versions = {name: _version_in(name) for name in names}
+    newest = max(versions.values(), default=())
+    return [name for name in names if versions[name] == newest]
+
+
+def _version_in(name: str) -> tuple[int, ...]:
+    found = re.search(r"-(\d+(?:\.\d+)+)(?=[-.])", name)
+    return _numbers(found[1]) if found else ()
+
+
+def load_of(name: str) -> tuple[int, int]:
+    """(sessions, frames) of a result file of `realtime`, by its name."""
+    found = re.search(r"-(\d+)x([\d-]+)\.", name)
+    return (max(map(int, found[2].split("-"))), int(found[1])) if found else (0, 0)
+
+
 def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 5000, 10000, 20000, 32000)) -> str:
-    """Milliseconds per 80 ms frame when a session has grown to so many frames, median over repeats."""
+    """Milliseconds per 80 ms frame when a session has grown to so many frames, median over repeats; newest first."""
     parts = []
-    for result in results:
+    for result in sorted(results, key=lambda r: _numbers(_vllm_of(r)), reverse=True):
         runs: dict[tuple[int, str], dict[int, list[float]]] = {}
         for run in result["results"]:
             line = runs.setdefault((run["sessions"], run["variant"]), {})
@@ -102,9 +157,20 @@ def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 500
             for (sessions, variant), line in sorted(runs.items(), key=lambda item: (item[0][0], item[0][1] != "stock"))
         ]
         if shown:
-            header = ("sessions", *(f"{point:,} frames" for point in shown))
+            version = _vllm_of(result)
+            header = (
+                f"vLLM {version}, sessions" if version != "0" else "sessions",
+                *(f"{point:,} frames" for point in shown),
+            )
             parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
+
+
+def _vllm_of(result: Result) -> str:
+    """The version that was measured, without the local part; "0" where the file does not say."""
+    named = {run.get("versions", {}).get("vllm", "") for run in result["results"]} - {""}
+    version: str = max(named, default="0")
+    return version.split("+")[0]
 
 
 def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:
@@ -112,17 +178,52 @@ def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:
 
 
 def overhead(results: Sequence[Result]) -> str:
-    """Text-only serving: medians, and the ratio to stock round by round."""
+    """Text-only serving: medians, the ratio to stock round by round with its interval, and what that says."""
     parts = []
     for result in results:
-        metrics = list(dict.fromkeys(record["metric"] for record in result["results"]))
-        lines: dict[str, dict[str, str]] = {}
+        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
         for record in result["results"]:
-            ratio = "" if record["variant"] == "stock" else f" ({record['ratio_to_stock']:.3f})"
-            lines.setdefault(record["variant"], {})[record["metric"]] = f"{record['median']:.4g}{ratio}"
-        rows = [(variant, *(line.get(metric, "") for metric in metrics)) for variant, line in lines.items()]
-        parts.append("\n" + table(("", *metrics), rows) + source(result))
+            lines.setdefault(record["metric"], {})[record["variant"]] = record
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        compared = [variant for variant in variants if variant != "stock"]
+        rows = [
+            (
+                metric,
+                *(f"{line[variant]['median']:.4g}" if variant in line else "" for variant in variants),
+                *(_interval(line[variant]) if variant in line else "" for variant in compared),
+            )
+            for metric, line in lines.items()
+        ]
+        header = ("", *variants, *(f"{variant}, of stock" for variant in compared))
+        rounds = {record["samples"] for record in result["results"] if "samples" in record}
+        parts.append("\n" + table(header, rows))
+        if rounds:
+            parts.append(f"\n*{', '.join(map(str, sorted(rounds)))} rounds of each; in brackets 95 % intervals.*\n")
+        for variant in compared:
+            found = [(metric, line[variant].get("statement")) for metric, line in lines.items() if variant in line]
+            if all(text for _, text in found):
+                parts.append(f"\n- *{variant}*: " + "; ".join(f"{metric} {text}" for metric, text in found) + "\n")
+        parts.append(source(result))
     return "".join(parts) or NOTHING
+
+
+def overhead_summary(results: Sequence[Result]) -> str:
+    """What the plugin costs whoever installs it and gives no flag, in a sentence; from the newest version measured."""
+    results = [r for r in results if any(one.get("statement") for one in r["results"])]
+    if not results:
+        return "What the installed plugin costs text-only serving has not been measured with an interval yet.\n"
+    result = max(results, key=lambda r: _numbers(r["provenance"]["versions"]["vllm"]))
+    own = [one for one in result["results"] if one["variant"] == "installed"]
+    said = "; ".join(f"{one['metric']}: {one['statement']}" for one in own)
+    return (
+        f"Installed without the flag, against vLLM alone, text-only serving on vLLM "
+        f"{result['provenance']['versions']['vllm'].split('+')[0]} ({own[0]['samples']} rounds in turns): {said}.\n"
+    )
+
+
+def _interval(record: Mapping[str, Any]) -> str:
+    interval = record.get("ratio_interval")
+    return f"{record['ratio_to_stock']:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
 
 
 def mixed(results: Sequence[Result]) -> str:

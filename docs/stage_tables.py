@@ -1,5 +1,6 @@
 """Tables of what the benchmarks of stages have measured, from the result files they leave."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -28,22 +29,47 @@ def stages(results: Sequence[Result]) -> str:
 
 
 def anomaly(results: Sequence[Result]) -> str:
-    """Each fault: alarms without it, and how long after it began it was found."""
+    """Each fault: alarms without it with the rate that so many hours exclude, and how soon it was found."""
     parts = []
     for result in results:
         rows = []
         for fault in dict.fromkeys(record["fault"] for record in result["results"]):
             own = [record for record in result["results"] if record["fault"] == fault]
             found = [one["found_after_seconds"] for one in own if one["found_after_seconds"] is not None]
+            hours = sum(one["healthy_hours"] for one in own)
+            # Only these hours are counted: how long each run went before its fault is not in the file.
+            bound = most_events(sum(one["false_alarms"] for one in own)) / hours
             rows.append(
                 (
                     fault,
-                    f"{sum(one['healthy_hours'] for one in own):g}",
+                    f"{hours:g}",
                     str(sum(one["false_alarms"] + one["false_alarms_before_fault"] for one in own)),
+                    f"{bound:.2g}",
                     f"{len(found)} of {len(own)}",
                     *((f"{statistics.median(found):.0f}", f"{max(found):.0f}") if found else ("", "")),
                 )
             )
-        header = ("fault", "hours without it", "false alarms", "found", "after, median s", "worst s")
+        header = (
+            "fault",
+            "hours without it",
+            "false alarms",
+            "so at most, per hour",
+            "found",
+            "after, median s",
+            "worst s",
+        )
         parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
+
+
+def most_events(seen: int, confidence: float = 0.95) -> float:
+    """The largest mean of a Poisson count under which `seen` or fewer come with probability ``1 - confidence``.
+
+    The one-sided upper limit; of none seen it is 3.0, the rule of three.
+    """
+    low, high = 0.0, 10.0 * (seen + 3)
+    while high - low > 1e-9 * high:
+        mean = (low + high) / 2
+        at_most_seen = sum(math.exp(-mean) * mean**n / math.factorial(n) for n in range(seen + 1))
+        low, high = (mean, high) if at_most_seen > 1 - confidence else (low, mean)
+    return high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +43,15 @@ def quantile(samples: Sequence[float], q: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median_interval(
+    samples: Sequence[float], rng: random.Random, confidence: float = 0.95, resamples: int = 2000
+) -> tuple[float, float]:
+    """Percentile-bootstrap confidence interval of the median of `samples`; of one sample, the sample itself."""
+    medians = [statistics.median(rng.choices(samples, k=len(samples))) for _ in range(resamples)]
+    outside = (1 - confidence) / 2
+    return quantile(medians, outside), quantile(medians, 1 - outside)
 
 
 def fitted_exponent(cost_by_size: Mapping[int, float], smallest: int = 1024) -> float | None:

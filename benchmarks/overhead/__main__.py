@@ -7,6 +7,7 @@ import contextlib
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from rich.table import Table
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.harness.stats import Summary
+from benchmarks.harness.stats import Summary, median_interval
 from benchmarks.overhead import VARIANTS
 
 Rounds = Mapping[str, Sequence[dict[str, Any]]]
+
+LARGEST_BOUND = 0.05  # a wider interval around 1 says too little to call it no difference
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,26 +31,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = options.model or tiny_model()
     rounds: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     order = random.Random(options.seed)
+    ended = "interrupted"
+    started = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         engines = {}
         for variant in VARIANTS:
             engines[variant] = stack.enter_context(start(variant, model, options.python))
             version = engines[variant].next_event()["vllm"]
             console.print(f"{variant}: engine up", highlight=False)
-        for turn in range(-1, options.rounds):  # the first one warms up
+        turn = -options.warm_up
+        while not (reason := why_enough(rounds, turn, time.monotonic() - started, options)):
             # Engines take turns: a noisy moment of the machine hits no variant alone.
             for variant in order.sample(list(engines), len(engines)):
                 answer = engines[variant].ask(do="round", requests=options.requests, tokens=options.tokens)
                 if turn >= 0:
                     rounds[variant].append({key: value for key, value in answer.items() if key != "kind"})
+            turn += 1
+        ended = reason
     whole = min(map(len, rounds.values()))
     if not whole:
         raise SystemExit("no round was completed")
     rounds = {variant: answers[:whole] for variant, answers in rounds.items()}
+    records = record(rounds)
     console.print(table(rounds, version))
-    workload = {"requests": options.requests, "tokens": options.tokens, "model": "tiny LLaVA, text prompts"}
+    for one in records:
+        if one["variant"] != "stock":
+            console.print(f"{one['variant']}, {one['metric']}: {one['statement']}", highlight=False)
+    console.print(f"{whole} rounds; {ended}")
+    workload = {
+        "requests": options.requests,
+        "tokens": options.tokens,
+        "model": "tiny LLaVA, text prompts",
+        "rounds": whole,
+        "ended": ended,
+    }
     path = write_result(
-        options.out / f"overhead-{version}.json", "overhead", record(rounds), seed=options.seed, workload=workload
+        options.out / f"overhead-{version}.json", "overhead", records, seed=options.seed, workload=workload
     )
     console.print(str(path))
 
@@ -55,8 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--requests", type=int, default=32, help="requests at once")
-    parser.add_argument("--tokens", type=int, default=192, help="output tokens of each")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=96, help="output tokens of each")
+    parser.add_argument("--min-rounds", type=int, default=20, help="after which a small spread may end the run")
+    parser.add_argument("--max-rounds", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=600, help="wall time after which no round is begun")
+    parser.add_argument(
+        "--precision", type=float, default=0.02, help="half width of every interval at which the run ends"
+    )
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that are thrown away")
     parser.add_argument("--model", help="any model; default: the tiny LLaVA")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
     parser.add_argument("--seed", type=int, default=0)
@@ -84,8 +109,44 @@ METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 
+def why_enough(rounds: Rounds, turn: int, seconds: float, options: argparse.Namespace) -> str:
+    """Why no further round is needed, or empty while one is."""
+    if turn >= options.max_rounds:
+        return "all rounds were run"
+    if seconds >= options.seconds and turn > 0:
+        return "the time was over"
+    if turn < options.min_rounds or turn % 5:
+        return ""
+    widths = [
+        high - low
+        for variant in VARIANTS
+        for read in METRICS.values()
+        if variant != "stock"
+        for _, low, high in [compared(rounds, variant, read)]
+    ]
+    return "every interval was narrow enough" if max(widths) <= 2 * options.precision else ""
+
+
+def compared(
+    rounds: Rounds, variant: str, read: Callable[[dict[str, Any]], float], seed: int = 0
+) -> tuple[float, float, float]:
+    """(median of the round-by-round ratios to stock, low, high): a 95 % bootstrap interval over the pairs of rounds."""
+    ratios = [read(own) / read(stock) for own, stock in zip(rounds[variant], rounds["stock"], strict=True)]
+    return statistics.median(ratios), *median_interval(ratios, random.Random(seed))
+
+
+def statement(low: float, high: float) -> str:
+    """What an interval of the ratio to stock allows one to say."""
+    bound = max(abs(low - 1), abs(high - 1))
+    if low > 1 or high < 1:
+        return f"differs from stock: {low - 1:+.1%} to {high - 1:+.1%}"
+    if bound > LARGEST_BOUND:
+        return f"not decided: {low - 1:+.1%} to {high - 1:+.1%}"
+    return f"no difference seen; at most {bound:.1%}"
+
+
 def table(rounds: Rounds, version: str) -> Table:
-    """Medians over the rounds; the ratio is the median of the round-by-round ratios to stock."""
+    """Medians over the rounds; beside them the median of the round-by-round ratios to stock, and its interval."""
     shown = Table(title=f"text-only serving, vLLM {version}", title_justify="left", title_style="bold")
     shown.add_column("")
     for variant, meaning in VARIANTS.items():
@@ -97,28 +158,27 @@ def table(rounds: Rounds, version: str) -> Table:
         for variant in VARIANTS:
             cells.append(f"{statistics.median(map(read, rounds[variant])):.4g}")
             if variant != "stock":
-                cells.append(f"{ratio(rounds, variant, read):.3f}")
+                ratio, low, high = compared(rounds, variant, read)
+                cells.append(f"{ratio:.3f} [{low:.3f}, {high:.3f}]")
         shown.add_row(name, *cells)
     return shown
 
 
-def ratio(rounds: Rounds, variant: str, read: Callable[[dict[str, Any]], float]) -> float:
-    return statistics.median(
-        read(own) / read(stock) for own, stock in zip(rounds[variant], rounds["stock"], strict=True)
-    )
-
-
 def record(rounds: Rounds) -> list[dict[str, Any]]:
-    return [
-        {
-            "variant": variant,
-            "metric": name,
-            **Summary.of([read(answer) for answer in rounds[variant]]).as_dict(4),
-            "ratio_to_stock": round(ratio(rounds, variant, read), 4),
-        }
-        for variant in VARIANTS
-        for name, read in METRICS.items()
-    ]
+    records = []
+    for variant in VARIANTS:
+        for name, read in METRICS.items():
+            ratio, low, high = compared(rounds, variant, read)
+            one = {
+                "variant": variant,
+                "metric": name,
+                **Summary.of([read(answer) for answer in rounds[variant]]).as_dict(4),
+                "ratio_to_stock": round(ratio, 4),
+            }
+            if variant != "stock":
+                one |= {"ratio_interval": [round(low, 4), round(high, 4)], "statement": statement(low, high)}
+            records.append(one)
+    return records
 
 
 def tiny_model() -> Path:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 cells += row
         except KeyboardInterrupt:
             console.print("stopped: what was measured so far")
-    stem = options.out / ("step_cost" + "_sync" * options.sync + "_v2" * (options.runner == "v2"))
+    stem = options.out / ("step_cost" + "_sync" * options.sync)
     records = [cell.as_record() for cell in cells]
     write_result(stem.with_suffix(".json"), "step_cost", records, seed=options.seed, clock="thread CPU time")
     drawn = plot.draw(stem.with_suffix(".png"), cells)
@@ -69,7 +69,7 @@ def start(trees: Trees, options: argparse.Namespace, stack: contextlib.ExitStack
     workers: dict[Variant, Child] = {}
     for variant in options.variants:
         try:
-            child = trees.start(variant, sync=options.sync, runner_v2=options.runner == "v2")
+            child = trees.start(variant, sync=options.sync)
         except (ImportError, OSError, RuntimeError, ValueError) as problem:
             console.print(f"[red]without {variant}[/]: {str(problem).splitlines()[-1]}")
         else:
@@ -105,7 +105,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
     parser.add_argument(
-        "--runner", choices=("v1", "v2"), default="v1", help="model runner that the scheduler works for"
+        "--runners",
+        type=words,
+        help="model runners that the scheduler works for, v1,v2; default: v1, and v2 too since vLLM 0.33, "
+        "where the scheduler does more for it",
     )
     parser.add_argument("--profile", action="store_true", help="after each row show where the time of a sample goes")
     parser.add_argument("--source", type=version_and_folder, action="append", default=[], metavar="VERSION=FOLDER")
@@ -116,7 +119,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if unknown := set(options.scenarios) - SCENARIOS.keys():
         parser.error(f"unknown scenario {min(unknown)!r}; there are {', '.join(SCENARIOS)}")
     try:
-        options.variants = choose(options.versions, options.kinds)
+        options.variants = choose(options.versions, options.kinds, options.runners)
     except ValueError as problem:
         parser.error(str(problem))
     options.source = dict(options.source)

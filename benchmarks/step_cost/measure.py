@@ -34,6 +34,7 @@ class Cell:
             "scenario": self.scenario,
             "kind": self.variant.kind,
             "version": self.variant.version,
+            "runner": self.variant.runner.upper(),
             "size": self.size,
             "unit": "bytes" if self.scenario == "message_bytes" else "seconds",
             **self.summary.as_dict(9),

@@ -19,6 +19,7 @@ LABEL_GAP = 0.062  # of the height of a panel
 
 def draw(path: Path, cells: Sequence[Cell]) -> Path | None:
     """Panels of PANELS for which there are at least two sizes; None, and no file, when there is none."""
+    cells = [cell for cell in cells if cell.variant.runner == "v1" or cell.variant.kind != "patched"]
     panels = {
         name: title
         for name, title in PANELS.items()
@@ -54,7 +55,7 @@ def _panel(axis: Any, cells: Sequence[Cell], title: str) -> None:
             *zip(*points, strict=True),
             color=colour,
             linewidth=1.8 if variant.kind == "stock" else 2.4,
-            linestyle=(0, (2, 1.2)) if variant.kind == "patched" else "-",
+            linestyle=(0, (2, 1.2)) if variant.kind == "patched" else ":" if variant.runner == "v2" else "-",
             zorder=3 if variant.kind == "ours" else 2,
             label=f"{_name(variant)}  {_amount(points[-1][1], cells[0].scenario)}",
         )
@@ -109,11 +110,12 @@ def _amount(value: float, scenario: str) -> str:
 
 
 def _name(variant: Variant) -> str:
-    return {
+    name = {
         "stock": f"vLLM {variant.version}",
         "patched": f"{variant.version} patched",
         "ours": f"ours on {variant.version}",
     }[variant.kind]
+    return name + " V2" * (variant.runner == "v2")
 
 
 def _short(size: int) -> str:

@@ -70,7 +70,7 @@ def tables(cells: Sequence[Cell]) -> Iterable[Table]:
             ratio = ratio_to_stock(here, variant, sizes[-1])
             table.add_row(
                 variant.version,
-                variant.kind,
+                variant.label,
                 *(shown(own[size]) if size in own else "–" for size in sizes),
                 "" if exponent is None else f"{exponent:.2f}",
                 "" if ratio is None else f"{ratio:.3f}",
@@ -91,7 +91,7 @@ def bars_table(cells: Sequence[Cell]) -> Table:
             limit, measured = against(bar, here, variant)
             if measured is not None:
                 verdict = "met" if measured <= limit else "[bold red]missed[/]"
-                table.add_row(bar.scenario, wording(bar), variant.version, f"{measured:.4g}", verdict)
+                table.add_row(bar.scenario, wording(bar), str(variant).partition(":")[2], f"{measured:.4g}", verdict)
     return table
 
 
@@ -129,7 +129,7 @@ def exponent_of(cells: Sequence[Cell], variant: Variant) -> float | None:
 
 def ratio_to_stock(cells: Sequence[Cell], variant: Variant, size: int) -> float | None:
     """Median over the rounds of ours / stock within a round: what slowed both down in one round cancels."""
-    own, stock = find(cells, variant, size), find(cells, Variant(variant.version, "stock"), size)
+    own, stock = find(cells, variant, size), find(cells, variant.stock(), size)
     if own is None or stock is None or own is stock:
         return None
     return statistics.median(a / b for a, b in zip(own.rounds, stock.rounds, strict=False))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.overhead.__main__ import METRICS, record, table
+from benchmarks.overhead.__main__ import METRICS, parse, record, statement, table, why_enough
 
 
 def answer(speed):
@@ -25,7 +25,36 @@ def test_the_ratio_is_taken_round_by_round():
     speeds = {r["variant"]: r for r in record(ROUNDS) if r["metric"] == "tokens / s"}
     assert speeds["ours"]["ratio_to_stock"] == pytest.approx(0.99)
     assert speeds["ours"]["median"] == 792.0
+    assert speeds["ours"]["ratio_interval"] == [0.99, 0.99]
+    assert speeds["ours"]["statement"] == "differs from stock: -1.0% to -1.0%"
     assert speeds["installed"]["ratio_to_stock"] == 1.0
+    assert speeds["installed"]["statement"] == "no difference seen; at most 0.0%"
+    assert {one["samples"] for one in record(ROUNDS)} == {3}
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((0.99, 1.02), "no difference seen; at most 2.0%"),
+        ((0.96, 1.01), "no difference seen; at most 4.0%"),
+        ((0.9, 1.2), "not decided: -10.0% to +20.0%"),
+        ((1.01, 3.8), "differs from stock: +1.0% to +280.0%"),
+        ((0.9, 0.99), "differs from stock: -10.0% to -1.0%"),
+    ],
+)
+def test_no_difference_is_said_only_where_the_interval_is_narrow_and_holds_one(interval, said):
+    assert statement(*interval) == said
+
+
+def test_a_run_goes_on_until_its_intervals_are_narrow_or_its_time_is_over():
+    options = parse(["--min-rounds", "5", "--max-rounds", "40", "--seconds", "100"])
+    narrow = {variant: [answer(1000.0 + turn % 3) for turn in range(10)] for variant in ROUNDS}
+    wide = narrow | {"ours": [answer(1000.0 + 300 * (turn % 3)) for turn in range(10)]}
+    assert why_enough(narrow, 10, 50, options) == "every interval was narrow enough"
+    assert why_enough(wide, 10, 50, options) == ""
+    assert why_enough(narrow, 4, 50, options) == ""
+    assert why_enough(wide, 10, 101, options) == "the time was over"
+    assert why_enough(wide, 40, 50, options) == "all rounds were run"
 
 
 def test_cpu_time_is_summed_over_processes():
@@ -36,4 +65,4 @@ def test_cpu_time_is_summed_over_processes():
 def test_the_table_has_a_line_per_metric():
     shown = table(ROUNDS, "0.32.0")
     assert list(shown.columns[0].cells) == list(METRICS)
-    assert next(iter(shown.columns[5].cells)) == "0.990"
+    assert next(iter(shown.columns[5].cells)) == "0.990 [0.990, 0.990]"

@@ -107,11 +107,27 @@ def test_tables_and_picture(tmp_path):
 
 
 def test_variants_are_ordered_by_version_and_stock_comes_first():
-    chosen = choose(["0.33.0", "0.4.0"], ["ours", "stock", "patched"])
+    chosen = choose(["0.33.0", "0.4.0"], ["ours", "stock", "patched"], ["v1"])
     assert [str(v) for v in chosen] == ["stock:0.4.0", "ours:0.4.0", "stock:0.33.0", "patched:0.33.0", "ours:0.33.0"]
 
 
-@pytest.mark.parametrize("arguments", [["--scenarios", "decoding"], ["--kinds", "theirs"]])
+def test_both_runners_are_measured_where_they_differ():
+    chosen = choose(["0.32.0", "0.33.0"], ["ours", "stock"])
+    assert [str(v) for v in chosen] == [
+        "stock:0.32.0", "ours:0.32.0", "stock:0.33.0", "ours:0.33.0", "stock:0.33.0:v2", "ours:0.33.0:v2"
+    ]  # fmt: skip
+    assert [v.label for v in chosen[1:4:2]] == ["ours", "ours, runner V1"]
+    assert [str(v) for v in choose(["0.32.0"], ["ours"], ["v2"])] == ["ours:0.32.0:v2"]
+    assert Cell(chosen[-1], "decode", 64, [1.0], [1.0]).as_record()["runner"] == "V2"
+
+
+def test_a_runner_is_compared_with_stock_for_the_same_runner():
+    v1, v2 = (Variant("0.33.0", "ours", runner) for runner in ("v1", "v2"))
+    cells = [cell(v, 64, seconds, "decode") for v, seconds in ((v1.stock(), 1), (v1, 2), (v2.stock(), 3), (v2, 3))]
+    assert [report.ratio_to_stock(cells, variant, 64) for variant in (v1, v2)] == [2, 1]
+
+
+@pytest.mark.parametrize("arguments", [["--scenarios", "decoding"], ["--kinds", "theirs"], ["--runners", "v3"]])
 def test_unknown_names_are_refused_with_those_there_are(arguments, capsys):
     with pytest.raises(SystemExit):
         parse(arguments)
@@ -127,13 +143,15 @@ def test_every_scenario_is_offered():
 
 @pytest.mark.parametrize("name", OFFERED)
 @pytest.mark.parametrize("kind", ["stock", "ours"])
-def test_a_scenario_runs(name, kind):
+@pytest.mark.parametrize("runner_v2", [False, True], ids=["v1", "v2"])
+def test_a_scenario_runs(name, kind, runner_v2):
     pytest.importorskip("vllm")
     import vllm_omni_sched
     from benchmarks.step_cost.scenarios import SCENARIOS
 
-    scenario = SCENARIOS[name](None if kind == "stock" else vllm_omni_sched.OmniScheduler, 8)
+    scenario = SCENARIOS[name](None if kind == "stock" else vllm_omni_sched.OmniScheduler, 8, runner_v2=runner_v2)
     assert (type(scenario.scheduler).__module__.partition(".")[0] == "vllm") is (kind == "stock")
+    assert scenario.scheduler.use_v2_model_runner is runner_v2
     before = scenario.timed.seconds
     assert scenario.sample() > 0
     assert scenario.sample() > 0

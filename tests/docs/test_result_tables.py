@@ -27,9 +27,11 @@ def result(*records, benchmark="step_cost"):
     return {"benchmark": benchmark, "provenance": PROVENANCE, "results": list(records)}
 
 
-def cell(kind, size, median, scenario="realtime_frame", version="0.32.0"):
+def cell(kind, size, median, scenario="realtime_frame", version="0.32.0", **more):
     unit = "bytes" if scenario == "message_bytes" else "seconds"
-    return {"scenario": scenario, "kind": kind, "version": version, "size": size, "unit": unit, "median": median}
+    return {
+        "scenario": scenario, "kind": kind, "version": version, "size": size, "unit": unit, "median": median, **more
+    }  # fmt: skip
 
 
 STEPS = result(
@@ -53,10 +55,32 @@ def test_step_cost_has_a_line_per_variant_and_a_column_per_size():
 
 
 def test_the_summary_compares_where_both_were_measured_at_the_largest_size():
-    text = result_tables.step_cost_summary([STEPS], "0.32.0")
-    assert "| one more frame of a session of n items | 32,768 | 86.3 ms | 0.12 ms |" in text
+    text = result_tables.step_cost_summary([STEPS])
+    assert "| vLLM 0.32.0 | n |" in text, "0.33 has no figure of ours"
+    assert "| one more frame of a session of n items | 32,768 | V1 | 86.3 ms | 0.12 ms |" in text
     assert "worker message" not in text  # stock was not measured
-    assert result_tables.step_cost_summary([STEPS], "0.33.0") == result_tables.NOTHING
+
+
+def test_the_summary_is_of_the_newest_version_and_names_the_runner_where_it_matters():
+    def pair(stock, ours, **more):
+        return cell("stock", 64, stock, **more), cell("ours", 64, ours, **more)
+
+    old = result(*pair(9.0, 9.0, version="0.33.0"))
+    new = result(
+        *pair(0.001, 0.002, version="0.9.0"),
+        *pair(0.1, 0.02, scenario="abort", version="0.100.0", runner="V1"),
+        *pair(0.105, 0.021, scenario="abort", version="0.100.0", runner="V2"),
+        *pair(0.1, 0.02, scenario="decode", version="0.100.0", runner="V1"),
+        *pair(0.1, 0.03, scenario="decode", version="0.100.0", runner="V2"),
+    )
+    text = result_tables.step_cost_summary([old, new])
+    assert "| vLLM 0.100.0 | n | model runner | stock | OmniScheduler |" in text
+    assert "| abort with min(n, 8192) items cached | 64 | V1, V2 | 100 ms | 20 ms |" in text
+    assert "| one decode step of a request of n items | 64 | V1 | 100 ms | 20 ms |" in text
+    assert "| one decode step of a request of n items | 64 | V2 | 100 ms | 30 ms |" in text
+    assert "9" not in text.split("*")[0].replace("8192", "")
+    assert "| 0.100.0 ours, runner V2 | 30 |" in result_tables.step_cost([new])
+    assert result_tables.step_cost_summary([result(cell("ours", 64, 1.0))]) == result_tables.NOTHING
 
 
 def run(variant, sessions, costs):
@@ -71,14 +95,36 @@ def test_realtime_shows_the_frames_reached_and_the_median_of_repeats():
     assert "| 1 × stock | 19.7 |  |\n| 1 × ours | 11.0 | 14.0 |" in text
 
 
+def test_realtime_shows_the_newest_version_first():
+    runs = [{**run("ours", 1, {1000: 0.01}), "versions": {"vllm": f"0.{minor}.0+cpu"}} for minor in (9, 33)]
+    text = result_tables.realtime([result(one, benchmark="realtime") for one in runs])
+    assert text.index("| vLLM 0.33.0, sessions |") < text.index("| vLLM 0.9.0, sessions |")
+
+
+def test_pictures_are_those_of_the_newest_version():
+    names = ["r-0.9.0-1x1.png", "r-0.33.0-5000x1.png", "r-0.33.0-3000x1-8.png", "r-0.9.0-9x9.png"]
+    assert result_tables.of_newest(names) == names[1:3]
+    assert sorted(names[1:3], key=result_tables.load_of)[-1] == names[2]
+    assert result_tables.of_newest(["step_cost.png"]) == ["step_cost.png"]
+    assert result_tables.of_newest([]) == []
+
+
 def test_overhead_shows_the_ratio_to_stock():
     records = [
-        {"variant": variant, "metric": "tokens / s", "median": median, "ratio_to_stock": ratio}
-        for variant, median, ratio in (("stock", 1234.5, 1.0), ("ours", 1200.0, 0.9721))
+        {"variant": variant, "metric": "tokens / s", "median": median, "ratio_to_stock": ratio, "samples": 40}
+        for variant, median, ratio in (("stock", 1234.0, 1.0), ("installed", 1200.0, 0.9721))
     ]
     text = result_tables.overhead([result(*records, benchmark="overhead")])
-    assert "| stock | 1234 |" in text or "| stock | 1235 |" in text
-    assert "| ours | 1200 (0.972) |" in text
+    assert "|  | stock | installed | installed, of stock |" in text
+    assert "| tokens / s | 1234 | 1200 | 0.972 |" in text
+    records[1] |= {"ratio_interval": [0.961, 0.9812], "statement": "differs from stock: -3.9% to -1.9%"}
+    found = result(*records, benchmark="overhead")
+    text = result_tables.overhead([found])
+    assert "| tokens / s | 1234 | 1200 | 0.972 [0.961, 0.981] |" in text
+    assert "40 rounds of each" in text
+    assert "- *installed*: tokens / s differs from stock: -3.9% to -1.9%" in text
+    found["provenance"] = PROVENANCE | {"versions": {"vllm": "0.33.0+cpu"}}
+    assert "vLLM 0.33.0 (40 rounds in turns): tokens / s: differs" in result_tables.overhead_summary([found])
 
 
 def test_lanes_on_a_gpu_are_shown_with_the_ratio_to_running_alone_and_refusals_with_their_reason():
@@ -196,4 +242,11 @@ def test_stages_tell_ratio_and_bar():
 def test_anomalies_tell_false_alarms_and_how_late_a_fault_is_found():
     one = {"fault": "leak", "healthy_hours": 2.0, "false_alarms": 1, "false_alarms_before_fault": 1}
     records = {**one, "found_after_seconds": 10.0}, {**one, "found_after_seconds": None}
-    assert "| leak | 4 | 4 | 1 of 2 | 10 | 10 |" in stage_tables.anomaly([result(*records)])
+    assert "| leak | 4 | 4 | 1.6 | 1 of 2 | 10 | 10 |" in stage_tables.anomaly([result(*records)])
+    quiet = {**one, "healthy_hours": 10.0, "false_alarms": 0, "false_alarms_before_fault": 0}
+    assert "| leak | 10 | 0 | 0.3 | 0 of 1 |" in stage_tables.anomaly([result({**quiet, "found_after_seconds": None})])
+
+
+@pytest.mark.parametrize(("seen", "most"), [(0, 2.996), (1, 4.744), (2, 6.296), (10, 16.962)])
+def test_a_rate_is_bounded_by_the_poisson_limit(seen, most):
+    assert stage_tables.most_events(seen) == pytest.approx(most, abs=1e-3)

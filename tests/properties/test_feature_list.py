@@ -146,3 +146,20 @@ def test_sending_touches_only_what_changed() -> None:
     assert features.items_touched - touched == 3
     features.rewind(901)
     assert features.items_touched - touched == 5
+
+
+def test_a_first_message_is_the_list_itself_unless_it_grows() -> None:
+    """Nothing is copied for a prompt of many items; a session's list would show a worker what it was not told of."""
+    features, session = (FeatureList(Feature(i, Position(i, 1), b"x") for i in range(8)) for _ in range(2))
+    session.grows = True
+    sent: Any = features.as_sent(0, strip)
+    assert sent is features
+    assert features.items_touched == 0
+    sent = session.as_sent(0, strip)
+    session.append(Feature(8, Position(8, 1), b"x"))
+    assert len(sent) == 8
+    sent = features.as_sent(3, strip)
+    assert sent is not features
+    assert [feature.data is None for feature in sent] == [True] * 3 + [False] * 5
+    assert features.as_sent(0, strip) is not features, "the worker's own list is kept up to date from here on"
+    assert all(feature.data for feature in features)

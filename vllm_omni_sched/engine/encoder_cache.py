@@ -1,6 +1,6 @@
 """vLLM's encoder cache manager, with O(1) release of an item."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
@@ -66,14 +66,20 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         self.misses = 0
         self.evictions = 0
         self.taken = 0  # by a request that did not hold it
-        self.allocated = 0
+        self._gone = 0  # entries that are no longer cached, for whatever reason
 
     @classmethod
     def adopt(cls, manager: EncoderCacheManager) -> "OmniEncoderCacheManager":
         """A fresh manager of the same capacity as ``manager``, which must be unused."""
         return cls(manager.cache_size)
 
+    @property
+    def allocated(self) -> int:
+        """Entries that were made so far. Told from what is here and what has left: nothing is counted item by item."""
+        return len(self.cached) + len(self.freed) + self._gone
+
     def reset(self) -> None:
+        self._gone += len(self.cached) + len(self.freed)
         super().reset()
         self._repeats.clear()
 
@@ -86,11 +92,11 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
         mm_hash = request.mm_features[input_id].identifier
-        users = self.cached.get(mm_hash)
-        if users is None:
+        if mm_hash not in self.cached:
             self.misses += 1
             return False
         self.hits += 1
+        users = self.cached[mm_hash]
         request_id = request.request_id
         self.taken += request_id not in users
         if not _NATIVE_REFS and request_id in users and input_id not in self.request_cached_ids.get(request_id, ()):
@@ -98,26 +104,21 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
             repeats[mm_hash] = repeats.get(mm_hash, 0) + 1
         return super().check_and_update_cache(request, input_id)
 
-    def allocate(self, request: Request, input_id: int) -> None:
-        super().allocate(request, input_id)
-        self.allocated += 1
+    if not _NATIVE_REFS:
 
-    def free_encoder_input(self, request: Request, input_id: int) -> None:
-        if _NATIVE_REFS:
-            super().free_encoder_input(request, input_id)
-            return
-        request_id = request.request_id
-        mm_hash = request.mm_features[input_id].identifier
-        held = self.request_cached_ids.get(request_id)
-        if held is not None and input_id in held:
-            held.remove(input_id)
-            if not held:
-                del self.request_cached_ids[request_id]
-            if self._is_repeat(request_id, mm_hash):
+        def free_encoder_input(self, request: Request, input_id: int) -> None:
+            request_id = request.request_id
+            mm_hash = request.mm_features[input_id].identifier
+            held = self.request_cached_ids.get(request_id)
+            if held is not None and input_id in held:
+                held.remove(input_id)
+                if not held:
+                    del self.request_cached_ids[request_id]
+                if self._is_repeat(request_id, mm_hash):
+                    return
+            elif held and mm_hash in self.references(request_id):
                 return
-        elif held and mm_hash in self.references(request_id):
-            return
-        self._release(request, (input_id,))
+            self._release(request, (input_id,))
 
     def _is_repeat(self, request_id: str, mm_hash: str) -> bool:
         """Take one use of a content off; False when it was the last."""
@@ -151,20 +152,22 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
     def free(self, request: Request) -> None:
         """Give up all references of a request, in vLLM's order, in one pass."""
         request_id, features = request.request_id, request.mm_features
-        held: Iterable[int] = self.request_cached_ids.pop(request_id, ())
+        held: Collection[int] = self.request_cached_ids.pop(request_id, ())
         if not held and not _NATIVE_REFS:
             return
         if _NATIVE_REFS:
             uses = self.request_hash_refs.pop(request_id, {})
-            repeats = {h: n - 1 for h, n in uses.items() if n > 1}
-            if repeats:
-                self._repeats[request_id] = repeats
+            if len(uses) < len(held):
+                self._repeats[request_id] = {h: n - 1 for h, n in uses.items() if n > 1}
         if request_id in self._repeats:
             held = [i for i in held if not self._is_repeat(request_id, features[i].identifier)]
         self._release(request, held)
 
     def get_freed_mm_hashes(self) -> list[str]:
-        freed = super().get_freed_mm_hashes()
+        if not self.freed:
+            return []
+        self._gone += len(self.freed)
+        freed: list[str] = super().get_freed_mm_hashes()
         self.evictions += len(freed)
         return freed
 

@@ -5,7 +5,8 @@ and searched whole in every step: O(pending x encoding). Items are consumed in
 order, so a range and a few exceptions say the same.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Any
 
 from vllm.v1.request import Request
@@ -17,33 +18,58 @@ from vllm_omni_sched.items.feature_list import Strip
 class HeldInputs:
     """Items ``[low, high)`` of a sequential list, and the few below ``low`` that were given back.
 
+    A step looks at the items that it encodes and at those that leave, not at the others.
+
     Args:
         low, high: items that a worker was just sent with their data.
     """
 
-    __slots__ = ("behind", "high", "low")
+    __slots__ = ("_behind_in_order", "behind", "high", "low")
 
     def __init__(self, low: int, high: int) -> None:
         self.low = low
         self.high = high
         self.behind: set[int] = set()
+        self._behind_in_order: list[int] = []  # the same items as a heap
 
     def __contains__(self, item: int) -> bool:
         return self.low <= item < self.high or item in self.behind
 
-    def release(self, features: FeatureList, num_computed_tokens: int, in_use: Collection[int]) -> Iterable[int]:
+    def missing(self, items: Iterable[int]) -> list[int]:
+        """Those of ``items`` that the worker does not hold."""
+        low, high, behind = self.low, self.high, self.behind
+        return [i for i in items if not (low <= i < high or i in behind)]
+
+    def give_back(self, item: int) -> None:
+        """The worker is sent this item again."""
+        if item not in self.behind:
+            self.behind.add(item)
+            heappush(self._behind_in_order, item)
+
+    def release(self, features: FeatureList, num_computed_tokens: int, in_use: Iterable[int]) -> list[int]:
         """Ids that the worker may drop now, each reported once; those ``in_use`` stay.
 
         ``num_computed_tokens`` counts confirmed tokens only. Items without data of
         their own, and shared-memory addresses, are passed over as vLLM does.
         """
         target = min(features.spans.num_covered(max(num_computed_tokens, 0)), self.high)
-        consumed = [i for i in self.behind if i < target and i not in in_use]
+        if target <= self.low and not (self._behind_in_order and self._behind_in_order[0] < target):
+            return []
+        stays = set(in_use)
+        consumed: list[int] = []
+        kept: list[int] = []
+        while self._behind_in_order and self._behind_in_order[0] < target:
+            item = heappop(self._behind_in_order)
+            (kept if item in stays else consumed).append(item)
         self.behind.difference_update(consumed)
+        for item in kept:
+            heappush(self._behind_in_order, item)
         for i in range(self.low, target):
-            if i in in_use:
-                self.behind.add(i)
-            elif is_held(features[i].data):
+            if not is_held(features[i].data):
+                continue
+            if i in stays:
+                self.give_back(i)
+            else:
                 consumed.append(i)
         self.low = max(self.low, target)
         return consumed
@@ -64,7 +90,12 @@ class PendingRangeMixin:
     def _get_encoder_input_updates(
         self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
     ) -> dict[str, dict[int, Any]]:
-        for new in new_requests if self._omni_runner_v2 else ():
+        if not self._omni_runner_v2:
+            nothing: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
+                scheduled, new_requests, scheduled_encoder_inputs
+            )
+            return nothing
+        for new in new_requests:
             features = new.mm_features
             if isinstance(features, FeatureList) and not (self._omni_pending and features.spans.sequential):
                 # vLLM looks for what was sent with its data.
@@ -99,11 +130,12 @@ class PendingRangeMixin:
     def _omni_held_update(self, request: Request, held: HeldInputs, encoding: Any) -> dict[int, Any]:
         features = request.mm_features
         update: dict[int, Any] = {}
-        for i in encoding:
+        for i in held.missing(encoding):
             # A running request may rewind without being sent anew.
-            if i not in held and is_held(features.with_data(i).data):
-                update[i] = features.with_data(i).data
-                held.behind.add(i)
+            data = features.with_data(i).data
+            if is_held(data):
+                update[i] = data
+                held.give_back(i)
         confirmed = request.num_computed_tokens - max(request.num_output_placeholders, request.num_in_flight_tokens)
         update.update(dict.fromkeys(held.release(features, confirmed, encoding)))
         return update

@@ -25,7 +25,7 @@ from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder_worth import manager_for
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
-from vllm_omni_sched.engine.order import put_in_order
+from vllm_omni_sched.engine.order import index_items, sort_update
 from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
@@ -162,10 +162,10 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
     ) -> CachedRequestData:
         data: CachedRequestData = super()._make_cached_request_data(running_reqs, resumed_reqs, *args, **kwargs)
         restored = {}
-        if self._omni_num_multimodal and not self._omni_runner_v2:
+        if self._omni_num_multimodal and not self._omni_runner_v2 and (resumed_reqs or self.connector):
             # What runs goes back only where its blocks failed to load; all else that goes back is preempted first.
             restored = self._omni_restore(chain(resumed_reqs, running_reqs) if self.connector else resumed_reqs)
-        if self._omni_sender is not None:
+        if self._omni_sessions and self._omni_sender is not None:
             self._omni_sender.note_running(data)
         return with_restored(data, restored) if restored else data
 
@@ -194,16 +194,17 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
 
     def _omni_admit(self, request: Request) -> None:
         is_new = request.request_id not in self.requests
-        if request.mm_features and put_in_order(request, is_new=is_new):
+        if index_items(request) if is_new else sort_update(request):
             logger.warning_once(
                 "A request came with its multimodal items out of order; such items are sorted on arrival."
             )
         if is_new:
             if request.resumable and request.request_id in self._omni_ended:
                 self._omni_ended.refuse(request)
-            request.mm_features = features = FeatureList(request.mm_features)
+            features: Any = request.mm_features
             self._omni_num_multimodal += 1
             if request.resumable:
+                features.grows = True
                 self._omni_sessions.add(request.request_id)
                 if self._omni_sender is not None:
                     features.defer = True

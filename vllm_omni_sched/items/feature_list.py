@@ -34,12 +34,23 @@ class FeatureList(list[Any]):
     Not for reordering: only growth at the tail and replacement in place are tracked.
     """
 
-    __slots__ = ("_num_stripped", "_sent", "defer", "frontier", "items_touched", "num_released", "spans", "spill")
+    __slots__ = (
+        "_num_stripped",
+        "_sent",
+        "defer",
+        "frontier",
+        "grows",
+        "items_touched",
+        "num_released",
+        "spans",
+        "spill",
+    )
 
     def __init__(self, features: Iterable[Any] = ()) -> None:
         super().__init__()
         self.spans = ItemIndex()
         self.frontier = 0  # leading items whose data no worker needs
+        self.grows = False  # a session's: a worker in this process must not see items before it is told of them
         self.defer = False  # a full message may turn out unnecessary: do not prepare one before it is asked for
         self.items_touched = 0  # for tests: items looked at one by one, all calls together
         self.num_released = 0  # leading items whose data is in `spill`
@@ -54,7 +65,7 @@ class FeatureList(list[Any]):
         super().append(feature)
 
     def extend(self, features: Iterable[Any]) -> None:
-        new = list(features)
+        new = features if type(features) is list else list(features)
         if len(new) == 1:
             self.append(new[0])
             return
@@ -89,10 +100,13 @@ class FeatureList(list[Any]):
     def as_sent(self, num_computed_tokens: int, strip: Strip) -> list[Any]:
         """The features as sent to a worker that has computed ``num_computed_tokens``.
 
-        The returned list is kept and changed by the next call: copy it to keep it.
+        The returned list is kept and changed by the next call: copy it to keep it. Of a list
+        that does not grow it is this list itself until something in it is covered, as in vLLM.
         """
         target = self.advance(num_computed_tokens)
         sent = self._sent
+        if not (target or sent or self.grows):
+            return self
         if len(sent) < len(self):
             sent.extend(self[len(sent) :])
         for i in range(target, self._num_stripped):

@@ -44,9 +44,9 @@ class ItemIndex:
         self.spans_visited = 0
         # Item ids by start, with their starts and running maximum of ends; None while list order is start order.
         self._order: list[int] | None = None
-        self._sorted_starts = array("q")
-        self._sorted_max_ends = array("q")
-        self.extend(spans)
+        self._sorted_starts = self._sorted_max_ends = self.starts  # until there is an order
+        if spans:
+            self.extend(spans)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -66,9 +66,11 @@ class ItemIndex:
             max_ends = ends
         else:
             max_ends = _running_max(ends, self.max_ends[-1] if first else ends[0])
-        self.starts.extend(starts)
-        self.ends.extend(ends)
-        self.max_ends.extend(max_ends)
+        # From a list of numbers an array is made in a third of the time that it takes to extend one.
+        self.starts += array("q", starts)
+        more_ends = array("q", ends)
+        self.ends += more_ends
+        self.max_ends += more_ends if max_ends is ends else array("q", max_ends)
         if not ascending or max_ends is not ends:
             self.sequential = False
         if not ascending:
@@ -81,10 +83,16 @@ class ItemIndex:
             self._sorted_starts.extend(starts)
             self._sorted_max_ends.extend(_running_max(ends, self._sorted_max_ends[-1]))
 
+    @property
+    def ascending(self) -> bool:
+        """Whether no span starts before an earlier one."""
+        return self._order is None
+
     def append(self, start: int, end: int) -> None:
         """Add the span of the next item."""
-        if self._order is None and self.starts and start >= self.starts[-1] and end >= self.max_ends[-1]:
-            self.starts.append(start)
+        starts = self.starts
+        if self._order is None and (not starts or (start >= starts[-1] and end >= self.max_ends[-1])):
+            starts.append(start)
             self.ends.append(end)
             self.max_ends.append(end)
         else:

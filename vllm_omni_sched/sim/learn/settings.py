@@ -1,4 +1,8 @@
-"""Engines under workloads. What is tested on shares no workload with what is trained on, and no seed."""
+"""Engines under workloads. What is tested on shares no kind of workload with what is trained on, and no seed.
+
+Sizes are another matter: what is published of text and output tokens is ServeGen's, and most kinds draw theirs from it
+(`Setting.has_sizes_of_training`).
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +40,11 @@ class Setting:
         object.__setattr__(self, "costs", RooflineCosts(shape, device, self.devices))
 
     @property
+    def has_sizes_of_training(self) -> bool:
+        """Whether some of its requests draw text and output tokens from the distribution that training drew from."""
+        return bool(_kinds(self.workload) & _SERVEGEN_SIZES)
+
+    @property
     def limits(self) -> EngineLimits:
         """Of vLLM, with an encoder cache that holds the largest items of the workloads."""
         return EngineLimits(
@@ -48,6 +57,15 @@ class Setting:
         for request in requests(build(self.workload), seed):
             if request.prompt_tokens + request.output_tokens <= most:
                 yield request
+
+
+_SERVEGEN_SIZES = {"servegen-mm-image", "text", "azure-lmm"}
+
+
+def _kinds(workload: Mapping[str, Any]) -> set[str]:
+    """The kind of a workload, and of those inside it."""
+    inner = [*workload.get("parts", ()), *([workload["of"]] if "of" in workload else [])]
+    return {workload["kind"]}.union(*map(_kinds, inner))
 
 
 def _servegen(rate: float) -> dict[str, Any]:
