@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -55,6 +55,8 @@ from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
 from vllm_omni_sched.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
+FAR = 1e9
+"""Upper bounds from there on are there for the system's calls, not for people."""
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -126,6 +128,10 @@ def _values(field: object) -> str:
     if named and get_origin(annotation) in (Union, UnionType):
         return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+    rules = list(getattr(field, "metadata", ()))
+    if get_origin(kind) is Annotated:  # `Count | None`
+        kind, *inner = get_args(kind)
+        rules += [rule for one in inner for rule in getattr(one, "metadata", [one])]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -135,9 +141,9 @@ def _values(field: object) -> str:
     if get_origin(annotation) is dict:
         inside = get_args(annotation)[1]
         return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by edge"
-    bounds = {
-        key: getattr(rule, key) for rule in getattr(field, "metadata", ()) for key in ("ge", "le") if hasattr(rule, key)
-    }
+    bounds = {key: getattr(rule, key) for rule in rules for key in ("ge", "le") if hasattr(rule, key)}
+    if "le" in bounds and bounds["le"] >= FAR:
+        del bounds["le"]  # no help to a reader
     if {"ge", "le"} <= bounds.keys():
         return f"{text}, {bounds['ge']} to {bounds['le']}"
     return f"{text}, at least {bounds['ge']}" if "ge" in bounds else text

@@ -87,8 +87,9 @@ class ArenaPath(Path):
         while True:
             with self._sending:
                 outbox = self._sender()
-                behind = self._is_behind(outbox, edge, message.nbytes)
-                held_bytes = None if behind else self._put(outbox, message, modality)
+                possible = outbox.can_hold(message, modality)  # first: nothing grows for what will never fit
+                behind = possible and self._is_behind(outbox, edge, message.nbytes)
+                held_bytes = self._put(outbox, message, modality) if possible and not behind else None
                 if held_bytes is not None:
                     if self._refusals:
                         self._refusals.pop(edge, None)
@@ -96,7 +97,6 @@ class ArenaPath(Path):
                     if outbox.counts.put % TUNE_EVERY == 0:
                         outbox.storage.tune()
                     return held_bytes
-                possible = outbox.storage.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
                     outbox.counts.refused += 1
@@ -231,7 +231,7 @@ class ArenaPath(Path):
             raise PathClosedError(f"the arena was closed {self._closed} before this put")
         if self._outbox is None:
             try:
-                self._outbox = Outbox(self.directory, self._options, self._clock)
+                self._outbox = Outbox(self.directory, self._options, self._clock, self._sleep)
             except OSError as error:
                 raise self._no_memory("an outbox", "`ring_bytes`", error) from error
         return self._outbox
@@ -270,7 +270,7 @@ class ArenaPath(Path):
         edge, pool = message.edge, outbox.storage.pool(modality)
         waiting = f"{outbox.counts.waiting[edge]} messages ({outbox.counts.waiting_bytes[edge]} bytes)"
         limit = self._options.pool(modality).max_bytes
-        if not outbox.storage.can_hold(message.nbytes, modality):
+        if not outbox.can_hold(message, modality):
             return (
                 f"a message of {message.nbytes} bytes on edge {edge} is larger than pool {modality.value} may get; "
                 f"raise its max_bytes ({limit})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +76,7 @@ class Arrival:
         self.flags = flags
         self.nbytes: int = total
         self.generation: int = made
-        self.put_at = put_at
+        self.put_at = put_at if put_at is not None and 0 <= put_at < math.inf else None  # else somebody has damaged it
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress what is compressed, into memory of its own; before `open`.
