@@ -95,6 +95,11 @@ class ArenaOptions(BaseModel):
     put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
     ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
     copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
+    checksum: bool = Field(
+        False,
+        description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error; "
+        "without it only what is in front of them is checked.",
+    )
 
     @field_validator("arena")
     @classmethod

@@ -82,7 +82,7 @@ class Outbox:
         pool, offset, held_bytes = place
         self._generation = self._generation % 0xFFFFFFFF + 1
         try:
-            message.write_to(*self.storage.at(pool, offset, nbytes), self._generation)
+            message.write_to(*self.storage.at(pool, offset, nbytes), self._generation, self._options.checksum)
         except BaseException:
             self.storage.free(pool, offset)
             raise

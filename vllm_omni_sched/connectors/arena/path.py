@@ -20,6 +20,7 @@ from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
     ConfigError,
+    CorruptMessageError,
     MessageTooLargeError,
     NoRoomError,
     PathClosedError,
@@ -125,11 +126,16 @@ class ArenaPath(Path):
     def lease(self, edge: Edge, key: str) -> Lease | None:
         with self._receiving:
             try:
-                holder = self._receiver().holder
+                inbox = self._receiver()
+                holder = inbox.holder
             except OSError as error:
                 raise self._cannot_look(error) from error
         with self._sending:
-            found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+            try:
+                found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+            except CorruptMessageError:
+                inbox.counts.corrupt += 1
+                raise
         if found is None:
             return None
         arrival, slot = found

@@ -22,6 +22,10 @@ class DiskOptions(BaseModel):
     max_bytes: StoredBytes = Field(8 * GIB, ge=64 * KIB, description="A process never has more there.")
     ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
 
+    checksum: bool = Field(
+        True, description="Messages carry a CRC-32 of their tensors, and one that was altered in its file is an error."
+    )
+
     @field_validator("arena")
     @classmethod
     def _file_name(cls, value: str | None) -> str | None:

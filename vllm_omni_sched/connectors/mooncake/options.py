@@ -58,6 +58,9 @@ class MooncakeOptions(BaseModel):
     slowest_bytes_per_second: Size = Field(20 * MIB, ge=1, description="A transfer slower than that is given up.")
     poll_seconds: Seconds = Field(5e-3, gt=0, description="Longest wait between two looks for a message.")
     copy_out: bool = Field(False, description="Receivers get copies, not views of registered buffers.")
+    checksum: bool = Field(
+        True, description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error."
+    )
 
     @field_validator("master")
     @classmethod
