@@ -18,12 +18,12 @@ import torch
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES, ConnectorSpec
 
+from vllm_omni_sched.connector_names import CONNECTORS
 from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing import Way
 from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError, RendezvousError
-from vllm_omni_sched.omni.registration import CONNECTORS
 
 logger = logging.getLogger(__name__)
 

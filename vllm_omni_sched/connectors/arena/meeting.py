@@ -12,10 +12,8 @@ import os
 import stat
 from pathlib import Path
 
+from vllm_omni_sched.connector_names import ARENA_VARIABLE as ARENA_VARIABLE
 from vllm_omni_sched.errors import RendezvousError
-
-ARENA_VARIABLE = "VLLM_OMNI_SCHED_ARENA"
-"""Environment variable with the name of the arena, set by the process that starts the stages."""
 
 OUTBOX, INBOX, POOL, STAGE, UNFINISHED = ".out", ".in", ".pool", ".stage", ".new"
 UNFINISHED_FOR = 60.0
