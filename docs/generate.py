@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import change_tables  # noqa: E402 - the root has to be importable first
+import connector_tables  # noqa: E402
 import costs_tables  # noqa: E402
 import learning_tables  # noqa: E402
 import paper_tables  # noqa: E402
@@ -240,6 +241,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
+    "compression": lambda: connector_tables.compression(result_tables.load(RESULTS, "compression")),
+    "tiers": lambda: connector_tables.tiers(result_tables.load(RESULTS, "tiers")),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
     "stage-options": stage_options,
