@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import change_tables  # noqa: E402 - the root has to be importable first
+import connector_tables  # noqa: E402
 import costs_tables  # noqa: E402
 import learning_tables  # noqa: E402
 import paper_tables  # noqa: E402
@@ -55,6 +56,8 @@ from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
 from vllm_omni_sched.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
+FAR = 1e9
+"""Upper bounds from there on are there for the system's calls, not for people."""
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -126,6 +129,10 @@ def _values(field: object) -> str:
     if named and get_origin(annotation) in (Union, UnionType):
         return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+    rules = list(getattr(field, "metadata", ()))
+    if get_origin(kind) is Annotated:  # `Count | None`
+        kind, *inner = get_args(kind)
+        rules += [rule for one in inner for rule in getattr(one, "metadata", [one])]
     if get_origin(kind) is list:
         return "list of names"
     if get_origin(annotation) is tuple:
@@ -139,9 +146,9 @@ def _values(field: object) -> str:
     if get_origin(annotation) is dict:
         inside = get_args(annotation)[1]
         return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by edge"
-    bounds = {
-        key: getattr(rule, key) for rule in getattr(field, "metadata", ()) for key in ("ge", "le") if hasattr(rule, key)
-    }
+    bounds = {key: getattr(rule, key) for rule in rules for key in ("ge", "le") if hasattr(rule, key)}
+    if "le" in bounds and bounds["le"] >= FAR:
+        del bounds["le"]  # no help to a reader
     if {"ge", "le"} <= bounds.keys():
         return f"{text}, {bounds['ge']} to {bounds['le']}"
     return f"{text}, at least {bounds['ge']}" if "ge" in bounds else text
@@ -249,6 +256,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
+    "compression": lambda: connector_tables.compression(result_tables.load(RESULTS, "compression")),
+    "tiers": lambda: connector_tables.tiers(result_tables.load(RESULTS, "tiers")),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
     "stage-options": stage_options,

@@ -1,11 +1,14 @@
 """A drop-in multimodal batch scheduler for vLLM and vLLM-Omni.
 
 Importing this package imports neither vLLM nor torch; the public names below
-load what they need when they are first used.
+load what they need when they are first used. vLLM-Omni's factory knows our
+connectors by name from then on, whether it is imported later or was before.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from vllm_omni_sched import connector_names
 
 __version__ = "0.1.0"
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from vllm_omni_sched.config import OmniSchedConfig
     from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
     from vllm_omni_sched.engine.scheduler import OmniScheduler, OmniSyncScheduler
+
+
+connector_names.offer()
 
 
 def __getattr__(name: str) -> Any:

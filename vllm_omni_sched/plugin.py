@@ -4,7 +4,7 @@ vLLM calls it in the API server, the engine core, every worker and the subproces
 that inspects models, sometimes twice. It hooks two methods, both of which ask
 first whether this engine was started with our scheduler or our video loader, and
 do nothing else when it was not; and it gives our video loader a name. Where
-vLLM-Omni is loaded, it gets to know our connectors by name.
+vLLM-Omni is loaded, or once its engine is, that asks us about its stages, too.
 """
 
 import functools
@@ -19,6 +19,7 @@ from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.engine.video import choice, process
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
 from vllm_omni_sched.engine.video.rules import NAME
+from vllm_omni_sched.imports import when_imported
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -51,10 +52,16 @@ def register() -> None:
             setattr(cls, name, wrapper)
     loaders.register(NAME)(FlashCodecLoader)  # a name, until somebody chooses it
 
-    if "vllm_omni" in sys.modules:  # else this process has no stages
-        from vllm_omni_sched.omni.registration import register_connectors
+    if "vllm_omni" in sys.modules:
+        _know_stages()
+    else:  # this process has no stages, or not yet
+        when_imported("vllm_omni.engine.async_omni_engine", _know_stages)
 
-        register_connectors()
+
+def _know_stages() -> None:
+    from vllm_omni_sched.omni.registration import register_connectors
+
+    register_connectors()
 
 
 def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:

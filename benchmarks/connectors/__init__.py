@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 THEIRS = "SharedMemoryConnector"
-VARIANTS: dict[str, dict[str, Any]] = {THEIRS: {}, "ArenaConnector": {}}
-"""``extra`` of each connector; all other options are the defaults."""
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    THEIRS: (THEIRS, {}),
+    "ArenaConnector": ("ArenaConnector", {}),
+    "with checksum": ("ArenaConnector", {"checksum": True}),
+}
+"""Connector and its ``extra``; all other options are the defaults."""
 
 SIZES = {"1 KB": 1 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "256 MB": 256 << 20}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from mmap import MAP_SHARED, mmap
@@ -16,6 +17,7 @@ import vllm_omni
 
 from benchmarks.connectors import VARIANTS
 from benchmarks.harness.child import emit
+from vllm_omni_sched.connector_names import ARENA_VARIABLE
 
 WARM_UP = 5
 
@@ -25,7 +27,7 @@ def main() -> None:
     with taken.open("r+b") as file:
         page = mmap(file.fileno(), 8, MAP_SHARED)
     counter = ctypes.c_int64.from_buffer(page)  # messages that the receiver has got
-    connectors = {name: make(name, extra) for name, extra in VARIANTS.items()}
+    connectors = {variant: make(variant, name, extra) for variant, (name, extra) in VARIANTS.items()}
     emit("ready", vllm_omni=vllm_omni.__version__)
     for line in sys.stdin:
         request = json.loads(line)
@@ -36,13 +38,16 @@ def main() -> None:
         connector.close()
 
 
-def make(name: str, extra: dict[str, Any]) -> Any:
+def make(variant: str, name: str, extra: dict[str, Any]) -> Any:
+    """One connector; ours of two variants are in arenas of their own, and do not see each other."""
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
     from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
     from vllm_omni_sched.plugin import register
 
     register()
+    if name == "ArenaConnector":
+        extra = {**extra, "arena": f"{os.environ[ARENA_VARIABLE]}-{variant.replace(' ', '-')}"}
     return OmniConnectorFactory.create_connector(ConnectorSpec(name, {"stage_id": 0, **extra}))
 
 

@@ -1,1 +1,9 @@
-"""A burst of four times what the arena holds: what does putting take, and what is refused, with tiers and without?"""
+"""More messages at once than the arena holds: what do tiers below it cost, and what is lost or held up without them?"""
+
+FAILING, BLOCKING, TIERS, PREFETCH = "failing", "blocking", "tiers", "tiers, prefetch"
+VARIANTS = {
+    FAILING: "without tiers; what does not fit is refused",
+    BLOCKING: "without tiers; the sender waits for its receiver",
+    TIERS: "files below the arena",
+    PREFETCH: "the same, told ahead what is wanted next",
+}

@@ -6,29 +6,35 @@ import argparse
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from benchmarks.harness.arguments import at_least_one
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
+from benchmarks.tiers import BLOCKING, FAILING, PREFETCH, TIERS, VARIANTS
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
 from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.base import Path as Transport
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers import TiersOptions
+from vllm_omni_sched.connectors.tiers import TieredPath, TiersOptions
 from vllm_omni_sched.errors import NoRoomError
 
 EDGE = Edge("0", "1")
 MIB = 1 << 20
-VARIANTS = ("without tiers", "with tiers")
 WARM_UP = 8
-PATIENCE_SECONDS = 60  # for a message that was put
+PATIENCE_SECONDS = 60.0  # for a message that was put
+LOOK_SECONDS = 1e-4  # between two looks for one that is about to move
 SMALL_RING = 1 << 20
 
 
@@ -36,26 +42,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     order, samples = random.Random(options.seed), dict[str, list[dict[str, float]]]()
     for turn in range(options.rounds):
-        for variant in order.sample(VARIANTS, len(VARIANTS)):
+        for variant in order.sample(list(VARIANTS), len(VARIANTS)):
             samples.setdefault(variant, []).append(burst(options, variant, turn))
         console.print(f"round {turn + 1} of {options.rounds}")
-    records = [
-        {"variant": variant, "measure": measure, **Summary.of([one[measure] for one in samples[variant]]).as_dict(9)}
-        for variant in VARIANTS
-        for measure in samples[variant][0]
-    ]
+    records = record(samples)
     console.print(table(records))
-    workload = {"arena_mib": options.arena_mib, "message_mib": options.message_mib, "burst": options.burst}
+    names = ("arena_mib", "message_mib", "burst", "pace_ms", "starts_after_ms", "ahead")
+    workload = {name: getattr(options, name) for name in names}
     path = options.out / "tiers.json"
     console.print(str(write_result(path, "tiers", records, seed=options.seed, workload=workload)))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--arena-mib", type=int, default=256, help="what the arena holds")
+    parser.add_argument("--rounds", type=at_least_one, default=9)
+    parser.add_argument("--arena-mib", type=int, default=64, help="what the arena holds")
     parser.add_argument("--message-mib", type=float, default=1.0)
     parser.add_argument("--burst", type=float, default=4.0, help="times what the arena holds")
+    parser.add_argument("--pace-ms", type=float, default=5.0, help="between two messages that the receiver wants")
+    parser.add_argument("--starts-after-ms", type=float, default=500.0, help="when it wants the first")
+    parser.add_argument("--ahead", type=int, default=16, help="messages that prefetching is told of ahead")
     parser.add_argument("--disk", default=tempfile.gettempdir(), help="folder on the disk")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -63,65 +69,126 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, float]:
-    """One burst, of which nothing is got before its end; then all of it is. Seconds, messages and bytes."""
+    """One burst and all of it got, at the receiver's pace, in this process. Seconds, messages and bytes."""
     nbytes, held = int(options.message_mib * MIB), int(options.arena_mib * MIB)
     count, payload = int(options.burst * held / nbytes), np.random.default_rng(turn).random((1, nbytes // 8))
-    took, refused = list[float](), set[int]()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm, tempfile.TemporaryDirectory(dir=options.disk) as disk:
-        path = auto_path(options_of(variant, shm, disk, held))
+    puts, refused = list[float](), set[int]()
+    put = threading.Semaphore(0)  # one more with each message that was put or refused
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
+        tempfile.TemporaryDirectory(dir=options.disk) as disk,
+        closing(auto_path(options_of(variant, shm, disk, held))) as path,
+        ThreadPoolExecutor(1) as receiver,
+    ):
         for _ in range(WARM_UP):
             path.put(make_message(EDGE, "warm", payload))
             assert path.get(EDGE, "warm") is not None
+        receiving = receiver.submit(receive, path, count, payload, options, variant == PREFETCH, put, refused)
         for i in range(count):
             began = time.perf_counter()
+            deadline = time.monotonic() + PATIENCE_SECONDS if variant == BLOCKING else None
             try:
-                path.put(make_message(EDGE, f"{i}", payload))
+                path.put(make_message(EDGE, f"{i}", payload), deadline)
             except NoRoomError:
                 refused.add(i)
-            took.append(time.perf_counter() - began)
+            puts.append(time.perf_counter() - began)
+            put.release()
         facts = path.health().facts
-        tiers = facts.get("tier_bytes", {"arena": facts.get("arena", {}).get("in_flight", 0) * nbytes, "disk": 0})
-        gets = list[float]()
-        for i in range(count):
-            began = time.perf_counter()
-            while i not in refused and (found := path.get(EDGE, f"{i}")) is None:
-                if time.perf_counter() - began > PATIENCE_SECONDS:
-                    raise TimeoutError(f"message {i} did not come in {PATIENCE_SECONDS} s")
-                time.sleep(1e-4)  # it was about to move
-            if i not in refused:
-                assert np.array_equal(found.open(), payload)
-                gets.append(time.perf_counter() - began)
-                del found
-        moves = float(sum(facts.get("moved", {}).values()))
-        path.close()
+        waits = receiving.result()
+        moved = path.health().facts.get("moved", {})
+    ups = sum(number for name, number in moved.items() if name.startswith("disk->"))
     return {
-        "put P50": quantile(took, 0.5),
-        "put P99": quantile(took, 0.99),
-        "get P50": quantile(gets, 0.5),
+        "put P50": quantile(puts, 0.5),
+        "put P99": quantile(puts, 0.99),
+        "burst": sum(puts),
         "refused": float(len(refused)),
-        "bytes in the arena": float(tiers["arena"]),
-        "bytes on disk": float(tiers["disk"]),
-        "moves": moves,
+        "get P50": quantile(waits, 0.5),
+        "get P99": quantile(waits, 0.99),
+        "bytes on disk after the burst": float(facts.get("tier_bytes", {}).get("disk", 0)),
+        "moved down": float(sum(moved.values()) - ups),
+        "moved up": float(ups),
     }
+
+
+def receive(
+    path: Transport,
+    count: int,
+    payload: np.ndarray,
+    options: argparse.Namespace,
+    prefetch: bool,
+    put: threading.Semaphore,
+    refused: set[int],
+) -> list[float]:
+    """Want one message after the other, each at its time or when it was put, whichever is later.
+
+    Returns:
+        Seconds that it waited for each message that was not refused.
+    """
+    waits, wanted_at = list[float](), time.perf_counter() + options.starts_after_ms / 1e3
+    for i in range(count):
+        if prefetch and isinstance(path, TieredPath):
+            for ahead in range(i + 1, min(i + 1 + options.ahead, count)):
+                path.expect(EDGE, f"{ahead}", (ahead - i) * options.pace_ms / 1e3)
+        if not put.acquire(timeout=PATIENCE_SECONDS):
+            raise TimeoutError(f"message {i} was not put in {PATIENCE_SECONDS} s")
+        time.sleep(max(0.0, wanted_at - time.perf_counter()))
+        wanted_at = max(wanted_at, time.perf_counter()) + options.pace_ms / 1e3
+        if i in refused:
+            continue
+        began = time.perf_counter()
+        while (found := path.get(EDGE, f"{i}")) is None:
+            if time.perf_counter() - began > PATIENCE_SECONDS:
+                raise TimeoutError(f"message {i} did not come in {PATIENCE_SECONDS} s")
+            time.sleep(LOOK_SECONDS)
+        opened = found.open()
+        waits.append(time.perf_counter() - began)
+        if not np.array_equal(opened, payload):
+            raise SystemExit(f"message {i} is not what was put")
+        del found, opened
+    return waits
 
 
 def options_of(variant: str, shm: str, disk: str, held: int) -> AutoOptions:
     pool = {"block_bytes": 16384, "initial_bytes": held, "max_bytes": held}
     arena = {"directory": shm, "arena": "bench", "image": pool, "modality": "image", "ring_bytes": SMALL_RING}
     tiers = TiersOptions.model_validate({"disk": {"directory": disk, "max_bytes": 64 * held}})
-    return AutoOptions(arena=ArenaOptions.model_validate(arena), tiers=tiers if variant == "with tiers" else None)
+    return AutoOptions(
+        arena=ArenaOptions.model_validate(arena), tiers=None if variant in (FAILING, BLOCKING) else tiers
+    )
+
+
+def record(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """By variant and measure: the rounds, and the median of the ratios of blocking to it round by round."""
+    found = []
+    for variant in VARIANTS:
+        for measure in samples[variant][0]:
+            own = [one[measure] for one in samples[variant]]
+            entry = {"variant": variant, "measure": measure, **Summary.of(own).as_dict(9)}
+            blocking = [one[measure] for one in samples[BLOCKING]]
+            if variant in (TIERS, PREFETCH) and measure in ("put P50", "put P99", "burst", "get P50", "get P99"):
+                ratios = [a / b for a, b in zip(blocking, own, strict=True)]
+                entry["blocking_over_it"] = round(quantile(ratios, 0.5), 3)
+            found.append(entry)
+    return found
 
 
 def table(records: list[dict[str, Any]]) -> Table:
-    shown = Table(title="one burst: ms, messages, MB; median of the rounds", title_justify="left")
+    shown = Table(
+        title="ms, messages, MB; median of the rounds; × is how many times blocking takes", title_justify="left"
+    )
     for column in ("", *VARIANTS):
         shown.add_column(column, justify="right")
     for measure in dict.fromkeys(entry["measure"] for entry in records):
-        scale = 1e3 if measure.startswith(("put", "get")) else 1 / MIB if measure.startswith("bytes") else 1.0
         line = {entry["variant"]: entry for entry in records if entry["measure"] == measure}
-        cells = [f"{line[variant]['median'] * scale:,.4g}" for variant in VARIANTS]
-        shown.add_row(measure, *cells)
+        shown.add_row(measure, *(cell(line[variant]) for variant in VARIANTS))
     return shown
+
+
+def cell(entry: dict[str, Any]) -> str:
+    measure = entry["measure"]
+    scale = 1e3 if measure.startswith(("put", "get", "burst")) else 1 / MIB if measure.startswith("bytes") else 1.0
+    ratio = f" (×{entry['blocking_over_it']:.2g})" if "blocking_over_it" in entry else ""
+    return f"{entry['median'] * scale:,.4g}{ratio}"
 
 
 if __name__ == "__main__":

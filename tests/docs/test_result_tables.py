@@ -9,7 +9,9 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-result_tables, stage_tables = (importlib.import_module(name) for name in ("result_tables", "stage_tables"))
+result_tables, stage_tables, connector_tables = (
+    importlib.import_module(name) for name in ("result_tables", "stage_tables", "connector_tables")
+)
 sys.path.remove(str(DOCS))
 
 PROVENANCE = {
@@ -250,3 +252,39 @@ def test_anomalies_tell_false_alarms_and_how_late_a_fault_is_found():
 @pytest.mark.parametrize(("seen", "most"), [(0, 2.996), (1, 4.744), (2, 6.296), (10, 16.962)])
 def test_a_rate_is_bounded_by_the_poisson_limit(seen, most):
     assert stage_tables.most_events(seen) == pytest.approx(most, abs=1e-3)
+
+
+def test_compression_shows_break_even_speeds_and_raw_over_ours_with_its_spread():
+    encode = {"median": 0.004, "iqr": 0.001}
+    even = {"serial": 75e6, "pipelined": 262e6}
+    records = [
+        {"measure": "codec", "kind": "ids", "codec": "zstd", "fraction": 0.25, "encode_seconds": encode,
+         "decode_seconds": {"median": 0.002}, "break_even_bytes_per_second": even},
+        {"measure": "codec", "kind": "noise", "codec": "none shrinks it", "fraction": 1.0},
+        *({"measure": way, "kind": "ids", "link": "100 MB/s", "variant": variant, "median": median, **more}
+          for way in ("serial", "pipelined")
+          for variant, median, more in (
+              ("raw", 0.012, {}), ("ours", 0.006, {"raw_over_it": 2.0, "raw_over_it_quartiles": [1.9, 2.2]}))),
+    ]  # fmt: skip
+    text = connector_tables.compression([result(*records, benchmark="compression")])
+    assert "| ids | zstd | 0.25 | 4.00 | 2.00 | 75 | 262 |" in text
+    assert "| noise | none shrinks it | 1.00 |  |  |  |  |" in text
+    both = "12.00 | 6.00 (×2.00, 1.90 to 2.20)"
+    assert f"| ids | 100 MB/s | {both} | {both} |" in text
+    assert connector_tables.compression([]) == result_tables.NOTHING
+
+
+def test_tiers_shows_times_with_their_spread_and_counts_without():
+    records = [
+        {"variant": "blocking", "measure": "burst", "median": 1.8, "iqr": 0.2},
+        {"variant": "tiers", "measure": "burst", "median": 0.9, "iqr": 0.1, "blocking_over_it": 2.0},
+        {"variant": "blocking", "measure": "refused", "median": 0.0, "iqr": 0.0},
+        {"variant": "tiers", "measure": "refused", "median": 0.0, "iqr": 0.0},
+        {"variant": "blocking", "measure": "bytes on disk", "median": 0.0, "iqr": 0.0},
+        {"variant": "tiers", "measure": "bytes on disk", "median": float(64 << 20), "iqr": 0.0},
+    ]
+    text = connector_tables.tiers([result(*records, benchmark="tiers")])
+    assert "| burst, ms | 1,800 (±1e+02) | 900 (±50, ×2) |" in text
+    assert "| refused | 0 | 0 |" in text
+    assert "| bytes on disk, MB | 0 | 64 |" in text
+    assert connector_tables.tiers([]) == result_tables.NOTHING

@@ -35,6 +35,7 @@ from tests.contracts.test_paths import (  # noqa: F401 (what a foreign connector
     test_two_receivers_and_two_senders,
     test_views_stay_what_they_are_until_they_go,
 )
+from tests.support.altered import Medium
 from tests.support.mooncake import why_not
 from tests.support.namespaces import home
 from tests.support.path_kinds import Open, Opened, arena
@@ -42,7 +43,7 @@ from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
 from vllm_omni_sched.connectors.base import Path, Status
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.routing import Way
-from vllm_omni_sched.errors import ConfigError, PathClosedError
+from vllm_omni_sched.errors import ConfigError, CorruptMessageError, PathClosedError
 from vllm_omni_sched.omni.foreign_path import foreign_ways
 from vllm_omni_sched.plugin import register
 
@@ -95,6 +96,28 @@ def test_mooncakes_transfer_engine_over_tcp() -> None:
         assert one.health().status is other.health().status is Status.HEALTHY
         del first
         gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("distance", "asked", "looks"), [(1, None, True), (0, None, False), (0, True, True), (1, False, False)]
+)
+def test_altered_bytes_are_an_error_where_a_path_leaves_the_host_or_it_was_asked_for(
+    distance: int, asked: bool | None, looks: bool
+) -> None:
+    options = ForeignOptions(name="SharedMemoryConnector", distance=distance, checksum=asked)
+    with closing(foreign_ways({"shm": options}, [], {"stage_id": 0})[0].path) as path:
+        with Medium() as medium:
+            medium.alters = 0, 9
+            put(path, "k", {"x": torch.ones(5000, dtype=torch.uint8)})
+        if looks:
+            with pytest.raises(CorruptMessageError, match="does not fit its buffers"):
+                path.get(AB, "k")
+            assert path.get(AB, "k") is None
+            assert path.health().facts["corrupt"] == 1
+        else:
+            assert get(path, "k")["x"].sum() == 5000 + 0x10
+        put(path, "k", {"x": torch.ones(5000)})
+        assert get(path, "k")["x"].sum() == 5000
 
 
 def test_health_and_close(sender: Path, receiver: Path) -> None:  # noqa: F811

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched.connectors.base import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, make_message
-from vllm_omni_sched.connectors.framing.layout import EMBEDDED, HERE, VALUE
+from vllm_omni_sched.connectors.framing.layout import CHECKED, EMBEDDED, HEAD, HERE, PLACE, VALUE
 from vllm_omni_sched.errors import CorruptMessageError
 
 EDGE = Edge("0", "1")
@@ -97,6 +97,29 @@ def test_a_changed_byte_is_found_or_lies_in_a_buffer(payload: Any, key: str, dat
         assert same(payload, found)
 
 
+@settings(max_examples=300, deadline=None)
+@given(payloads, keys, st.booleans(), st.data())
+def test_with_a_checksum_of_the_buffers_every_change_is_found(
+    payload: Any, key: str, in_pieces: bool, data: st.DataObject
+) -> None:
+    """Of any bytes, up to a run of four; what lies between buffers is nobody's."""
+    message = make_message(EDGE, key, payload)
+    written = message.to_buffer(checked=True)
+    if in_pieces:
+        assert written == b"".join(bytes(piece) for piece in message.pieces(checked=True))
+    assert same(payload, Arrival(bytearray(written), message.name).open())
+    at, changed = data.draw(st.integers(0, len(written) - 1)), bytearray(written)
+    for place in range(at, min(at + data.draw(st.integers(1, 4)), len(written))):
+        changed[place] ^= data.draw(st.integers(1, 255))
+    (flags,) = struct.unpack_from("<H", changed, 10)
+    try:
+        found = Arrival(changed, message.name).open()
+    except CorruptMessageError:
+        return
+    assert flags & CHECKED
+    assert same(payload, found)
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused(written: bytes) -> None:
@@ -109,7 +132,7 @@ def test_a_forged_front_does_no_harm(payload: Any, forged: bytes, data: st.DataO
     """With a checksum that fits: whatever it says, only `CorruptMessageError`, or a payload from within the message."""
     message = make_message(EDGE, "key", payload)
     written = message.to_buffer()
-    front = len(message.name) + len(message.body) + 40 + 16 * len(message._places)
+    front = len(message.name) + len(message.body) + HEAD.size + PLACE.size * len(message._places)
     at = data.draw(st.integers(8, front - 1))
     written[at : min(at + len(forged), front)] = forged[: front - at]
     _sign(written)
@@ -178,7 +201,7 @@ def _is_refused(written: bytearray) -> None:
 def _sign(written: bytearray) -> None:
     """Put a checksum that fits into a front, where its lengths make any sense."""
     in_name, in_body, count = struct.unpack_from("<III", written, 12)
-    end = 40 + 16 * count + in_name + in_body
+    end = HEAD.size + PLACE.size * count + in_name + in_body
     if end <= len(written):
         struct.pack_into("<I", written, 0, zlib.crc32(bytes(written[4:end])))
 

@@ -139,9 +139,9 @@ def device_path(
     return CudaIpcPath(chosen, ArenaPath(arena, **clocks), lambda token, alive: CudaShare(token, alive, made), **clocks)
 
 
-def device(root: str) -> Path:
+def device(root: str, **options: Any) -> Path:
     """What lies in memory that stands for a device is shared, as far as it goes; the rest goes through the arena."""
-    path = device_path(_arena(root), max_held_bytes=32 * MIB)
+    path = device_path(_arena(root, **options), max_held_bytes=32 * MIB)
     path.get(Edge("a", "b"), "nothing: it says that it is there")
     return path
 
@@ -150,5 +150,6 @@ def without_device(root: str) -> Path:
     return CudaIpcPath(CudaIpcOptions(), ArenaPath(_arena(root)))
 
 
-def _arena(root: str) -> ArenaOptions:
-    return small(root, image={"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096})
+def _arena(root: str, **options: Any) -> ArenaOptions:
+    image = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
+    return small(root, image=image, **options)

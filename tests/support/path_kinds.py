@@ -56,6 +56,10 @@ def arena_that_copies() -> AbstractContextManager[Open]:
     return arena(copy_out=True)
 
 
+def arena_with_checksums() -> AbstractContextManager[Open]:
+    return arena(checksum=True)
+
+
 @contextmanager
 def _in_a_place(make: Callable[[str], Path]) -> Iterator[Open]:
     with place() as root, closing(Opened(lambda: make(root))) as opened:
@@ -72,6 +76,10 @@ def arena_above_files() -> AbstractContextManager[Open]:
 
 def device_memory() -> AbstractContextManager[Open]:
     return _in_a_place(device)
+
+
+def device_memory_with_checksums() -> AbstractContextManager[Open]:
+    return _in_a_place(lambda root: device(root, checksum=True))
 
 
 def no_device() -> AbstractContextManager[Open]:
@@ -104,4 +112,9 @@ def _deployment() -> tuple[Deployment, ReusedClients]:
     return made, clients
 
 
-PATHS: list[Kind] = [arena, arena_that_copies, files, arena_above_files, device_memory, no_device, mooncake]
+CHECKING: list[Kind] = [arena_with_checksums, files, device_memory_with_checksums, mooncake]
+"""Those that put a checksum of its buffers into each message."""
+PATHS: list[Kind] = [
+    *(arena, arena_that_copies, arena_with_checksums),
+    *(files, arena_above_files, device_memory, no_device, mooncake),
+]

@@ -45,14 +45,15 @@ def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> 
     """An arena that holds 100 messages of 4 KB in the pool of pixels, above 64 MB of files.
 
     Args:
-        options: of `DiskOptions` and `TierRules`; ``moves_itself``: in the background.
+        options: of `DiskOptions` and `TierRules`; ``moves_itself``: in the background; ``checksum``: of the arena.
     """
+    upper_options = {"checksum": options.pop("checksum")} if "checksum" in options else {}
     limits = {name: options.pop(name) for name in list(options) if name in DiskOptions.model_fields}
     lower = DiskPath(files(root, **limits), clock=clock)
     moves_itself = options.pop("moves_itself", False)
     inflight = options.pop("max_inflight", None)
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 100 * 8 * KIB, "inline_bytes": 0}
-    upper = ArenaPath(small(root, image=pool), clock=clock)
+    upper = ArenaPath(small(root, image=pool, **upper_options), clock=clock)
     capacity = {"text": MIB, "image": 100 * 8 * KIB, "audio": MIB}
     rules = TiersOptions(min_bytes=0, interval_seconds=0.002, **options)
     tiers = [Tier(upper, capacity), Tier(lower, {"": 64 * MIB})]

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
 from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.bounds import Seconds
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
 from vllm_omni_sched.connectors.foreign import ForeignOptions
@@ -44,7 +45,7 @@ class AutoOptions(RoutingOptions):
     foreign: dict[str, ForeignOptions] = Field(
         default_factory=dict, description="vLLM-Omni's own connectors as further paths, by names of your choice."
     )
-    put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+    put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
 
 MoreWays = Callable[[Sequence[Way]], Iterable[Way]]

@@ -15,6 +15,11 @@ class ForeignOptions(BaseModel):
     name: str = Field(min_length=1, description="As in a stage config: `NixlConnector`.")
     distance: int = Field(1, ge=0, le=9, description="0: it reaches processes of this host; 1: other hosts, too.")
     extra: dict[str, Any] = Field(default_factory=dict, description="Its own options.")
+    checksum: bool | None = Field(
+        None,
+        description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error; "
+        "default: those to other hosts do.",
+    )
     mail: str | None = Field(
         None, description="Path that tells receivers where a message lies, where it needs that; default: the farthest."
     )

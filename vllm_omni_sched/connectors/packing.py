@@ -16,7 +16,7 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
     """The message, or one that is sent in less time; what it was stays as it is."""
     if not message.payload_bytes or message.flags & PACKED:
         return message
-    buffers = [_buffer(one) for one in message.buffers]
+    buffers = [buffer_of(one) for one in message.buffers]
     packed = compressor.compress(str(message.edge), buffers, link_bytes_per_second)
     entries = [
         (place, (one.codec, one.dtype, one.shape, buffer.raw.size))
@@ -34,7 +34,7 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
     return smaller
 
 
-def _buffer(value: Any) -> Buffer:
+def buffer_of(value: Any) -> Buffer:
     """An array or tensor as flat bytes; on the host, contiguous, without a copy where it is so already."""
     if isinstance(value, np.ndarray):
         flat = np.ascontiguousarray(value).reshape(-1)

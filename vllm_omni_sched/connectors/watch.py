@@ -10,6 +10,7 @@ from enum import Enum
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
+from vllm_omni_sched.connectors.bounds import Seconds
 
 
 class WatchOptions(BaseModel):
@@ -17,12 +18,12 @@ class WatchOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    stall_seconds: float = Field(
+    stall_seconds: Seconds = Field(
         10.0,
         gt=0,
         description="An edge from which nothing is got for so long, while messages come, is stalled.",
     )
-    leak_seconds: float = Field(
+    leak_seconds: Seconds = Field(
         300.0, gt=0, description="A message that is held for so long, or left behind, counts as leaked."
     )
 
@@ -51,7 +52,7 @@ class Finding:
     edge: Edge
     messages: int
     nbytes: int
-    oldest_seconds: float
+    oldest_seconds: Seconds
 
     @property
     def where(self) -> tuple[Alarm, str, Edge]:

@@ -78,6 +78,7 @@ class EngineDirectory:
         with _base_lock(base):
             _reclaim(base)
             path = Path(tempfile.mkdtemp(prefix=re.sub(r"[^A-Za-z0-9_]+", "-", name) + "-", dir=base))
+            path.chmod(0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
         directory = cls(path, lock, labels)
@@ -127,6 +128,9 @@ def live_pages(base: Path | None = None) -> Iterator[tuple[dict[str, str], str]]
 
 def _make_private(base: Path) -> None:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(base)
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) < 0o700:
+        base.chmod(0o700)  # a umask has taken something of it
     if not _is_private(base):
         raise PermissionError(f"{base} is not a directory that only this user can enter: remove it, or set TMPDIR")
 
@@ -140,6 +144,7 @@ def _is_private(base: Path) -> bool:
 def _base_lock(base: Path) -> Iterator[None]:
     descriptor = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        os.fchmod(descriptor, 0o600)  # whatever the umask
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -167,6 +172,7 @@ def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
         file.write(content)
     os.replace(draft, path)
 

@@ -17,13 +17,13 @@ import torch
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES, ConnectorSpec
 
+from vllm_omni_sched.connector_names import CONNECTORS
 from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing import Way
 from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError, RendezvousError
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.registration import CONNECTORS
 
 logger = get_logger(__name__)
 
@@ -50,7 +50,8 @@ def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], eng
     try:
         for name, wanted in options.items():
             mail = _mail(name, wanted, ours)
-            made.append(Way(ForeignPath(name, _connector(name, wanted, engine), mail), wanted.distance))
+            checksum = wanted.distance > 0 if wanted.checksum is None else wanted.checksum
+            made.append(Way(ForeignPath(name, _connector(name, wanted, engine), mail, checksum), wanted.distance))
     except BaseException:
         for way in made:
             way.path.close()
@@ -71,10 +72,11 @@ class ForeignPath(Path):
     Args:
         connector: an OmniConnector; it is closed with the path.
         mail: a path that reaches every receiver; None: `get` works by key alone.
+        checksum: of the buffers of what is sent; what is got is looked at where it has one.
     """
 
-    def __init__(self, name: str, connector: Any, mail: Path | None = None) -> None:
-        self.name, self._connector, self._mail = name, connector, mail
+    def __init__(self, name: str, connector: Any, mail: Path | None = None, checksum: bool = True) -> None:
+        self.name, self._connector, self._mail, self._checksum = name, connector, mail, checksum
         self._lock = threading.Lock()
         self._sent: OrderedDict[tuple[str, Edge], None] = OrderedDict()
         self._to_fetch: OrderedDict[bytes, Any] = OrderedDict()  # by name: metadata of what could not be got yet
@@ -88,7 +90,7 @@ class ForeignPath(Path):
     def put(self, message: Message, deadline: float | None = None) -> int:
         self._check_open("put")
         edge, key = message.edge, _key(message.name)
-        flat = message.to_buffer()
+        flat = message.to_buffer(self._checksum)
         payload = torch.frombuffer(flat, dtype=torch.uint8) if self._connector.supports_raw_data else bytes(flat)
         why = "see its log"
         try:

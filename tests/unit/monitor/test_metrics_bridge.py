@@ -95,6 +95,18 @@ def test_files_are_private(base, publish):
     assert len(modes) == 5  # base, its lock, the engine's directory and two files
 
 
+@pytest.mark.parametrize("umask", [0o777, 0o077, 0])
+def test_modes_do_not_follow_the_umask(base, publish, umask):
+    before = os.umask(umask)
+    try:
+        publish(SchedulerMetrics())
+    finally:
+        os.umask(before)
+    found = [base, *base.rglob("*")]
+    modes = {(path.is_dir(), stat.S_IMODE(path.lstat().st_mode)) for path in found}
+    assert modes == {(True, 0o700), (False, 0o600)}
+
+
 def test_a_base_that_others_can_enter_is_refused_and_the_engine_goes_on(base, caplog):
     base.mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="only this user"):

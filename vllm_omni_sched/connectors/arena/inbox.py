@@ -15,7 +15,7 @@ import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arena import meeting, tuning
-from vllm_omni_sched.connectors.arena.index import Index
+from vllm_omni_sched.connectors.arena.index import Index, is_late
 from vllm_omni_sched.connectors.arena.layout import Record, State
 from vllm_omni_sched.connectors.arena.memory import open_private
 from vllm_omni_sched.connectors.arena.misses import Miss, Misses
@@ -164,7 +164,7 @@ class Inbox:
     def _settle(self, index: Index) -> None:
         """Do what a dead sender cannot: show again what dead receivers held, drop what nobody has got in time."""
         state, holder, put_at = index.columns()
-        late = (state == State.READY) & (self._clock() - put_at > self._ttl_seconds)
+        late = (state == State.READY) & is_late(put_at, self._clock(), self._ttl_seconds)
         for slot in np.flatnonzero(late).tolist():
             self.counts.orphans_expired += index.withdraw(slot) == State.READY
         leased = state == State.LEASED

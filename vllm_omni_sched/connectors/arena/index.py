@@ -22,6 +22,8 @@ from vllm_omni_sched.connectors.arena.layout import (
     PUT_AT,
     RECORD,
     RECORD_BYTES,
+    REVOKED,
+    REVOKED_AT,
     RING,
     Layout,
     Record,
@@ -32,6 +34,8 @@ from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
 from vllm_omni_sched.errors import CorruptMessageError
 
 Read = TypeVar("Read")
+FUTURE = 1e6
+"""Seconds that no clock of a host is ahead of another."""
 WORDS = RECORD_BYTES // 4  # of a record; the first is its state
 
 FREE, READY, LEASED, CONSUMED = (int(state) for state in State)  # an enumeration is slow to look up
@@ -43,6 +47,12 @@ class Columns(NamedTuple):
     state: npt.NDArray[Any]
     holder: npt.NDArray[Any]
     put_at: npt.NDArray[Any]
+
+
+def is_late(put_at: npt.NDArray[Any], now: float, ttl_seconds: float) -> npt.NDArray[Any]:
+    """Which messages were put more than ``ttl_seconds`` ago, or at a time that cannot be: somebody has damaged it."""
+    sound = np.isfinite(put_at) & (put_at < now + FUTURE)
+    return ~sound | (now - np.where(sound, put_at, now) > ttl_seconds)
 
 
 class Index:
@@ -121,18 +131,21 @@ class Index:
         self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
-        """Free a slot that no receiver has, and say what it was; None when one has it, or is just taking it."""
+        """Free a slot unless it is leased, and say what it was; None when somebody is at it, who may take it or not."""
         at = self.layout.record_at(slot)
         if not self._locks.acquire(at):
             return None
         try:
             state = self.state(slot)
-            if state == LEASED:
-                return None
-            self.free(slot)
+            if state != LEASED:
+                self.free(slot)
             return state
         finally:
             self._locks.release(at)
+
+    def revoke(self, slot: int) -> None:
+        """Let nobody take a message but who is at it already: others find it revoked."""
+        REVOKED.pack_into(self._map, self._records + slot * RECORD_BYTES + REVOKED_AT, 1)
 
     def free(self, slot: int) -> None:
         """Empty a slot that is nobody's any more."""
@@ -186,8 +199,13 @@ class Index:
         if not self._locks.acquire(at):
             return None
         try:
-            state, generation, pool, _, offset, nbytes, _, put_at = RECORD.unpack_from(self._map, at)
-            if state != READY or pool != RING or DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size) != (digest,):
+            state, generation, pool, revoked, offset, nbytes, _, put_at = RECORD.unpack_from(self._map, at)
+            if (
+                state != READY
+                or revoked
+                or pool != RING
+                or DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size) != (digest,)
+            ):
                 return None
             start = self.layout.ring + offset
             try:
@@ -214,7 +232,7 @@ class Index:
         try:
             record = self.record(slot)
             (found,) = DIGEST.unpack_from(self._map, PAGE + slot * DIGEST.size)
-            if record.state != READY or found != digest or (record.pool == RING and not inline):
+            if record.state != READY or record.revoked or found != digest or (record.pool == RING and not inline):
                 return None
             DIGEST.pack_into(self._map, at + HOLDER_AT, holder)
             self._set(slot, LEASED)

@@ -21,7 +21,7 @@ MAGIC, VERSION = b"vosarena", 1
 PAGE = 4096
 HEAD = struct.Struct("<8sIIQQI")
 RECORD = struct.Struct("<IIIIQQQd")
-POOL = struct.Struct("<I")
+POOL = REVOKED = struct.Struct("<I")
 RECORD_BYTES = 64
 BUCKET = 16
 DIGEST = struct.Struct("<Q")
@@ -37,19 +37,20 @@ class State(IntEnum):
 
 
 class Record(NamedTuple):
-    """One message in an outbox. ``pool`` 0 is the ring; ``holder`` is the receiver that has it, as a number."""
+    """One message in an outbox. ``pool`` 0 is the ring; ``holder`` is the receiver that has it, as a number;
+    ``revoked`` is 1 when its sender has replaced it while somebody was at it."""
 
     state: int
     generation: int
     pool: int
-    reserved: int
+    revoked: int
     offset: int
     nbytes: int
     holder: int
     put_at: float
 
 
-POOL_AT, HOLDER_AT, PUT_AT = 8, 32, 40  # within a record
+POOL_AT, REVOKED_AT, HOLDER_AT, PUT_AT = 8, 12, 32, 40  # within a record
 LONG_NAME = 512
 """Bytes: longer names are not remembered."""
 RING = 0

@@ -12,14 +12,15 @@ import os
 import stat
 from pathlib import Path
 
+from vllm_omni_sched.connector_names import ARENA_VARIABLE as ARENA_VARIABLE
 from vllm_omni_sched.errors import RendezvousError
-
-ARENA_VARIABLE = "VLLM_OMNI_SCHED_ARENA"
-"""Environment variable with the name of the arena, set by the process that starts the stages."""
 
 OUTBOX, INBOX, POOL, STAGE, UNFINISHED = ".out", ".in", ".pool", ".stage", ".new"
 UNFINISHED_FOR = 60.0
 """Seconds: no living process needs as long to make its outbox."""
+
+TRIES = 100
+"""Times that a directory is made which others may be taking away just then."""
 
 _locks: set[int] = set()  # descriptors whose locks say that this process is alive
 
@@ -41,22 +42,27 @@ def arena_directory(root: str, arena: str) -> Path:
         RendezvousError: it cannot be made, or somebody else could read or change what is in it.
     """
     home = Path(root) / f"vllm-omni-sched-{os.geteuid()}"
-    while True:
+    gone: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for _ in range(TRIES):
         try:
             _make_private(home)
             _make_private(home / arena)
             return home / arena
         except FileNotFoundError as error:  # somebody has left just now, and has taken it away
+            gone = error
             if not Path(root).is_dir():
-                raise _cannot_make(home, error) from error
+                break
         except OSError as error:
             raise _cannot_make(home / arena, error) from error
+    raise _cannot_make(home, gone) from gone  # no directory can be made there, as in /proc
 
 
 def _make_private(directory: Path) -> None:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
+        directory.chmod(found.st_mode & 0o077 | 0o700)  # a umask has taken something of it, here or in another process
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise RendezvousError(
             f"{directory} is not a directory of this user alone (owner {found.st_uid}, mode "
@@ -79,7 +85,7 @@ def enter(root: str, arena: str) -> tuple[Path, int]:
     Raises:
         RendezvousError: see `arena_directory`.
     """
-    while True:
+    for _ in range(TRIES):
         directory = arena_directory(root, arena)
         try:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -92,6 +98,8 @@ def enter(root: str, arena: str) -> tuple[Path, int]:
             if os.path.samestat(os.fstat(fd), directory.stat()):
                 break
         os.close(fd)
+    else:
+        raise _cannot_make(directory, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     _locks.add(fd)
     sweep(directory.parent)
     return directory, fd
@@ -150,6 +158,7 @@ def create(path: Path, nbytes: int) -> int:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        os.fchmod(fd, 0o600)  # whatever the umask
         if nbytes:
             os.posix_fallocate(fd, 0, nbytes)
     except OSError:

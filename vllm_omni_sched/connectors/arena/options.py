@@ -6,6 +6,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from vllm_omni_sched.connectors.bounds import Count, MemoryBytes, Seconds, StoredBytes
 from vllm_omni_sched.connectors.modality import Modality
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -28,10 +29,10 @@ class PoolOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    block_bytes: int = Field(ge=64, description="Room is given out in multiples of it.")
-    initial_bytes: int = Field(ge=64 * KIB, description="Set aside, in the background, once the pool is used.")
-    max_bytes: int = Field(ge=64 * KIB, description="It never has more.")
-    inline_bytes: int = Field(64 * KIB, ge=0, description="Payloads up to this size go through the ring.")
+    block_bytes: MemoryBytes = Field(ge=64, description="Room is given out in multiples of it.")
+    initial_bytes: MemoryBytes = Field(ge=64 * KIB, description="Set aside, in the background, once the pool is used.")
+    max_bytes: MemoryBytes = Field(ge=64 * KIB, description="It never has more.")
+    inline_bytes: MemoryBytes = Field(64 * KIB, ge=0, description="Payloads up to this size go through the ring.")
 
     @model_validator(mode="after")
     def _consistent(self) -> PoolOptions:
@@ -45,25 +46,25 @@ class PoolOptions(BaseModel):
 class TextPool(PoolOptions):
     """Ids and other integers: many small messages."""
 
-    block_bytes: int = Field(4 * KIB, ge=64)
-    initial_bytes: int = Field(256 * MIB, ge=64 * KIB)
-    max_bytes: int = Field(1 * GIB, ge=64 * KIB)
+    block_bytes: MemoryBytes = Field(4 * KIB, ge=64)
+    initial_bytes: MemoryBytes = Field(256 * MIB, ge=64 * KIB)
+    max_bytes: MemoryBytes = Field(1 * GIB, ge=64 * KIB)
 
 
 class ImagePool(PoolOptions):
     """Features and pixels: large blocks."""
 
-    block_bytes: int = Field(8 * KIB, ge=64)
-    initial_bytes: int = Field(2 * GIB, ge=64 * KIB)
-    max_bytes: int = Field(8 * GIB, ge=64 * KIB)
+    block_bytes: MemoryBytes = Field(8 * KIB, ge=64)
+    initial_bytes: MemoryBytes = Field(2 * GIB, ge=64 * KIB)
+    max_bytes: MemoryBytes = Field(8 * GIB, ge=64 * KIB)
 
 
 class AudioPool(PoolOptions):
     """Samples: contiguous, of any length."""
 
-    block_bytes: int = Field(4 * KIB, ge=64)
-    initial_bytes: int = Field(512 * MIB, ge=64 * KIB)
-    max_bytes: int = Field(2 * GIB, ge=64 * KIB)
+    block_bytes: MemoryBytes = Field(4 * KIB, ge=64)
+    initial_bytes: MemoryBytes = Field(512 * MIB, ge=64 * KIB)
+    max_bytes: MemoryBytes = Field(2 * GIB, ge=64 * KIB)
 
 
 class ArenaOptions(BaseModel):
@@ -82,22 +83,23 @@ class ArenaOptions(BaseModel):
     image: ImagePool = Field(ImagePool(), description="The pool of features and pixels.")
     audio: AudioPool = Field(AudioPool(), description="The pool of samples.")
     growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="A pool that is full grows by it.")
-    ring_bytes: int = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
+    ring_bytes: MemoryBytes = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
     tune_inline: bool = Field(
         True, description="Fit `inline_bytes` to what receivers measure, up to 4 times as much or down to a quarter."
     )
     max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")
-    max_inflight: int | None = Field(
+    max_inflight: Count | None = Field(
         None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
     )
-    window_size: int | None = Field(None, ge=1, description="The same, in bytes.")
-    put_timeout_seconds: float = Field(
-        30.0, ge=0, allow_inf_nan=False, description="How long `put` waits for room or for its receiver."
-    )
-    ttl_seconds: float = Field(
-        600.0, gt=0, allow_inf_nan=False, description="A message nobody gets for so long is dropped, and counted."
-    )
+    window_size: StoredBytes | None = Field(None, ge=1, description="The same, in bytes.")
+    put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+    ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
     copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
+    checksum: bool = Field(
+        False,
+        description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error; "
+        "without it only what is in front of them is checked.",
+    )
 
     @field_validator("arena")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.connectors.arena import layout as at
-from vllm_omni_sched.connectors.arena.index import FREE, Index
+from vllm_omni_sched.connectors.arena.index import FREE, Index, is_late
 from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.sent import OutboxCounts, Receivers, Sent
@@ -25,6 +26,10 @@ from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
+FIRST_WAIT, LONGEST_WAIT, LOOKS = 50e-6, 2e-3, 50
+"""Seconds between two tries to take a message back that somebody is just looking at, and how many there are: a tenth of
+a second in all. Whoever looks needs microseconds, unless its process is stopped."""
+
 
 class Outbox:
     """Messages of one process. Its callers hold one lock (see `ArenaPath`); receivers come in at any time.
@@ -36,8 +41,10 @@ class Outbox:
         OSError: no memory for the index and the ring.
     """
 
-    def __init__(self, directory: Path, options: ArenaOptions, clock: Clock) -> None:
-        self._options, self._clock = options, clock
+    def __init__(
+        self, directory: Path, options: ArenaOptions, clock: Clock, sleep: Callable[[float], None] = sleep_seconds
+    ) -> None:
+        self._options, self._clock, self._sleep = options, clock, sleep
         self.storage = Storage(directory, options)
         self.layout = self.storage.layout
         self._index = Index(self.storage.memory, self.layout)
@@ -49,12 +56,16 @@ class Outbox:
         self._got = bytearray(self.layout.slots)  # 1: the slot is known to be leased
         self._held_since: dict[int, float] = {}  # slots that are known to be leased
         self._last: dict[Edge, Traffic] = {}  # what was got last
-        self._unwanted: set[int] = set()  # leased slots whose message was discarded or replaced
+        self._unwanted: set[int] = set()  # slots with messages that were discarded or replaced while they were leased
         self._own: set[int] = set()  # slots that this process has leased from itself
         self._owed: dict[int, int] = {}  # slots to give back to receivers when nobody is at them, and their holders
         self._receivers = Receivers(directory)
         self.counts = OutboxCounts()
         self.progress = 0  # messages got or gone: it tells whether there may be room again
+
+    def can_hold(self, message: Message, modality: Modality) -> bool:
+        """Whether there is room for a message when there is no other."""
+        return self.storage.can_hold(message.nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
 
     def put(self, message: Message, modality: Modality) -> int | None:
         """Write a message and show it to receivers; bytes that it takes, None when there is no room now."""
@@ -71,12 +82,12 @@ class Outbox:
         pool, offset, held_bytes = place
         self._generation = self._generation % 0xFFFFFFFF + 1
         try:
-            message.write_to(*self.storage.at(pool, offset, nbytes), self._generation)
+            message.write_to(*self.storage.at(pool, offset, nbytes), self._generation, self._options.checksum)
         except BaseException:
             self.storage.free(pool, offset)
             raise
         if name in self._by_name:
-            self.counts.replaced += self._withdraw(self._by_name[name])
+            self._replace(self._by_name[name])
         slot, now = free.pop(), self._clock()
         self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
         # from here on it can be got: all else is done while the receiver is at it
@@ -84,15 +95,15 @@ class Outbox:
         return held_bytes
 
     def discard(self, key: str) -> int:
-        """Take back what nobody has got under ``key``, on all edges; how many messages."""
-        found = sum(self._withdraw(slot) for slot in list(self._by_key.get(key, ())))
+        """Take back what nobody has got under ``key``, on all edges; how many messages. Others stay."""
+        found = sum(self._take_back(slot) == State.READY for slot in list(self._by_key.get(key, ())))
         self.counts.discarded += found
         return found
 
     def withdraw(self, name: bytes) -> bool:
-        """Take back the last message of that name; False when it was got."""
+        """Take back the last message of that name; False when it was got, or stays where it is."""
         slot = self._by_name.get(name)
-        found = slot is not None and self._withdraw(slot)
+        found = slot is not None and self._take_back(slot) == State.READY
         self.counts.discarded += found
         return found
 
@@ -137,7 +148,7 @@ class Outbox:
             self._owed[slot] = holder  # a receiver looks at it just now
         self._mark(sent, got=False)
         if slot in self._unwanted:
-            self.counts.discarded += self._withdraw(slot)
+            self.counts.discarded += self._withdraw(slot) == State.READY
             return False
         return True
 
@@ -196,7 +207,7 @@ class Outbox:
         """All slots but those that are free, and messages that wait or are held as was known before."""
         state, holder, put_at = self._index.columns()
         leased = state == State.LEASED
-        dull = (state == State.FREE) | ((state == State.READY) & (now - put_at <= self._options.ttl_seconds))
+        dull = (state == State.FREE) | ((state == State.READY) & ~is_late(put_at, now, self._options.ttl_seconds))
         for number in np.unique(holder[leased]).tolist():
             if self._receivers.is_alive(number, now):
                 dull |= leased & np.frombuffer(self._got, bool) & (holder == number)
@@ -211,8 +222,8 @@ class Outbox:
         state = self._index.state(slot)
         if state == State.READY:
             if slot in self._unwanted:
-                self.counts.discarded += self._withdraw(slot)
-            elif now - sent.put_at > self._options.ttl_seconds and self._withdraw(slot):
+                self.counts.discarded += self._withdraw(slot) == State.READY
+            elif now - sent.put_at > self._options.ttl_seconds and self._withdraw(slot) == State.READY:
                 self.counts.expired += 1
                 logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
         elif state == State.LEASED:
@@ -242,18 +253,44 @@ class Outbox:
     def _saw_got(self, sent: Sent, now: float) -> None:
         self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, now)
 
-    def _withdraw(self, slot: int) -> bool:
-        """Take back one message unless a receiver has it, or had it."""
+    def _replace(self, slot: int) -> None:
+        """Take back one message, now or as soon as nobody is at it: nobody else gets it from here on."""
+        state = self._take_back(slot)
+        if state is None:
+            self._index.revoke(slot)
+            self._unwanted.add(slot)
+        self.counts.replaced += state == State.READY
+
+    def _take_back(self, slot: int) -> int | None:
+        """As `_withdraw`, waiting a little for whoever is at it."""
+        wait = FIRST_WAIT
+        for _ in range(LOOKS):
+            state = self._withdraw(slot)
+            if state is not None:
+                return state
+            self._sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+        return None
+
+    def _withdraw(self, slot: int) -> int | None:
+        """Take back one message unless a receiver has it, or had it.
+
+        Returns:
+            READY: it was taken back; LEASED: a receiver has it; another state: it was got, or damaged; None: somebody
+            is at it, who may take it or not, and nothing has changed.
+        """
         state = self._index.withdraw(slot)
         if state is None:
+            return None
+        if state == State.LEASED:
             self._unwanted.add(slot)  # should its receiver die, nobody gets it again
-            return False
+            return state
         sent = self.sent[slot]
         if state == State.CONSUMED and slot not in self._held_since:
             self._saw_got(sent, self._clock())
         self._forget(sent, freed=True)
         self.counts.consumed += state == State.CONSUMED
-        return state == State.READY
+        return state
 
     def _take_from_the_dead(self, sent: Sent, holder: int) -> None:
         if not self._index.give_back(sent.slot, holder):
@@ -261,7 +298,7 @@ class Outbox:
         self._held_since.pop(sent.slot, None)
         self._mark(sent, got=False)
         if sent.slot in self._unwanted:
-            self.counts.discarded += self._withdraw(sent.slot)
+            self.counts.discarded += self._withdraw(sent.slot) == State.READY
         else:
             self.counts.given_back += 1
             logger.warning("the receiver of message %r of %s died: it can be got again", sent.key[:80], sent.edge)

@@ -20,6 +20,7 @@ from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.errors import (
     ConfigError,
+    CorruptMessageError,
     MessageTooLargeError,
     NoRoomError,
     PathClosedError,
@@ -87,8 +88,9 @@ class ArenaPath(Path):
         while True:
             with self._sending:
                 outbox = self._sender()
-                behind = self._is_behind(outbox, edge, message.nbytes)
-                held_bytes = None if behind else self._put(outbox, message, modality)
+                possible = outbox.can_hold(message, modality)  # first: nothing grows for what will never fit
+                behind = possible and self._is_behind(outbox, edge, message.nbytes)
+                held_bytes = self._put(outbox, message, modality) if possible and not behind else None
                 if held_bytes is not None:
                     if self._refusals:
                         self._refusals.pop(edge, None)
@@ -96,7 +98,6 @@ class ArenaPath(Path):
                     if outbox.counts.put % TUNE_EVERY == 0:
                         outbox.storage.tune()
                     return held_bytes
-                possible = outbox.storage.can_hold(message.nbytes, modality)
                 if not possible or deadline is None or self._clock() >= deadline:
                     why = self._why(outbox, message, modality, behind)
                     outbox.counts.refused += 1
@@ -125,11 +126,16 @@ class ArenaPath(Path):
     def lease(self, edge: Edge, key: str) -> Lease | None:
         with self._receiving:
             try:
-                holder = self._receiver().holder
+                inbox = self._receiver()
+                holder = inbox.holder
             except OSError as error:
                 raise self._cannot_look(error) from error
         with self._sending:
-            found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+            try:
+                found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+            except CorruptMessageError:
+                inbox.counts.corrupt += 1
+                raise
         if found is None:
             return None
         arrival, slot = found
@@ -231,7 +237,7 @@ class ArenaPath(Path):
             raise PathClosedError(f"the arena was closed {self._closed} before this put")
         if self._outbox is None:
             try:
-                self._outbox = Outbox(self.directory, self._options, self._clock)
+                self._outbox = Outbox(self.directory, self._options, self._clock, self._sleep)
             except OSError as error:
                 raise self._no_memory("an outbox", "`ring_bytes`", error) from error
         return self._outbox
@@ -270,7 +276,7 @@ class ArenaPath(Path):
         edge, pool = message.edge, outbox.storage.pool(modality)
         waiting = f"{outbox.counts.waiting[edge]} messages ({outbox.counts.waiting_bytes[edge]} bytes)"
         limit = self._options.pool(modality).max_bytes
-        if not outbox.storage.can_hold(message.nbytes, modality):
+        if not outbox.can_hold(message, modality):
             return (
                 f"a message of {message.nbytes} bytes on edge {edge} is larger than pool {modality.value} may get; "
                 f"raise its max_bytes ({limit})"

@@ -83,6 +83,8 @@ class Pool:
     def _grow(self, nbytes: int) -> bool:
         """Set more memory aside, `_growing` held; False when there is none."""
         capacity, needed = self.extents.capacity, self.extents.rounded(nbytes)
+        if capacity + needed - self.extents.free_at_end > self.limit:
+            return False  # not even all of it would do: what is in use lies in between
         step = max(needed, self.extents.rounded(PIECE))
         if capacity >= self._options.initial_bytes:
             step = max(step, self.extents.rounded(int(capacity * (self._factor - 1))))

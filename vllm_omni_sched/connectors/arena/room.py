@@ -73,6 +73,12 @@ class Extents:
         return max(self._free.values(), default=0)
 
     @property
+    def free_at_end(self) -> int:
+        """Bytes of the last extent, if that is free: what `extend` adds is joined to it."""
+        last = self._starts[-1] if self._starts else self.capacity
+        return self.capacity - last if last + self._free.get(last, 0) == self.capacity else 0
+
+    @property
     def fragmentation(self) -> float:
         """0: what is free is in one piece; towards 1: in many."""
         free = self.capacity - self.used_bytes

@@ -60,10 +60,10 @@ class Storage:
             limit = tuning.limit_of(options.inline_bytes, limits)
             self._inline[modality] = limit + limit // 16  # with what is in front of the payload
 
-    def can_hold(self, nbytes: int, modality: Modality) -> bool:
+    def can_hold(self, nbytes: int, modality: Modality, may_be_inline: bool) -> bool:
         """Whether there is room for a message when there is no other."""
         options = self._pool_options[modality]
-        inline = nbytes <= min(self._inline[modality], self._ring.capacity)
+        inline = may_be_inline and nbytes <= min(self._inline[modality], self._ring.capacity)
         return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
 
     def allocate(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from vllm_omni_sched.connectors.bounds import Count, MemoryBytes
 from vllm_omni_sched.errors import ConfigError
 
 EDGE = re.compile(r"[^\s>]+->[^\s>]+")
@@ -51,7 +52,7 @@ class EdgeOptions(BaseModel):
         Lossy.NONE,
         description="The lossy codec that this edge allows: 'int8' or 'fp8' of float features, 'mulaw' of audio.",
     )
-    min_bytes: int | None = Field(None, ge=0, description="As above, for this edge.")
+    min_bytes: MemoryBytes | None = Field(None, ge=0, description="As above, for this edge.")
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -74,8 +75,8 @@ class CompressionOptions(BaseModel):
         description="'auto': when encoding, sending and decoding takes less time than sending, so never on shared "
         "memory; 'always': whatever shrinks; 'off': nothing.",
     )
-    min_bytes: int = Field(16 << 10, ge=0, description="Smaller buffers are sent as they are, in bytes.")
-    cache_bytes: int = Field(
+    min_bytes: MemoryBytes = Field(16 << 10, ge=0, description="Smaller buffers are sent as they are, in bytes.")
+    cache_bytes: MemoryBytes = Field(
         0,
         ge=0,
         description="Memory for compressed buffers, in bytes, so that what goes to several consumers is compressed "
@@ -87,7 +88,7 @@ class CompressionOptions(BaseModel):
         le=16 << 20,
         description="What is taken from a buffer's middle to try codecs on, in bytes.",
     )
-    reprobe_every: int = Field(
+    reprobe_every: Count = Field(
         256, ge=1, description="Buffers of an edge and data type after which all its codecs are tried again."
     )
     edges: dict[str, EdgeOptions] = Field(

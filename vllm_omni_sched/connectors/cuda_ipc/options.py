@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions
+from vllm_omni_sched.connectors.bounds import MemoryBytes
 
 KIB, GIB = 1 << 10, 1 << 30
 
@@ -14,13 +15,13 @@ class CudaIpcOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    min_bytes: int = Field(
+    min_bytes: MemoryBytes = Field(
         64 * KIB,
         ge=1,
         description="Device tensors of a message that have fewer bytes together go through host memory: a handle "
         "would cost more.",
     )
-    max_held_bytes: int = Field(
+    max_held_bytes: MemoryBytes = Field(
         2 * GIB,
         ge=0,
         description="Device memory that messages on their way may take, per sending process; what is more goes "

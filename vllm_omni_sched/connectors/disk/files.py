@@ -29,15 +29,20 @@ class Stamp(NamedTuple):
     put_at_ns: int
 
 
-def write(path: Path, message: Message, generation: int, put_at: float) -> Stamp:
+def write(path: Path, message: Message, generation: int, put_at: float, checked: bool) -> Stamp:
     """A new private file with a message; its time of change is ``put_at``, in seconds of the sender's clock.
+
+    Args:
+        checked: see `Message.write_to`.
 
     Raises:
         OSError: ENOSPC, EDQUOT, EFBIG, ...: there is no such file.
     """
     fd = meeting.create(path, message.nbytes)
     try:
-        for piece in message.pieces(generation):  # calls, not a mapping: new pages of one take eight times as long
+        for piece in message.pieces(
+            generation, checked
+        ):  # calls, not a mapping: new pages of one take eight times as long
             left = memoryview(piece)
             while len(left):
                 left = left[os.write(fd, left) :]

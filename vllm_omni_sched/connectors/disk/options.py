@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from vllm_omni_sched.connectors.arena.options import GIB, KIB, arena_name
+from vllm_omni_sched.connectors.bounds import Seconds, StoredBytes
 
 
 class DiskOptions(BaseModel):
@@ -18,9 +19,11 @@ class DiskOptions(BaseModel):
         description="Processes that name the same see each other's messages; default: all processes that one "
         "vLLM-Omni has started.",
     )
-    max_bytes: int = Field(8 * GIB, ge=64 * KIB, description="A process never has more there.")
-    ttl_seconds: float = Field(
-        600.0, gt=0, allow_inf_nan=False, description="A message nobody gets for so long is dropped, and counted."
+    max_bytes: StoredBytes = Field(8 * GIB, ge=64 * KIB, description="A process never has more there.")
+    ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+
+    checksum: bool = Field(
+        True, description="Messages carry a CRC-32 of their tensors, and one that was altered in its file is an error."
     )
 
     @field_validator("arena")

@@ -66,7 +66,7 @@ class Outbox(Turns):
         entered = False
         try:
             path, put_at = self._members.own_file(name, files.UNFINISHED), self._clock()
-            stamp = files.write(path, message, generation, put_at)
+            stamp = files.write(path, message, generation, put_at, self._options.checksum)
             with self.alone(name):
                 before = self.sent.get(name)
                 if before is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vllm_omni_sched.connectors.framing.layout import (
+    CHECKED,
     CHECKSUM,
     HEAD,
     MAGIC,
@@ -34,24 +36,32 @@ def flags_of(data: Any) -> int:
 
 
 class Arrival:
-    """A message that has arrived, and whose front is proved to be whole.
+    """A message that has arrived, and whose front is proved to be whole; its buffers, too, where they have a checksum.
 
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
         name, generation: what the message must say of itself; None: anything.
         put_at: in seconds of this host's monotonic clock, where the path knows it.
+        copied: it is a copy of one that was looked at: its buffers are not looked at again.
 
     Raises:
         CorruptMessageError: it is cut off, damaged, or another message than the one asked for.
     """
 
     def __init__(
-        self, data: Any, name: bytes | None = None, generation: int | None = None, put_at: float | None = None
+        self,
+        data: Any,
+        name: bytes | None = None,
+        generation: int | None = None,
+        put_at: float | None = None,
+        copied: bool = False,
     ) -> None:
         view = memoryview(data)
         if len(view) < HEAD.size:
             raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        checksum, magic, version, flags, in_name, in_body, count, made, total, self.id = HEAD.unpack_from(view)
+        checksum, magic, version, flags, in_name, in_body, count, made, total, self.id, of_buffers = HEAD.unpack_from(
+            view
+        )
         if magic != MAGIC or version != VERSION:
             raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
         start = HEAD.size + PLACE.size * count  # of the name
@@ -70,12 +80,20 @@ class Arrival:
             if at + nbytes > total or at < end:
                 raise CorruptMessageError("a buffer lies outside its message")
             self._places.append((data, at, nbytes))
+        if flags & CHECKED and not copied:
+            found = 0
+            for _, at, nbytes in self._places:
+                found = zlib.crc32(view[at : at + nbytes], found)
+            if found != of_buffers:
+                raise CorruptMessageError(
+                    f"the checksum of a message does not fit its buffers: some of {total} bytes were altered on the way"
+                )
         self._data = data
         self._body: Any = view[start + in_name : end]
-        self.flags = flags
+        self.flags = flags & ~CHECKED  # which each path decides anew
         self.nbytes: int = total
         self.generation: int = made
-        self.put_at = put_at
+        self.put_at = put_at if put_at is not None and 0 <= put_at < math.inf else None  # else somebody has damaged it
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress what is compressed, into memory of its own; before `open`.

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-MAGIC, VERSION = 0x31534F56, 2  # "VOS1"
+MAGIC, VERSION = 0x31534F56, 3  # "VOS1"
 ALIGNMENT = 64
 LARGE, PAGE = 256 << 10, 4096
 """Buffers from so many bytes on start at a page: copying between other places takes up to three times as long."""
-HEAD = struct.Struct("<IIHHIIIQQQ")
+HEAD = struct.Struct("<IIHHIIIQQQI")
 CHECKSUM = struct.Struct("<I")
 PLACE = struct.Struct("<QQ")
-REVIVE, PACKED, ON_DEVICE = 1, 2, 4
+REVIVE, PACKED, ON_DEVICE, CHECKED = 1, 2, 4, 8
 """Flags: the receiver makes objects of some dicts again, with a hook that it is given; some buffers are compressed;
-some lie on a device, as long as the receiver has the message."""
+some lie on a device, as long as the receiver has the message; the header has a checksum of the buffers, too."""
 
 TENSOR, NDARRAY, IMAGE, BYTES = 1, 2, 3, 4
 """Kinds of msgpack extensions."""

@@ -14,6 +14,7 @@ from vllm_omni_sched.connectors.base import Edge, name_of
 from vllm_omni_sched.connectors.framing.layout import (
     ALIGNMENT,
     BYTES,
+    CHECKED,
     CHECKSUM,
     HEAD,
     LARGE,
@@ -65,49 +66,58 @@ class Message:
             self.payload_bytes += nbytes
         self.nbytes = at
 
-    def write_to(self, target: memoryview, address: int, generation: int = 0) -> None:
+    def write_to(self, target: memoryview, address: int, generation: int = 0, checked: bool = False) -> None:
         """Write it; each buffer is copied once.
 
         Args:
             target: memory of at least `nbytes` bytes, format "B".
             address: of the first byte of ``target``.
             generation: what the receiver may ask for.
+            checked: with a checksum of its buffers, at which the receiver looks.
 
         Raises:
             ValueError: ``target`` is too short.
         """
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
-        front = self._front(generation)
-        target[: len(front)] = front
+        checksum = 0
         for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
             if nbytes:
                 _copy(buffer, target, at, address + at)
+                if checked:
+                    checksum = zlib.crc32(target[at : at + nbytes], checksum)
+        front = self._front(generation, checksum if checked else None)
+        target[: len(front)] = front
 
-    def pieces(self, generation: int = 0) -> Iterator[Any]:
+    def pieces(self, generation: int = 0, checked: bool = False) -> Iterator[Any]:
         """It as bytes and arrays of bytes, one after the other, for files: buffers are not copied where that is not
-        needed."""
-        yield (front := self._front(generation))
+        needed. See `write_to`."""
+        flat = [_flat(buffer) if buffer.nbytes else b"" for buffer in self.buffers]
+        checksum = 0
+        for buffer in flat if checked else ():
+            checksum = zlib.crc32(buffer, checksum)
+        yield (front := self._front(generation, checksum if checked else None))
         at = len(front)
-        for (start, nbytes), buffer in zip(self._places, self.buffers, strict=True):
+        for (start, nbytes), buffer in zip(self._places, flat, strict=True):
             yield bytes(start - at)
             at = start + nbytes
             if nbytes:
-                yield _flat(buffer)
+                yield buffer
         yield bytes(self.nbytes - at)
 
-    def _front(self, generation: int) -> bytes:
+    def _front(self, generation: int, of_buffers: int | None) -> bytes:
         name, body, places = self.name, self.body, self._places
         counts = (len(name), len(body), len(places))
-        head = HEAD.pack(0, MAGIC, VERSION, self.flags, *counts, generation, self.nbytes, self.id)
+        flags = self.flags if of_buffers is None else self.flags | CHECKED
+        head = HEAD.pack(0, MAGIC, VERSION, flags, *counts, generation, self.nbytes, self.id, of_buffers or 0)
         table = b"".join([PLACE.pack(*place) for place in places]) if places else b""
         front = head[CHECKSUM.size :] + table + name + body
         return CHECKSUM.pack(zlib.crc32(front)) + front
 
-    def to_buffer(self) -> bytearray:
-        """The message in memory of its own."""
+    def to_buffer(self, checked: bool = False) -> bytearray:
+        """The message in memory of its own. See `write_to`."""
         written = bytearray(self.nbytes)
-        self.write_to(memoryview(written), ctypes.addressof(ctypes.c_char.from_buffer(written)))
+        self.write_to(memoryview(written), ctypes.addressof(ctypes.c_char.from_buffer(written)), checked=checked)
         return written
 
 

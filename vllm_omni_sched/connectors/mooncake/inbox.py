@@ -253,7 +253,7 @@ class Inbox:
         self.counts.got += 1
         self.counts.got_bytes += arrival.nbytes
         if self._options.copy_out:
-            arrival = Arrival(bytearray(data[: arrival.nbytes]), wanted.name)
+            arrival = Arrival(bytearray(data[: arrival.nbytes]), wanted.name, copied=True)
             self.counts.copied_bytes += arrival.nbytes
             self._rooms.give_back(room)
         else:

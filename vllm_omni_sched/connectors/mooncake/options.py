@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from vllm_omni_sched.connectors.bounds import Count, MemoryBytes, Seconds, StoredBytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
@@ -22,10 +25,10 @@ def bytes_of(value: Any) -> Any:
     found = _SIZE.fullmatch(value)
     if found is None:
         raise ValueError(f"{value!r} is no size: give bytes, or a number with KB, MB or GB")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    return int(Fraction(found[1]) * _UNITS[found[2].lower()])  # a float overflows
 
 
-Size = Annotated[int, BeforeValidator(bytes_of)]
+Size = Annotated[MemoryBytes, BeforeValidator(bytes_of)]
 
 
 class MooncakeOptions(BaseModel):
@@ -42,17 +45,22 @@ class MooncakeOptions(BaseModel):
     rdma: str = Field("", description="Devices for rdma; empty: all.")
     namespace: str = Field("omni", description="Processes that name the same namespace see each other's messages.")
     retain: bool = Field(True, description="Keep a copy of what nobody has got yet, in case the master loses it.")
-    max_inflight: int | None = Field(
+    max_inflight: Count | None = Field(
         None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
     )
-    window_size: Annotated[int | None, BeforeValidator(bytes_of)] = Field(None, ge=1, description="The same, in bytes.")
-    put_timeout_seconds: float = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
-    ttl_seconds: float = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
-    connect_timeout_seconds: float = Field(10.0, gt=0, description="How long to wait for the master at the start.")
-    call_timeout_seconds: float = Field(3.0, gt=0, description="How long the master may take to answer.")
+    window_size: Annotated[StoredBytes | None, BeforeValidator(bytes_of)] = Field(
+        None, ge=1, description="The same, in bytes."
+    )
+    put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+    ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    connect_timeout_seconds: Seconds = Field(10.0, gt=0, description="How long to wait for the master at the start.")
+    call_timeout_seconds: Seconds = Field(3.0, gt=0, description="How long the master may take to answer.")
     slowest_bytes_per_second: Size = Field(20 * MIB, ge=1, description="A transfer slower than that is given up.")
-    poll_seconds: float = Field(5e-3, gt=0, description="Longest wait between two looks for a message.")
+    poll_seconds: Seconds = Field(5e-3, gt=0, description="Longest wait between two looks for a message.")
     copy_out: bool = Field(False, description="Receivers get copies, not views of registered buffers.")
+    checksum: bool = Field(
+        True, description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error."
+    )
 
     @field_validator("master")
     @classmethod

@@ -143,7 +143,7 @@ class Outbox:
         stored = plain if self._books.is_fresh(name) else own_key(plain, generation)
         room = self._writer.room(nbytes)
         try:
-            message.write_to(room.data.data, room.address, generation)
+            message.write_to(room.data.data, room.address, generation, self._options.checksum)
         except BaseException:
             self._rooms.give_back(room)
             raise

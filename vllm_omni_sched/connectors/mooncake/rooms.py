@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.mooncake.options import KIB
 from vllm_omni_sched.connectors.mooncake.store import Store
-from vllm_omni_sched.errors import RendezvousError
+from vllm_omni_sched.errors import ConfigError, RendezvousError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -40,13 +40,17 @@ class Rooms:
     """Gives out registered memory and takes it back, from any thread, also in the middle of garbage collection.
 
     Raises:
-        RendezvousError: the library does not register the region.
+        ConfigError: there is no memory for the region.
+        RendezvousError: the library does not register it.
     """
 
     def __init__(self, store: Store, nbytes: int) -> None:
         self._store = store
         nbytes = nbytes // BLOCK * BLOCK
-        self._region = mmap.mmap(-1, nbytes)
+        try:
+            self._region = mmap.mmap(-1, nbytes)
+        except OSError as error:
+            raise ConfigError(f"option `localbuf` ({nbytes}): there is no such memory ({error.strerror})") from error
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._region))
         store.register(self._address, nbytes)
         self.nbytes = nbytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_omni_sched.connectors.bounds import Count, Seconds
+
 
 class RoutingOptions(BaseModel):
     """Options of routing. Unknown keys are errors."""
@@ -20,8 +22,8 @@ class RoutingOptions(BaseModel):
         description="How many replicas a stage ('1') has on all hosts together, where some are on others; default: "
         "those that are found here.",
     )
-    trial_every: int = Field(
+    trial_every: Count = Field(
         500, ge=1, description="A path that was not used for so many messages of an edge is tried, to measure it."
     )
-    first_retry_seconds: float = Field(0.5, gt=0, description="When a sick path is tried again; twice that next time.")
-    longest_retry_seconds: float = Field(30.0, gt=0, description="The most that this becomes.")
+    first_retry_seconds: Seconds = Field(0.5, gt=0, description="When a sick path is tried again; then twice that.")
+    longest_retry_seconds: Seconds = Field(30.0, gt=0, description="The most that this becomes.")

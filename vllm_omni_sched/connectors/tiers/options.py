@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vllm_omni_sched.connectors.arena.options import KIB
+from vllm_omni_sched.connectors.bounds import Seconds, StoredBytes
 from vllm_omni_sched.connectors.disk import DiskOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 
@@ -25,20 +26,22 @@ class TierRules(BaseModel):
         description="What computing a message again would take, by edge ('0->1'): it is not moved where going there "
         "and back takes longer. Default: it cannot be computed again.",
     )
-    expected_wait_seconds: float = Field(
+    expected_wait_seconds: Seconds = Field(
         1.0, gt=0, description="How long messages wait for their receivers, until that was learnt for their edge."
     )
-    long_wait_seconds: float = Field(
+    long_wait_seconds: Seconds = Field(
         30.0, gt=0, description="What is expected to wait longer goes down at once, where the first tier is filling up."
     )
-    soon_seconds: float = Field(
+    soon_seconds: Seconds = Field(
         0.5, ge=0, description="What is expected to be wanted within it, and the time of moving, comes up again."
     )
-    bytes_per_second: float = Field(1e9, gt=0, description="Of tiers below the first, until it was measured.")
-    min_bytes: int = Field(64 * KIB, ge=0, description="Smaller messages are not moved.")
-    interval_seconds: float = Field(0.05, gt=0, description="Time between two looks at what should move.")
-    ttl_seconds: float = Field(
-        600.0, gt=0, allow_inf_nan=False, description="A message nobody gets for so long is dropped, wherever it lies."
+    bytes_per_second: float = Field(
+        1e9, gt=0, allow_inf_nan=False, description="Of tiers below the first, until it was measured."
+    )
+    min_bytes: StoredBytes = Field(64 * KIB, ge=0, description="Smaller messages are not moved.")
+    interval_seconds: Seconds = Field(0.05, gt=0, description="Time between two looks at what should move.")
+    ttl_seconds: Seconds = Field(
+        600.0, gt=0, description="A message nobody gets for so long is dropped, wherever it lies."
     )
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ class Tickets:
         """
         path = self._ticket(number)
         with open(path, "w", opener=_private) as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask
             file.write(f"{self._members.number:08x}")
         now_ns = int(self._clock() * 1e9)
         os.utime(path, ns=(now_ns, now_ns))

@@ -9,9 +9,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.arena import EDGE, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, Start
-from vllm_omni_sched.connectors.arena import ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaPath, inbox
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import PathClosedError
@@ -41,8 +43,9 @@ def test_clocks_that_jump(root: str) -> None:
         path.close()
 
 
-def test_a_clock_that_jumps_while_a_new_sender_comes(root: str) -> None:
+def test_a_clock_that_jumps_while_a_new_sender_comes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time stamps of a directory are no proof for ever: receivers look again when they bury."""
+    monkeypatch.setattr(inbox, "NEW_SENDERS_AFTER", -1.0)  # of real time, of which none may have passed here
     clock = FakeClock()
     receiver = ArenaPath(small(root), clock=clock)
     assert receiver.get(EDGE, "k") is None

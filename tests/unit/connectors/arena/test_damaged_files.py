@@ -5,16 +5,18 @@ All with real processes, each killed by SIGKILL or stopped at an exact point.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
 
 import pytest
 
-from tests.support.arena import small
+from tests.support.arena import EDGE, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, write_to_record
 from tests.support.processes import Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, layout
+from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
 HEAD_DAMAGE = {
@@ -81,6 +83,38 @@ def test_a_pool_that_was_removed_is_a_corrupt_message(start: Start, directory: P
     with pytest.raises(CorruptMessageError, match="a pool that is not there"):
         consumer.get("k")
     assert consumer.get("k") is None
+
+
+TIMES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan, "far": 1e300, "-far": -1e300}
+SIGNALLING = struct.pack("<Q", 0x7FF0000000000001)
+"""A NaN that arithmetic complains about."""
+
+
+@pytest.mark.parametrize("said", [*(struct.pack("<d", time) for time in TIMES.values()), SIGNALLING], ids=[*TIMES, "s"])
+def test_a_damaged_time_does_no_harm(options: ArenaOptions, directory: Path, start: Start, said: bytes) -> None:
+    """The sender has its own; what a dead one has left behind goes."""
+    sender, receiver = ArenaPath(options), ArenaPath(options)
+    sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
+    write_to_record(directory, layout.State.READY, layout.PUT_AT, said)
+    assert sender.reap() == 0
+    assert sender.health().facts["in_flight"] == 1
+    arrival = receiver.get(EDGE, "k")
+    assert arrival is not None
+    assert arrival.put_at in (None, 1e300)  # not one from which a duration is made
+    assert arrival.open()[0, 0] == 1
+    del arrival
+    assert sender.reap() == 1
+    sender.close()
+    dies = start()
+    dies.put("k", IN_POOL, 1)
+    write_to_record(directory, layout.State.READY, layout.PUT_AT, said)
+    dies.kill()
+    inbox = receiver._inbox
+    assert inbox is not None
+    assert receiver.get(EDGE, "other") is None
+    assert inbox.bury() == 2  # that of the sender that closed, too
+    assert inbox.counts.orphans_expired == 1
+    receiver.close()
 
 
 RECORD_DAMAGE = {

@@ -131,7 +131,7 @@ def test_messages_of_a_dead_producer_expire(start: Start, options: ArenaOptions,
 
 def test_a_process_that_was_stopped_with_the_lock_of_a_slot_holds_nobody_up(start: Start) -> None:
     producer, consumer, other = start(), start(), start()
-    for key in "ab":
+    for key in "abc":
         producer.put(key, IN_POOL, 1)
     consumer.die_at(f"{ARENA}.index:Index.claim", by=signal.SIGSTOP)  # it has seen it, and not yet taken it
     consumer.stops("get", "a")
@@ -143,4 +143,9 @@ def test_a_process_that_was_stopped_with_the_lock_of_a_slot_holds_nobody_up(star
     assert producer.discard("b") == 0
     producer.put("b", IN_POOL, 2)
     assert other.get("b") == (IN_POOL, 2)
-    assert consumer.goes_on() == (IN_POOL, 1)
+    assert consumer.goes_on() is None  # it was replaced
+    consumer.die_at(f"{ARENA}.memory:ByteLocks.acquire", after=True, by=signal.SIGSTOP)
+    consumer.stops("get", "c")
+    assert producer.discard("c") == 0
+    producer.reap()
+    assert consumer.goes_on() == (IN_POOL, 1)  # so it is

@@ -1,13 +1,24 @@
-"""Who may take an arena away."""
+"""Where an arena can be, what its files may be, and who may take it away."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from vllm_omni_sched.connectors.arena import meeting
+from tests.support.arena import EDGE, pixels, small
+from tests.support.arena_faults import IN_POOL
+from tests.support.tiers import files as disk_options
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.connectors.arena import ArenaPath, meeting
+from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.errors import RendezvousError
 
 
 def test_an_arena_that_was_made_again_is_not_removed_by_who_saw_the_old_one_empty(
@@ -27,3 +38,56 @@ def test_an_arena_that_was_made_again_is_not_removed_by_who_saw_the_old_one_empt
     monkeypatch.setattr(meeting.fcntl, "flock", others_come_first)
     assert meeting.sweep(tmp_path) == 0
     assert [path.name for path in arena.iterdir()] == ["message"]
+
+
+@pytest.mark.parametrize("root", ["/proc", "/proc/self/fd"])
+def test_a_place_where_no_directory_can_be_made_is_an_error_that_names_the_option(root: str) -> None:
+    for make in (lambda: ArenaPath(small(root)), lambda: DiskPath(disk_options(root))):
+        with pytest.raises(RendezvousError, match=rf"cannot make or open {root}/.*connector's option `directory`"):
+            make()
+
+
+def test_a_directory_that_is_always_gone_again_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As somebody would see it whose every look comes between two others' making and taking it away."""
+    real, opened = os.open, 0
+
+    def gone(path: object, *args: int) -> int:
+        nonlocal opened
+        if str(path).endswith("/a"):
+            opened += 1
+            raise FileNotFoundError(2, "No such file or directory")
+        return real(str(path), *args)
+
+    monkeypatch.setattr(meeting.os, "open", gone)
+    with pytest.raises(RendezvousError, match="option `directory`"):
+        meeting.enter(str(tmp_path), "a")
+    assert opened == meeting.TRIES
+
+
+@pytest.fixture(params=[0o777, 0o077, 0], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_modes_do_not_follow_the_umask(root: str) -> None:
+    """Directories that their user can enter and files that it can open, and nobody else."""
+    path, disk = ArenaPath(small(root)), DiskPath(disk_options(root))
+    for one in (path, disk):
+        one.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
+        assert one.get(EDGE, "none") is None
+    tickets = Tickets(disk.members, monotonic_seconds)
+    tickets.write(1)
+    found = {made: stat.S_IMODE(made.lstat().st_mode) for made in Path(root).rglob("*")}
+    assert len(found) >= 8
+    assert {mode for made, mode in found.items() if made.is_dir()} == {0o700}
+    assert {mode for made, mode in found.items() if not made.is_dir()} == {0o600}
+    tickets.remove(1)
+    for one in (path, disk):
+        arrival = one.get(EDGE, "k")
+        assert arrival is not None
+        assert arrival.open()[0, 0] == 1
+        del arrival
+        one.close()

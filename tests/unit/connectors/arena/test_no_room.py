@@ -9,16 +9,18 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, small
+from tests.support.arena import EDGE, KIB, LONG, MIB, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
 from tests.support.descriptors import nothing_left_open
 from tests.support.processes import Processes
+from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, meeting, peer
 from vllm_omni_sched.connectors.arena.path import BURY_EVERY
-from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import NoRoomError, RendezvousError
+from vllm_omni_sched.connectors.framing import ON_DEVICE, make_message
+from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, RendezvousError
 
 
 def test_a_full_arena_refuses_and_takes_again_when_something_was_got(start: Start) -> None:
@@ -42,6 +44,50 @@ def test_a_message_larger_than_its_pool_is_refused_before_its_deadline(options: 
     with pytest.raises(NoRoomError, match=r"of \d+ bytes on edge 0->1 is larger than pool image may get"):
         path.put(make_message(EDGE, "k", pixels(1, 1 * MIB)), deadline=1e9)
     assert path.health().status.value == "degraded"  # others still get through
+    path.close()
+
+
+@pytest.mark.parametrize("deadline", [None, 1e9])
+def test_no_pool_grows_for_a_message_that_never_fits(root: str, deadline: float | None) -> None:
+    """Neither with its pool there already, nor as the first of its pool."""
+    pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 4 * MIB, "inline_bytes": 0}
+    path = ArenaPath(small(root, image=pool, audio=pool), sleep=lambda _: pytest.fail("waits in vain"))
+    path.put(make_message(EDGE, "k", pixels(1, 40 * KIB)))
+    before = path.health().facts["pools"]
+    for payload in (pixels(1, 4 * MIB), np.zeros(2 * MIB, np.int16)):
+        with pytest.raises(MessageTooLargeError, match="raise its max_bytes"):
+            path.put(make_message(EDGE, "large", payload), deadline)
+    assert path.health().facts["pools"] == before
+    assert not list(path.directory.glob("*.3.pool"))
+    path.close()
+
+
+def test_no_pool_grows_where_what_it_holds_lies_in_the_way(root: str) -> None:
+    """Of 96 MB, those from 20 to 40 are in use: 60 MB have no room until they go, however far the pool grows."""
+    pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 96 * MIB, "inline_bytes": 0}
+    path = ArenaPath(small(root, image=pool))
+    for key in ("a", "b"):
+        path.put(make_message(EDGE, key, pixels(1, 20 * MIB - 4 * KIB)))
+    assert path.discard("a") == 1
+    capacity = path.health().facts["pools"]["image"]["capacity_bytes"]
+    assert capacity < 96 * MIB
+    with pytest.raises(NoRoomError, match="pool image is full"):
+        path.put(make_message(EDGE, "large", pixels(1, 60 * MIB)))
+    assert path.health().facts["pools"]["image"]["capacity_bytes"] == capacity
+    assert path.discard("b") == 1
+    assert path.put(make_message(EDGE, "large", pixels(1, 60 * MIB))) > 60 * MIB
+    path.close()
+
+
+def test_what_lies_on_a_device_is_not_let_through_as_if_the_ring_would_take_it(root: str) -> None:
+    """Such a message is leased, so it goes through a pool, which is smaller than the ring here."""
+    pool = {"block_bytes": 64, "initial_bytes": 64 * KIB, "max_bytes": 64 * KIB, "inline_bytes": MIB}
+    path = ArenaPath(small(root, ring_bytes=MIB, text=pool, image=pool, audio=pool))
+    message = make_message(EDGE, "k", pixels(1, 100 * KIB))
+    message.flags |= ON_DEVICE
+    with pytest.raises(MessageTooLargeError):
+        path.put(message, deadline=monotonic_seconds() + LONG)
+    assert path.health().facts["pools"] == {}
     path.close()
 
 

@@ -33,6 +33,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": {"max_bytes": 1}}, "text.max_bytes\n.*greater than or equal to 65536"),
     *(({"growth_factor": factor}, "growth_factor\n") for factor in (1, 0, 4.1, float("nan"), float("inf"), "much")),
     *(({"ring_bytes": size}, "ring_bytes\n") for size in (0, 65535, 1.5, None)),
+    *(({"ring_bytes": size}, "ring_bytes\n.*less than or equal to 1099511627776") for size in (1 << 63, 1 << 41)),
+    *(
+        ({"text": {**POOL, name: size}}, f"text.{name}\n.*less than or equal to 1099511627776")
+        for name in ("block_bytes", "initial_bytes", "max_bytes", "inline_bytes")
+        for size in (1 << 63, (1 << 40) + 64)
+    ),
+    ({"window_size": 1 << 63}, "window_size\n.*less than or equal to"),
+    ({"max_inflight": 1 << 63}, "max_inflight\n.*less than or equal to"),
+    *(({name: 1e300}, f"{name}\n.*less than or equal to") for name in ("put_timeout_seconds", "ttl_seconds")),
     *(({"max_messages": count}, "max_messages\n") for count in (63, (1 << 20) + 1)),
     *(({"max_inflight": count}, "max_inflight\n") for count in (0, -1)),
     ({"window_size": 0}, "window_size\n"),

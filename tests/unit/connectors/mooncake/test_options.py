@@ -28,6 +28,8 @@ def test_sizes(said: Any, nbytes: int) -> None:
         {"segment": "many"},
         {"segment": -1},
         {"localbuf": "1 KB"},
+        {"segment": "9" * 400 + "MB"},
+        {"segment": "9" * 400},
         {"proto": "udp"},
         {"master": "50051"},
         {"master": "http://127.0.0.1:50051"},

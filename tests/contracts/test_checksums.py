@@ -1,0 +1,148 @@
+"""Altered bytes of a message: never delivered, an error that says so, and counted, by every path that checks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.altered import Medium
+from tests.support.arena import place, small
+from tests.support.path_kinds import CHECKING, POOL, Kind, Open
+from tests.support.tiers import files as disk_options
+from tests.support.tiers import small_tiers
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.arena import ArenaPath
+from vllm_omni_sched.connectors.base import Edge, Path, Status
+from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.framing import Arrival, make_message
+from vllm_omni_sched.errors import CorruptMessageError
+
+AB = Edge("a", "b")
+SMALL, LARGE = 3000, 40_000  # bytes: through the ring of an arena, and through a pool
+VALUES = np.arange(LARGE, dtype=np.uint8)
+
+
+@pytest.fixture(params=CHECKING, ids=lambda kind: kind.__name__)
+def checking_end(request: pytest.FixtureRequest) -> Iterator[Open]:
+    kind: Kind = request.param
+    with kind() as open_end:
+        yield open_end
+
+
+def got(path: Path, key: str) -> Arrival:
+    until = monotonic_seconds() + 5
+    while (arrival := path.get(AB, key)) is None:
+        assert monotonic_seconds() < until, f"{key!r} is not there"
+        sleep_seconds(1e-4)
+    return arrival
+
+
+@pytest.mark.parametrize(("number", "byte"), [(0, 0), (0, SMALL - 1), (1, 0), (1, SMALL // 2)])
+@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
+def test_one_altered_byte_of_any_buffer_is_an_error_once(
+    checking_end: Open, nbytes: int, number: int, byte: int
+) -> None:
+    sender, receiver = checking_end(), checking_end()
+    payload = {"x": VALUES[:nbytes], "y": torch.from_numpy(VALUES[:nbytes].copy()) if number else VALUES[:nbytes] + 1}
+    before = receiver.health().facts.get("corrupt", 0)
+    if _keeps_tensors_away(sender):  # what lies on a device is not altered by the host's memory
+        payload["y"] = VALUES[:nbytes] + 1
+    with Medium() as medium:
+        medium.alters = number, byte
+        sender.put(make_message(AB, "k", payload))
+        with pytest.raises(CorruptMessageError, match="does not fit its buffers: some of"):
+            got(receiver, "k")
+    assert receiver.get(AB, "k") is None
+    health = receiver.health()
+    assert health.facts["corrupt"] == before + 1
+    assert health.status is Status.DEGRADED
+    assert "1 corrupt" in health.reason
+    sender.reap()
+    assert sender.health().facts["in_flight"] == 0  # it is lost, and leaves nothing
+    sender.put(make_message(AB, "k", payload))
+    found = got(receiver, "k").open()
+    assert all(np.array_equal(np.asarray(found[name]), np.asarray(payload[name])) for name in payload)
+
+
+def _keeps_tensors_away(path: Path) -> bool:
+    return path.name == "cuda_ipc"
+
+
+def test_a_message_without_buffers_has_nothing_to_alter(checking_end: Open) -> None:
+    sender, receiver = checking_end(), checking_end()
+    sender.put(make_message(AB, "k", {"n": 1, "small": np.arange(5)}))
+    assert got(receiver, "k").open()["n"] == 1
+
+
+def test_off_means_that_nobody_looks() -> None:
+    """As it is within a host unless somebody asks for it."""
+    with place() as root:
+        sender, receiver = (ArenaPath(small(root, image=POOL)) for _ in range(2))
+        with Medium() as medium:
+            medium.alters = 0, 7
+            sender.put(make_message(AB, "k", {"x": VALUES.reshape(1, -1)}))
+        assert got(receiver, "k").open()["x"][0, 7] == VALUES[7] ^ 0x10
+        sender.close()
+        receiver.close()
+
+
+def _in_memory(root: str) -> tuple[Callable[[], Path], Callable[[], FilePath]]:
+    pool = {**POOL, "initial_bytes": 65536}
+    return (
+        lambda: ArenaPath(small(root, image=pool, modality="image", checksum=True)),
+        lambda: next(FilePath(root).glob("*/a/*.pool")),
+    )
+
+
+def _in_files(root: str) -> tuple[Callable[[], Path], Callable[[], FilePath]]:
+    return lambda: DiskPath(disk_options(root)), lambda: next(FilePath(root).glob("*/files/*.msg"))
+
+
+@pytest.mark.parametrize("where", [_in_memory, _in_files])
+def test_what_somebody_writes_over_a_message_where_it_lies_is_never_delivered(where: Callable[..., Any]) -> None:
+    """A hundred random bits in the memory or the file itself: an error, or the payload as it was put."""
+    rng, altered = random.Random(1), 0
+    with place() as root:
+        make, medium = where(root)
+        sender, receiver = make(), make()
+        for turn in range(100):
+            message = make_message(AB, "k", {"x": VALUES, "n": turn})
+            sender.put(message)
+            with open(medium(), "r+b") as file:
+                file.seek(rng.randrange(message.nbytes))
+                (byte,) = file.read(1)
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+            try:
+                found = got(receiver, "k").open()
+            except CorruptMessageError:
+                altered += 1
+            else:
+                assert np.array_equal(found["x"], VALUES)
+                assert found["n"] == turn
+                del found
+            sender.reap()
+        assert altered > 90
+        assert receiver.health().facts["corrupt"] == altered
+        sender.close()
+        receiver.close()
+
+
+def test_a_message_that_was_altered_in_its_tier_is_not_moved_on() -> None:
+    """It is leased to be moved, found to be damaged, and dropped; nobody gets it."""
+    with place() as root:
+        path = small_tiers(root, checksum=True)
+        with Medium() as medium:
+            medium.alters = 0, 5
+            path.put(make_message(AB, "k", {"x": VALUES.reshape(1, -1)}))
+        with pytest.raises(CorruptMessageError):
+            path.lease(AB, "k")
+        assert path.get(AB, "k") is None
+        assert path.health().facts["arena"]["corrupt"] == 1
+        path.close()
