@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -11,7 +10,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from vllm_omni_sched.logs import get_logger
+
+logger = get_logger(__name__)
 
 
 def when_imported(module: str, then: Callable[[], object]) -> None:
