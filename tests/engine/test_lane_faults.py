@@ -1,4 +1,4 @@
-"""Bad luck in the encoder process of a real engine: an encode that fails fails its request, a process that dies none."""
+"""Bad luck in a real engine's encoder process: an encode that fails fails its request, a process that dies none."""
 
 from __future__ import annotations
 
