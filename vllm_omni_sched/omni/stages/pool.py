@@ -103,7 +103,7 @@ class ScheduledPool(StagePool):
                 socket.setsockopt(zmq.SNDTIMEO, int(1e3 * seconds))
 
     def evict_replica(self, replica_id: int) -> None:
-        """As vLLM-Omni's, which sends the replica a last word, dead or not; and what is left of its client is closed."""
+        """As vLLM-Omni's, which sends the replica a last word, dead or not; what its client still holds is closed."""
         client = self.clients[replica_id]
         self.bound_sends(0)
         try:
