@@ -1,11 +1,13 @@
 """What only a `ProcessLane` promises: it outlives its processes, and none of them outlives it."""
 
+import gc
 import os
 import resource
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +106,16 @@ def test_results_that_are_kept_hold_no_descriptor(process_lane: ProcessLane, sha
         process_lane.submit(Job(str(number), ("double", torch.full(shape, float(number)))))
         kept += collect(process_lane, 1)
     assert not opened() - before
+    assert mapped() == (len(kept) if shape[0] else 0)
     assert all(torch.equal(done.result, torch.full(shape, 2.0 * number)) for number, done in enumerate(kept[1:]))
+    kept.clear()
+    assert mapped() == 0
+
+
+def mapped() -> int:
+    """Memory of messages that this process still has."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("memfd:omni-sched-lane")
 
 
 def test_no_descriptor_for_a_result_is_an_error_of_the_lane(process_lane: ProcessLane) -> None:
