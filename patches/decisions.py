@@ -147,6 +147,8 @@ class Workload:
             text = json.dumps(self.decided(step), sort_keys=True, default=str)
             digest.update(text.encode())
             steps.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+            if lost := self.lost():
+                break  # what follows would be decided without that request
         kind = ("v2" if self.is_v2 else "v1") + (" async" if self.is_async else " sync")
         return {
             "seed": self.seed,
@@ -154,7 +156,14 @@ class Workload:
             "digest": digest.hexdigest()[:16],
             "steps": steps,
             "missing": self.worker.missing[:3],
+            "lost": lost,
         }
+
+    def lost(self) -> list[str]:
+        """Requests that will never run, because they are in no queue."""
+        names = ("running", "waiting", "skipped_waiting", "kv_holding_waiting")
+        found = {request.request_id for name in names for request in getattr(self.scheduler, name, ())}
+        return sorted(self.scheduler.requests.keys() - found)
 
     def items(self, num_tokens: int) -> list[Any]:
         from vllm_omni_sched.testing import make_item

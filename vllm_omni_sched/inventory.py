@@ -120,6 +120,21 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM refuses updates of ended sessions",
     ),
     Override(
+        f"{_S}._handle_stopped_request, _update_request_as_session",
+        "after super(): a session that stopped while it was preempted is queued at the end of the step; "
+        "super() is told that all its tokens but the last are computed",
+        "vLLM up to 0.32, a session preempted while the token that ends its turn is in flight",
+        "tests/differential/test_stranded_sessions.py",
+        "oldest supported vLLM is 0.33, which does not lose such sessions",
+    ),
+    Override(
+        "DiffusionScheduler, DiffusionAsyncScheduler",
+        "our scheduler is mixed into these instead of the ordinary ones",
+        "vLLM 0.32+, diffusion_config is set",
+        "tests/upstream/test_upstream.py",
+        "vLLM has one scheduler for all models",
+    ),
+    Override(
         f"{_S}._preempt_request, _free_request, shutdown",
         "after super(): forget the session, close its spill file, stop publishing",
         _OURS,

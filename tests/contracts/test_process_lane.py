@@ -1,18 +1,23 @@
 """What only a `ProcessLane` promises: it outlives its processes, and none of them outlives it."""
 
+import gc
 import os
+import resource
+import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.lanes import collect, work
-from vllm_omni_sched.clock import sleep_seconds
-from vllm_omni_sched.errors import LaneDiedError
-from vllm_omni_sched.lanes import Job, ProcessLane
+from tests.support.descriptors import nothing_left_open, opened
+from tests.support.lanes import LONG, collect, work
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.errors import LaneDiedError, LaneError
+from vllm_omni_sched.lanes import Job, LaneTeam, ProcessLane
 
 
 @pytest.fixture
@@ -41,6 +46,90 @@ def test_a_process_killed_while_idle_is_replaced(process_lane: ProcessLane) -> N
     process_lane.submit(Job("a", ("double", 3)))
     assert collect(process_lane, 1)[0].result == 6
     assert process_lane.restarts == 1
+
+
+def kill_all(lane: ProcessLane) -> None:
+    """The process at work, and the one that would start another; they are gone when this returns."""
+    nursery = lane._nursery._nursery_pid
+    for pid in (nursery, lane.pid):
+        os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOWAIT)
+    until = monotonic_seconds() + LONG
+    while os.path.exists(f"/proc/{lane.pid}") and monotonic_seconds() < until:
+        sleep_seconds(0.005)  # whoever adopts it takes its time
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "poll": lambda lane: lane.poll(),
+    "submit": lambda lane: lane.submit(Job("b", ("double", 1))),
+    "wait": lambda lane: lane.wait(LONG),
+    "drain": lambda lane: lane.drain(LONG),
+}
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("team", [False, True], ids=["alone", "in-a-team"])
+@pytest.mark.parametrize("first", CALLS)
+def test_without_a_successor_every_call_says_so(first: str, team: bool, busy: bool) -> None:
+    with nothing_left_open():
+        lane = ProcessLane(work, capacity=8)
+        asked = LaneTeam([lane]) if team else lane
+        asked.submit(Job("a", ("double", 1)))
+        collect(asked, 1)
+        if busy:
+            asked.submit(Job("long", ("sleep", 2 * LONG)))
+        kill_all(lane)
+        for name in (first, *CALLS):
+            with pytest.raises(LaneError):
+                CALLS[name](asked)
+        asked.cancel("long")
+        asked.set_share(0.5)
+        asked.close(0.0)
+
+
+def test_a_nursery_that_dies_alone_is_noticed_when_it_is_needed(process_lane: ProcessLane) -> None:
+    os.kill(process_lane._nursery._nursery_pid, signal.SIGKILL)
+    process_lane.submit(Job("a", ("double", 1)))
+    assert collect(process_lane, 1)[0].result == 2
+    os.kill(process_lane.pid, signal.SIGKILL)
+    with pytest.raises(LaneError):
+        process_lane.wait(LONG)
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (0, 4)], ids=["tensor", "empty"])
+def test_results_that_are_kept_hold_no_descriptor(process_lane: ProcessLane, shape: tuple[int, int]) -> None:
+    kept = []
+    process_lane.submit(Job("first", ("double", torch.ones(shape))))
+    kept += collect(process_lane, 1)
+    before = opened()
+    for number in range(20):
+        process_lane.submit(Job(str(number), ("double", torch.full(shape, float(number)))))
+        kept += collect(process_lane, 1)
+    assert not opened() - before
+    assert mapped() == (len(kept) if shape[0] else 0)
+    assert all(torch.equal(done.result, torch.full(shape, 2.0 * number)) for number, done in enumerate(kept[1:]))
+    kept.clear()
+    assert mapped() == 0
+
+
+def mapped() -> int:
+    """Memory of messages that this process still has."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("memfd:omni-sched-lane")
+
+
+def test_no_descriptor_for_a_result_is_an_error_of_the_lane(process_lane: ProcessLane) -> None:
+    process_lane.submit(Job("a", ("double", torch.ones(4))))
+    collect(process_lane, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process_lane.submit(Job("b", ("double", torch.ones(4))))
+    select.select([process_lane], [], [], LONG)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(LaneError, match="cannot be taken"):
+            process_lane.poll()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class _Undigestible:

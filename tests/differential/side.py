@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from tests.differential.settings import Settings
 from tests.support.worker import Worker
+from vllm_omni_sched.engine.stranded import StrandedSessionsMixin
 from vllm_omni_sched.testing import END_TOKEN, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 
@@ -45,7 +49,8 @@ class Side:
     def __init__(self, settings: Settings, seed: int, candidate: Candidate) -> None:
         self.settings = settings
         self.seed = seed
-        self.scheduler = make_scheduler(**settings.scheduler_options(), **vars(candidate))
+        how = {**vars(candidate), "scheduler_cls": candidate.scheduler_cls or _stock(settings.async_scheduling)}
+        self.scheduler = make_scheduler(**settings.scheduler_options(), **how)
         self.scheduler.kv_event_publisher = self.kv_events = Recorder()
         _fix_order_of_release(self.scheduler.encoder_cache_manager)
         self.worker = Worker(
@@ -86,6 +91,13 @@ class Side:
     def _sample(self, request: Any, position: int) -> int:
         token = sample_by_position(request, position)
         return END_TOKEN if (token * 7919 + self.seed) % 11 == 0 else token
+
+
+@cache
+def _stock(async_scheduling: bool) -> type:
+    """vLLM's scheduler; sessions that some versions lose are kept as ours keeps them (`test_stranded_sessions`)."""
+    base = AsyncScheduler if async_scheduling else Scheduler
+    return type(f"Stock{base.__name__}", (StrandedSessionsMixin, base), {})
 
 
 def _fix_order_of_release(manager: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bad luck in the encoder process of a real engine: those who wanted that picture fail, all others get their tokens."""
+"""Bad luck in a real engine's encoder process: an encode that fails fails its request, a process that dies none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from tests.engine.harness.processes import ENVIRONMENT, IN_PROCESS, OUR_PLUGIN, ROOT
 
-FAULTS = ("raises", "no memory", "dies")
+FAULTS = ("raises", "no memory")
+DEATHS = ("dies", "dies without a successor")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,16 @@ def test_the_request_of_that_picture_fails_and_no_other(rounds, fault):
     assert found["left"] == []
 
 
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_picture_whose_process_died_is_encoded_in_the_step(rounds, death):
+    found, calm = rounds[death], rounds["none"]
+    assert found["reasons"] == calm["reasons"]
+    assert found["tokens"] == calm["tokens"]
+    assert found["left"] == []
+
+
 def test_metrics_say_so_and_only_a_death_costs_a_process(rounds):
-    assert [rounds[fault]["failed"] for fault in FAULTS] == [1, 2, 3]
-    assert [rounds[fault]["restarts"] for fault in FAULTS] == [0, 0, 1]
-    assert [rounds[fault]["encoded"] for fault in FAULTS] == [7, 10, 13]
+    kinds = (*FAULTS, *DEATHS)
+    assert [rounds[kind]["failed"] for kind in kinds] == [1, 2, 2, 2]
+    assert [rounds[kind]["restarts"] for kind in kinds] == [0, 0, 1, 2]
+    assert [rounds[kind]["encoded"] for kind in kinds] == [7, 10, 14, 18]

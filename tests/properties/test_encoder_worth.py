@@ -9,11 +9,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 
 from vllm_omni_sched import OmniEncoderCacheManager
 from vllm_omni_sched.config import EvictionOrder, OmniSchedConfig
-from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager, manager_for
+from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager, manager_for, refuse_encoder_decoder
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.testing import make_item, make_request
 
@@ -157,11 +157,16 @@ def test_only_the_first_freeable_entry_can_be_taken():
 
 
 class ModelConfig:
+    is_encoder_decoder = False
     dtype = type("dtype", (), {"itemsize": 2})
 
     @staticmethod
     def get_inputs_embeds_size() -> int:
         return 128
+
+
+class EncoderDecoderConfig(ModelConfig):
+    is_encoder_decoder = True
 
 
 class OfTheOperator(EncoderCacheManager):
@@ -181,6 +186,19 @@ def test_the_manager_that_the_options_ask_for():
         ours = manager_for(EncoderCacheManager(7), config, ModelConfig)
         assert (type(ours), ours.cache_size, ours.order) == (WorthEncoderCacheManager, 7, order)
         assert ours.embed_bytes == 256
+
+
+@pytest.mark.parametrize("config", [BY_WORTH, WITH_HOST], ids=["order", "host"])
+def test_an_encoder_decoder_model_has_no_such_cache(config):
+    """Whatever the operator has named: that model is the reason."""
+    for manager in (EncoderDecoderCacheManager(7), EncoderCacheManager(7), OfTheOperator(7)):
+        with pytest.raises(ConfigError, match="because this is an encoder-decoder model") as refused:
+            manager_for(manager, config, EncoderDecoderConfig)
+        assert "--ec-manager-config" not in str(refused.value)
+    with pytest.raises(ConfigError, match="because this is an encoder-decoder model"):
+        refuse_encoder_decoder(config, EncoderDecoderConfig)
+    untouched = EncoderDecoderCacheManager(7)
+    assert manager_for(untouched, OmniSchedConfig(), EncoderDecoderConfig) is untouched
 
 
 @pytest.mark.parametrize("config", [BY_WORTH, WITH_HOST], ids=["order", "host"])

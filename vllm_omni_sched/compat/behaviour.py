@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -56,6 +57,37 @@ def waiting_queues(scheduler: Any) -> tuple[str, ...]:
     """
     waiting = _attribute(scheduler, "waiting_order", "waiting")
     return (waiting, "skipped_waiting") if hasattr(scheduler, "skipped_waiting") else (waiting,)
+
+
+def is_queued(scheduler: Any, request: Any) -> bool:
+    """Whether the request is in one of the scheduler's waiting queues, whatever this vLLM has."""
+    names = ("waiting", "skipped_waiting", "kv_holding_waiting")
+    return any(request in getattr(scheduler, name, ()) for name in names)
+
+
+def hash_block_size(scheduler: Any) -> int:
+    """Tokens of one block hash of a request; 0.22 does not tell it from the size of a block."""
+    size: int = getattr(scheduler, "hash_block_size", scheduler.block_size)
+    return size
+
+
+@cache
+def strands_preempted_sessions() -> bool:
+    """Whether a session that stops while it is preempted is lost: queued at once, and then removed (up to 0.32)."""
+    stopped = modules.find(modules.SCHEDULER, "Scheduler._handle_stopped_request")
+    return stopped is not None and "_enqueue_waiting_request" in stopped.__code__.co_names
+
+
+def diffusion_schedulers() -> tuple[Any, Any]:
+    """vLLM's synchronous and its asynchronous scheduler for diffusion LLMs; None where it has none (before 0.32)."""
+    names = ("DiffusionScheduler", "DiffusionAsyncScheduler")
+    sync, asynchronous = (modules.find(modules.DIFFUSION_SCHEDULER, name) for name in names)
+    return sync, asynchronous
+
+
+def is_diffusion_llm(vllm_config: Any) -> bool:
+    """By the rule after which vLLM takes a scheduler for diffusion LLMs when none is named."""
+    return getattr(vllm_config, "diffusion_config", None) is not None
 
 
 def _attribute(scheduler: Any, option: str, *names: str) -> str:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
+DIFFUSION_SCHEDULER = "vllm.v1.core.sched.diffusion_scheduler"
 OUTPUT = "vllm.v1.core.sched.output"
 MANAGER = "vllm.v1.core.encoder_cache_manager"
 BLOCK_POOL = "vllm.v1.core.block_pool"

@@ -11,8 +11,8 @@ from vllm_omni_sched.engine.ahead_encode import Encode, build_lane, processors_h
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport, LaneFacts
 from vllm_omni_sched.engine.host_store import HostStore
 from vllm_omni_sched.engine.warm_up import WARM_UP
-from vllm_omni_sched.errors import LaneError
-from vllm_omni_sched.lanes import InlineLane, Job, Lane
+from vllm_omni_sched.errors import LaneDiedError, LaneError
+from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
@@ -89,8 +89,12 @@ class AheadWorker:
                 if done.error is not None:
                     logger.warning("The lane could not be warmed up: %s", done.error)
                 continue
-            modality, _ = self._at_lane.pop(done.key, ("", None))
+            payload = self._at_lane.pop(done.key, ("", None))
+            modality, _ = payload
             ticket = self._tickets.pop(done.key)
+            if isinstance(done.error, LaneDiedError):
+                logger.warning("An item is encoded in the step, because the lane could not: %s", done.error)
+                done = self._in_step(Job(done.key, payload))
             if done.error is None:
                 self._made[done.key] = done.result
                 self._ready[ticket] = (done.key, done.seconds)
@@ -100,13 +104,22 @@ class AheadWorker:
                 logger.error("An item cannot be encoded, and its requests fail: %s", done.error)
                 self._failed[ticket] = (done.key, str(done.error))
 
+    def _in_step(self, job: Job) -> Done:
+        """The job done here and now: as vLLM does it, but that an error is the job's alone."""
+        here = InlineLane(self._encode)
+        here.submit(job)
+        (done,) = here.poll()
+        return done
+
     def _ask(self, method: str, *args: Any) -> Any:
         """Of the lane; once it is beyond repair, of one that encodes here and now."""
         try:
             return getattr(self._lane, method)(*args)
         except LaneError as error:
             logger.error("Items are encoded in the step from now on: the lane is beyond repair (%s)", error)
-            self._restarts += getattr(self._lane, "restarts", 0) + 1
+            assert self._lane is not None
+            self._lane.close(0.0)
+            self._restarts += self._lane.restarts + 1
             self._lane, self._facts = InlineLane(self._encode, _LANE_JOBS), LaneFacts()
             self._backlog = {**self._at_lane, **self._backlog}
             self._at_lane = {}

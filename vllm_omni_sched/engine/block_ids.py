@@ -4,15 +4,31 @@ from collections.abc import Container, Sequence
 from typing import Any, overload
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
+
+from vllm_omni_sched.items.session import LiveBlocks
+
+_LIVE = (FullAttentionManager, SlidingWindowManager)
+"""Managers whose table of a request does as `LiveBlocks` says. Of others, derived ones too, every block is compared."""
 
 
-class BlockIdView(Sequence[int]):
+class BlockIdView(LiveBlocks):
     """Ids of one group's blocks, without a list of them; valid until the next step."""
 
     __slots__ = ("_blocks",)
 
     def __init__(self, blocks: Sequence[Any]) -> None:
         self._blocks = blocks
+
+    @property
+    def table(self) -> object:
+        return self._blocks
+
+    def end_of_nulls(self, start: int, stop: int) -> int:
+        blocks = self._blocks
+        while start < stop and blocks[start].is_null:
+            start += 1
+        return start
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -27,12 +43,17 @@ class BlockIdView(Sequence[int]):
 
 
 class SessionBlocks(KVCacheBlocks):
-    """`KVCacheBlocks` of a session that its workers know."""
+    """`KVCacheBlocks` of a session that its workers know; ``live`` tells which groups need no list of ids."""
+
+    def __init__(self, blocks: tuple[Sequence[Any], ...], live: Sequence[bool]) -> None:
+        super().__init__(blocks)
+        self._live = live
 
     def get_block_ids(self, allow_none: bool = False, **kwargs: Any) -> Any:
         if allow_none or kwargs:
             return super().get_block_ids(allow_none, **kwargs)
-        return tuple(BlockIdView(group) for group in self.blocks)
+        views = [BlockIdView(group) for group in self.blocks]
+        return tuple(view if live else view[:] for view, live in zip(views, self._live, strict=True))
 
 
 def look_up_lazily(kv_cache_manager: Any, tracked: Container[str]) -> None:
@@ -40,9 +61,10 @@ def look_up_lazily(kv_cache_manager: Any, tracked: Container[str]) -> None:
     if "get_blocks" in vars(kv_cache_manager):
         return
     get_blocks = kv_cache_manager.get_blocks
+    live = [type(manager) in _LIVE for manager in kv_cache_manager.coordinator.single_type_managers]
 
     def get_session_blocks(request_id: str) -> KVCacheBlocks:
         found: KVCacheBlocks = get_blocks(request_id)
-        return SessionBlocks(found.blocks) if request_id in tracked else found
+        return SessionBlocks(found.blocks, live) if request_id in tracked else found
 
     kv_cache_manager.get_blocks = get_session_blocks

@@ -122,12 +122,29 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         assert self.index.num_freeable == len(self.freeable)
 
 
+def refuse_encoder_decoder(config: OmniSchedConfig, model_config: Any) -> None:
+    """Refuse options about the encoder cache for a model whose encodings vLLM does not keep in one.
+
+    Raises:
+        ConfigError: such an option is set, and this is an encoder-decoder model.
+    """
+    by_worth = config.encoder_cache_order is EvictionOrder.WORTH
+    if model_config.is_encoder_decoder and (by_worth or config.encoder_cache_host_bytes):
+        name = "encoder_cache_order" if by_worth else "encoder_cache_host_bytes"
+        raise ConfigError(
+            f"option {name!r} cannot be on here, because this is an encoder-decoder model: what its encoder makes goes "
+            f"into the KV cache of its decoder, and is evicted with the request. Leave {name!r} out"
+        )
+
+
 def manager_for(manager: EncoderCacheManager, config: OmniSchedConfig, model_config: Any) -> EncoderCacheManager:
     """The encoder cache manager that these options ask for, in place of the unused ``manager``.
 
     Raises:
-        ConfigError: an option asks for ours, and the operator has named one of their own.
+        ConfigError: an option asks for ours, and the operator has named one of their own, or the model is an
+            encoder-decoder.
     """
+    refuse_encoder_decoder(config, model_config)
     by_worth = config.encoder_cache_order is EvictionOrder.WORTH
     if not by_worth and not config.encoder_cache_host_bytes:
         return OmniEncoderCacheManager.adopt(manager) if type(manager) is EncoderCacheManager else manager

@@ -73,16 +73,21 @@ class PagePublisher:
         self._thread.start()
 
     def publish(self) -> None:
-        """Write one page now; a failure is logged once until writing works again."""
+        """Write one page now; a failure is logged once until writing works again.
+
+        Making a page may close this publisher: garbage collection runs in any thread, and ends dropped schedulers.
+        """
         directory = self._directory
         if directory is None:
             return
         page = self._page()
+        if self._stop.is_set():
+            return
         try:
             directory.write(page)
             self._failing = False
         except OSError as error:
-            if not self._failing:
+            if not self._failing and not self._stop.is_set():
                 logger.warning("vllm-omni-sched: cannot write metrics, will try again: %s", error)
             self._failing = True
 

@@ -65,6 +65,7 @@ class EngineDirectory:
         self.path = path
         self._lock = lock
         self._labels = dict(labels)
+        self._pid = os.getpid()
 
     @classmethod
     def create(cls, name: str, labels: Mapping[str, str], base: Path | None = None) -> "EngineDirectory":
@@ -95,9 +96,10 @@ class EngineDirectory:
         _replace(self.path / _METRICS, page)
 
     def close(self) -> None:
-        """Remove the directory and let go of it; may be called again."""
+        """Remove the directory and let go of it; may be called again. A forked process only lets go of it."""
         if self._lock >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
+            if self._pid == os.getpid():
+                shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 

@@ -6,7 +6,7 @@ workers about sessions. Decisions are never ours here; only what they cost.
 
 import weakref
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -31,6 +31,7 @@ from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
 from vllm_omni_sched.engine.start_line import start_line
 from vllm_omni_sched.engine.steered import SteeredMixin
+from vllm_omni_sched.engine.stranded import StrandedSessionsMixin
 from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList
@@ -55,7 +56,7 @@ def _refresh(
         planner.count_into(metrics)
 
 
-class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
+class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, StrandedSessionsMixin):
     """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
 
     1. A request's features become a `FeatureList` when it is added; sessions extend it.
@@ -213,7 +214,7 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        if self._omni_runner_v2 and self._omni_sender is not None:
+        if self._omni_sender is not None:
             self._omni_sender.forget(request.request_id)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -246,6 +247,9 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin):
 class OmniSyncScheduler(OmniSchedulerMixin, Scheduler):
     """The synchronous twin; `OmniScheduler` chooses it by itself when it is due."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__new__(_for_model(cls, kwargs.get("vllm_config", args[0] if args else None)))
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config: Any = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         if vllm_config.scheduler_config.async_scheduling:
@@ -261,11 +265,29 @@ class OmniScheduler(OmniSchedulerMixin, AsyncScheduler):
 
     Built on vLLM's AsyncScheduler, so that run-ahead is kept (a subclass of plain
     Scheduler loses it silently: vllm#43724). Where ``async_scheduling`` is off, the
-    call returns the synchronous twin instead.
+    call returns the synchronous twin instead. For a diffusion LLM, either is mixed into
+    the scheduler that vLLM has for those.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         vllm_config = kwargs.get("vllm_config", args[0] if args else None)
         if cls is OmniScheduler and vllm_config is not None and not vllm_config.scheduler_config.async_scheduling:
             return OmniSyncScheduler(*args, **kwargs)
-        return super().__new__(cls)
+        return super().__new__(_for_model(cls, vllm_config))
+
+
+_DIFFUSION, _ASYNC_DIFFUSION = compat.diffusion_schedulers()
+
+
+def _for_model(cls: type, vllm_config: Any) -> type:
+    """``cls``, or for a diffusion LLM the same over the scheduler that vLLM has for those."""
+    if not compat.is_diffusion_llm(vllm_config):
+        return cls
+    base = _ASYNC_DIFFUSION if issubclass(cls, AsyncScheduler) else _DIFFUSION
+    return cls if base is None or issubclass(cls, base) else _over(cls, base)
+
+
+@cache
+def _over(cls: type, base: type) -> type:
+    name = f"{cls.__name__}Over{base.__name__}"
+    return type(name, (cls, base), {"__module__": cls.__module__, "__qualname__": name, "__doc__": cls.__doc__})

@@ -7,16 +7,16 @@ mixin turns it back into the full entry before its own `super()` sees it. Neithe
 side of vLLM knows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
 from vllm_omni_sched.items import FeatureList, SessionMirror, SessionTracker
-from vllm_omni_sched.items.session import SessionUpdate
+from vllm_omni_sched.items.session import BlockIds, SessionUpdate
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 _values = attrgetter(*(f.name for f in fields(NewRequestData)))
@@ -56,18 +56,17 @@ def with_restored(data: CachedRequestData, restored: dict[str, dict[int, Any]]) 
     return ResumedRequestData(**{f.name: getattr(data, f.name) for f in fields(CachedRequestData)}, restored=restored)
 
 
-def _note_blocks(data: CachedRequestData, sessions: Mapping[str, SessionTracker | SessionMirror]) -> None:
-    """Both ends: the blocks that running requests are sent become part of what is known of their sessions."""
+_Held = TypeVar("_Held", SessionTracker, SessionMirror)
+
+
+def _new_blocks(data: CachedRequestData, sessions: Mapping[str, _Held]) -> Iterator[tuple[str, _Held, BlockIds]]:
+    """Both ends: the blocks that running requests are sent, as far as they are sessions."""
     if not sessions:
         return
     for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
         session = sessions.get(request_id)
-        if session is None or block_ids is None:
-            continue
-        if request_id in data.resumed_req_ids:
-            session.replace_blocks(block_ids)
-        else:
-            session.append_blocks(block_ids)
+        if session is not None and block_ids is not None:
+            yield request_id, session, block_ids
 
 
 class SessionSender:
@@ -87,7 +86,7 @@ class SessionSender:
         return len(self.trackers)
 
     def forget(self, request_id: str) -> None:
-        """The request is over, or its workers drop it: the next message is a start."""
+        """The request is over, or has lost its blocks: the next message is a start."""
         self.trackers.pop(request_id, None)
 
     def replace(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
@@ -133,8 +132,12 @@ class SessionSender:
         return start
 
     def note_running(self, data: CachedRequestData) -> None:
-        """Keep count of the blocks that running requests are sent."""
-        _note_blocks(data, self.trackers)
+        """Remember the blocks that running requests are sent."""
+        for request_id, tracker, block_ids in list(_new_blocks(data, self.trackers)):
+            if request_id in data.resumed_req_ids:
+                self.forget(request_id)
+            else:
+                tracker.append_blocks(block_ids)
 
     def note_restored(self, request_id: str, covered: int) -> None:
         """Workers were given items back in a message about running requests."""
@@ -169,7 +172,12 @@ class SessionReceiver:
                 new_reqs[i] = self._start(new)
             else:
                 self._mirrors.pop(new.req_id, None)
-        _note_blocks(output.scheduled_cached_reqs, self._mirrors)
+        data = output.scheduled_cached_reqs
+        for request_id, mirror, block_ids in _new_blocks(data, self._mirrors):
+            if request_id in data.resumed_req_ids:
+                mirror.replace_blocks(block_ids)
+            else:
+                mirror.append_blocks(block_ids)
 
     def _start(self, new: SessionStart) -> NewRequestData:
         mirror = SessionMirror(new.prompt_token_ids, new.mm_features, new.block_ids, new.covered)

@@ -36,6 +36,10 @@ def check_and_attach(vllm_config: Any) -> None:
         from vllm_omni_sched.engine.mrope import refuse_if_on, why_not
 
         refuse_if_on(config, why_not(config, vllm_config))
+    if config.encoder_cache is not Toggle.OFF:
+        from vllm_omni_sched.engine.encoder_worth import refuse_encoder_decoder
+
+        refuse_encoder_decoder(config, vllm_config.model_config)
     if config.encode_ahead:
         attach_encode_ahead(vllm_config)
     if config.metrics:

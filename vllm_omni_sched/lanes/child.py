@@ -69,30 +69,41 @@ class Nursery:
         return number
 
     def spawn(self) -> socket.socket:
-        """Start a working process; the channel to it."""
+        """Start a working process; the channel to it.
+
+        Raises:
+            LaneError: it cannot be started, or the nursery is gone.
+        """
         _BEGUN.pack_into(self._page, _BEGUN_AT, 0)
         ours, theirs = wire.channel()
         _OWNERS_ENDS.add(ours)
         try:
-            socket.send_fds(self._end, [b"spawn"], [theirs.fileno()])
-            self.pid = int(self._answer())
-        except OSError as error:
+            self.pid = int(self._ask(b"spawn", theirs.fileno()))
+        except LaneError:
             ours.close()
-            raise LaneError(f"the encoder process cannot be started: {error}") from None
+            raise
         finally:
             theirs.close()
         return ours
 
     def end_of_last(self) -> str:
-        """How the last working process ended, for people."""
-        self._end.send(b"wait")
-        status = int(self._answer())
+        """How the last working process ended, for people.
+
+        Raises:
+            LaneError: the nursery is gone.
+        """
+        status = int(self._ask(b"wait"))
         if os.WIFSIGNALED(status):
             return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
         return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
 
-    def _answer(self) -> bytes:
-        answer = self._end.recv(64)
+    def _ask(self, command: bytes, *descriptors: int) -> bytes:
+        """The nursery's answer to a command; the descriptors go with it."""
+        try:
+            socket.send_fds(self._end, [command], descriptors)
+            answer = self._end.recv(64)
+        except OSError as error:
+            raise LaneError(f"the process that starts encoder processes does not answer: {error}") from None
         if not answer:
             raise LaneError("the process that starts encoder processes is gone")
         return answer
@@ -101,14 +112,15 @@ class Nursery:
         """End all; whoever does not end within ``timeout`` seconds is killed."""
         self._end.close()  # the nursery takes its child with it
         until = monotonic_seconds() + timeout
-        while monotonic_seconds() < until:
-            if os.waitpid(self._nursery_pid, os.WNOHANG)[0]:
-                return
-            sleep_seconds(0.005)
-        for pid in (self.pid, self._nursery_pid):
-            with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
-                os.kill(pid, signal.SIGKILL)
-        os.waitpid(self._nursery_pid, 0)
+        with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD is not told of a child's end
+            while not os.waitpid(self._nursery_pid, os.WNOHANG)[0]:
+                if monotonic_seconds() >= until:
+                    for pid in (self.pid, self._nursery_pid):
+                        with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
+                            os.kill(pid, signal.SIGKILL)
+                    os.waitpid(self._nursery_pid, 0)
+                    return
+                sleep_seconds(0.005)
 
 
 def _fork_from_new_thread(child: Any) -> int:
@@ -145,21 +157,22 @@ def _nursery(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()
     child = 0
-    while True:
-        command, descriptors, _, _ = socket.recv_fds(end, 64, 1)
-        if command == b"spawn":
-            child = os.fork()
-            if child == 0:
-                end.close()
-                _run_and_exit(partial(_worker, socket.socket(fileno=descriptors[0]), page, work, nice))
-            os.close(descriptors[0])
-            end.send(str(child).encode())
-        elif command == b"wait":
-            end.send(str(os.waitpid(child, 0)[1]).encode())
-        else:  # the owner is gone
-            if child:
-                _end_child(child)
-            return
+    with contextlib.suppress(ConnectionError):  # the owner is gone
+        while True:
+            command, descriptors, _, _ = socket.recv_fds(end, 64, 1)
+            if command == b"spawn":
+                child = os.fork()
+                if child == 0:
+                    end.close()
+                    _run_and_exit(partial(_worker, socket.socket(fileno=descriptors[0]), page, work, nice))
+                os.close(descriptors[0])
+                end.send(str(child).encode())
+            elif command == b"wait":
+                end.send(str(os.waitpid(child, 0)[1]).encode())
+            else:  # the owner is gone
+                break
+    if child:
+        _end_child(child)
 
 
 def _end_child(child: int) -> None:
@@ -178,7 +191,7 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
     while True:
         try:
             _take_messages(end, waiting)
-        except EOFError:
+        except (EOFError, ConnectionError):  # the owner is gone
             return
         key, number, payload = waiting.popleft()
         _BEGUN.pack_into(page, _BEGUN_AT, number)
@@ -190,7 +203,11 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the job's
             failure = f"{type(error).__name__}: {error}"
         del payload
-        wire.send(end, (key, failure, monotonic_seconds() - started), result, wait=True)
+        try:
+            wire.send(end, (key, failure, monotonic_seconds() - started), result, wait=True)
+        except ConnectionError:  # the owner is gone
+            return
+        del result
         _BEGUN.pack_into(page, _BEGUN_AT, 0)
 
 

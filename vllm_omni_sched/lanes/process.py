@@ -27,6 +27,8 @@ class ProcessLane(Lane):
     Payloads and results are pickled, their tensors copied once into shared memory.
     When the process dies in a job, that job fails, another process is forked from the
     same state, and the jobs behind it go on there; so does one it had not begun, once.
+    When no other process can be had, every method but `cancel` and `close` raises `LaneError`
+    from then on, and the jobs held stay without a report.
 
     Linux only. Fork before this process holds locks in other threads, which is to say early.
 
@@ -44,6 +46,7 @@ class ProcessLane(Lane):
         self._cancelled: set[str] = set()  # of those, the ones it may still answer
         self._ended: list[Done] = []
         self._closed = False
+        self._broken: LaneError | None = None
         self._end: socket.socket = self._nursery.spawn()
 
     @property
@@ -62,6 +65,8 @@ class ProcessLane(Lane):
     def submit(self, job: Job) -> bool:
         if self._closed:
             raise LaneClosedError("the lane is closed")
+        if self._broken is not None:
+            raise LaneError(str(self._broken))
         if (job.key in self._jobs and job.key not in self._cancelled) or any(d.key == job.key for d in self._ended):
             raise ValueError(f"job {job.key!r} is held by this lane already")
         # A cancelled job may be running still: its key is free again when the process has said so.
@@ -75,11 +80,18 @@ class ProcessLane(Lane):
             wire.send(self._end, ("job", sent.job.key, sent.number), sent.job.payload)
         except BlockingIOError:
             return False
-        except OSError:
+        except ConnectionError:
             self._read()  # its last answers, and then its end
             return self._send(sent)
+        except OSError as error:
+            raise self._break(LaneError(f"a job cannot be handed to the encoder process: {error}")) from None
         self._jobs[sent.job.key] = sent
         return True
+
+    def _break(self, error: LaneError) -> LaneError:
+        """The lane is of no use from now on."""
+        self._broken = error
+        return error
 
     def cancel(self, key: str) -> bool:
         for i, done in enumerate(self._ended):
@@ -100,11 +112,18 @@ class ProcessLane(Lane):
 
     def _read(self) -> None:
         while not self._closed:
+            if self._broken is not None:
+                raise LaneError(str(self._broken))
             try:
                 message = wire.receive(self._end)
             except EOFError:
-                self._revive()
+                try:
+                    self._revive()
+                except LaneError as error:
+                    raise self._break(error) from None
                 continue
+            except OSError as error:
+                raise self._break(LaneError(f"a result of the encoder process cannot be taken: {error}")) from None
             if message is None:
                 return
             (key, failure, seconds), result = message
@@ -158,7 +177,8 @@ class ProcessLane(Lane):
     def close(self, timeout: float = 5.0) -> None:
         if self._closed:
             return
-        self._read()
+        with contextlib.suppress(LaneError):
+            self._read()
         self._closed = True
         self._end.close()
         self._nursery.close(timeout)

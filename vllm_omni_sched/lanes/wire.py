@@ -4,8 +4,8 @@ The bulk (tensors) is written once into a memory file that travels as a descript
 belongs to nobody's namespace: after SIGKILL of either side the kernel frees it.
 """
 
+import errno
 import io
-import mmap
 import os
 import pickle
 import socket
@@ -48,7 +48,8 @@ def send(end: socket.socket, head: Any, body: Any = None, *, wait: bool = False)
 
     Raises:
         BlockingIOError: the other side does not read; nothing was sent.
-        OSError: the other side is gone.
+        ConnectionError: the other side is gone.
+        OSError: there is no descriptor or no memory left for it.
     """
     buffers: list[pickle.PickleBuffer] = []
     data = io.BytesIO()
@@ -70,6 +71,7 @@ def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None
 
     Raises:
         EOFError: the other side is gone.
+        OSError: the message cannot be taken: this process has no descriptor or no memory left for it.
     """
     try:
         header, rights, _, _ = end.recvmsg(_HEADER_BYTES, socket.CMSG_LEN(4), 0 if wait else socket.MSG_DONTWAIT)
@@ -81,17 +83,28 @@ def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None
     if not header:
         raise EOFError
     descriptors = array("i", b"".join(data for _, _, data in rights))
+    if not descriptors:  # the kernel drops it without an error
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     try:
         head, sizes = pickle.loads(header)
-        memory = mmap.mmap(descriptors[0], sum(sizes))
+        memory = _mapped(descriptors[0], sum(sizes))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
     views, offset = [], 0
     for size in sizes:
-        views.append(memoryview(memory)[offset : offset + size])
+        views.append(memory[offset : offset + size])
         offset += size
     return head, pickle.loads(views[0], buffers=views[1:])
+
+
+def _mapped(descriptor: int, size: int) -> memoryview:
+    """A memory file, without a descriptor: Python's own ``mmap`` keeps one open, and results may be kept for long."""
+    try:
+        whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}") from None
+    return memoryview(whole.numpy())
 
 
 def _write(memory: int, views: Sequence[memoryview]) -> None:

@@ -35,7 +35,18 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-FAULTS: dict[str, Callable[[], None]] = {"none": lambda: None, "raises": _raise, "no memory": _no_memory, "dies": _die}
+def _die_without_a_successor() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)  # the one that would start it
+    _die()
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "none": lambda: None,
+    "raises": _raise,
+    "no memory": _no_memory,
+    "dies": _die,
+    "dies without a successor": _die_without_a_successor,
+}
 
 
 def inject() -> torch.Tensor:

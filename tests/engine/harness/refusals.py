@@ -84,6 +84,11 @@ REFUSED = {
         scheduler=OURS_SYNC,
         circumstance="async scheduling",
     ),
+    "order-of-a-cache-that-is-not": Case(
+        _options(encoder_cache_order="worth"),
+        ["'encoder_cache_order'", "encoder-decoder model", "Leave 'encoder_cache_order' out"],
+        circumstance="an encoder-decoder model",
+    ),
     "unsupported-vllm": Case(
         _options(),
         ["supports vLLM", "0.30", "0.32", "found 0.29.1"],
@@ -149,6 +154,9 @@ def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
             yield
         finally:
             Scheduler._try_schedule_encoder_inputs = method
+    elif name == "an encoder-decoder model":
+        with mock.patch("vllm.config.ModelConfig.is_encoder_decoder", True):
+            yield
     elif name == "vLLM 0.29.1":
         with mock.patch("vllm.__version__", "0.29.1"):
             yield

@@ -6,6 +6,32 @@ import pytest
 
 from vllm_omni_sched.errors import SessionOutOfSyncError
 from vllm_omni_sched.items import SessionMirror, SessionTracker
+from vllm_omni_sched.items.session import NULL_BLOCK, LiveBlocks
+
+
+class Counted(LiveBlocks):
+    """A table that counts the blocks which somebody looks at."""
+
+    def __init__(self, ids):
+        self._ids = ids
+        self.looked_at = 0
+
+    @property
+    def table(self):
+        return self._ids
+
+    def end_of_nulls(self, start, stop):
+        end = next((i for i in range(start, stop) if self._ids[i] != NULL_BLOCK), stop)
+        self.looked_at += end - start + 1
+        return end
+
+    def __len__(self):
+        return len(self._ids)
+
+    def __getitem__(self, index):
+        found = self._ids[index]
+        self.looked_at += len(found) if isinstance(index, slice) else 1
+        return found
 
 
 def feature(name, data="raw"):
@@ -48,12 +74,31 @@ def test_blocks_of_running_steps_count():
     assert mirror.block_ids == [[1, 2, 3, 4, 5]]
 
 
-def test_blocks_after_preemption_are_new():
-    tracker, mirror, _ = start()
-    for side in (tracker, mirror):
-        side.replace_blocks(((7,),))
-    mirror.apply(tracker.update(range(5), 2, ((7, 8),), covered=0, restored={}), [], strip)
-    assert mirror.block_ids == [[7, 8]]
+def test_a_live_table_is_compared_once():
+    """What has been compared with a table is not looked at again, as long as the table is the same object."""
+    table = Counted(list(range(1, 2049)))
+    tracker = SessionTracker(4, 2, (list(table.table),), covered=0)
+    tracker.update(range(5), 2, (table,), covered=0, restored={})
+    assert table.looked_at >= 2048
+    table.looked_at = 0
+    for tokens in range(6, 16):
+        table.table.append(10_000 + tokens)
+        assert tracker.update(range(tokens), 2, (table,), covered=0, restored={}) is not None
+    assert table.looked_at <= 3 * 10
+    moved = Counted(list(table.table))
+    moved.table[:2] = [2, 1]
+    assert tracker.update(range(16), 2, (moved,), covered=0, restored={}) is None
+
+
+def test_blocks_that_a_window_left_behind_are_null_blocks_at_the_worker():
+    table = Counted([1, 2, 3])
+    tracker = SessionTracker(4, 2, ([1, 2, 3],), covered=0)
+    mirror = SessionMirror(range(4), [feature(0), feature(1)], ([1, 2, 3],), covered=0)
+    for tokens, nulls in ((5, 0), (6, 2), (7, 3), (8, 4)):
+        table.table[:nulls] = [NULL_BLOCK] * nulls
+        table.table.append(tokens)
+        mirror.apply(tracker.update(range(tokens), 2, (table,), covered=0, restored={}), [], strip)
+        assert mirror.block_ids == [table.table]
 
 
 def test_restored_items_come_back_and_are_stripped_again_later():
@@ -68,8 +113,8 @@ def test_restored_items_come_back_and_are_stripped_again_later():
 
 @pytest.mark.parametrize(
     ("tokens", "items", "blocks"),
-    [(3, 2, ((1, 2),)), (4, 1, ((1, 2),)), (4, 2, ((1,),)), (4, 2, ((1, 9, 3),))],
-    ids=["fewer tokens", "fewer items", "fewer blocks", "another block"],
+    [(3, 2, ((1, 2),)), (4, 1, ((1, 2),)), (4, 2, ((1,),)), (4, 2, ((1, 9, 3),)), (4, 2, ((9, 2, 3),))],
+    ids=["fewer tokens", "fewer items", "fewer blocks", "another last block", "another first block"],
 )
 def test_what_is_no_continuation_is_sent_in_full(tokens, items, blocks):
     tracker, _, _ = start()

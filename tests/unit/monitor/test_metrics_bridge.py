@@ -1,12 +1,15 @@
 """From a scheduler's counters to what /metrics serves: private files, one server's engines, nothing left."""
 
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
 import stat
 import subprocess
 import sys
+import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +136,57 @@ def test_a_failing_write_is_logged_once_and_mended_by_the_next(base, publish, ca
     publisher.publish()
     assert 'steps_total{engine="0"} 4.0' in scrape(base)
     assert len(caplog.records) == 1
+
+
+def test_a_publisher_that_is_closed_while_it_makes_a_page_fails_at_nothing(base, publish, caplog):
+    """As when garbage collection ends the scheduler that it belongs to, in that very thread."""
+    closing = False
+    publisher = publish(SchedulerMetrics(), refresh=lambda: closing and publisher.close())
+    closing = True
+    publisher.publish()
+    assert not caplog.messages
+    assert [path.name for path in base.iterdir()] == [".lock"]
+
+
+def test_schedulers_that_are_dropped_leave_nothing_and_complain_about_nothing(base, publish, caplog):
+    """Many in one process, each dropped in the thread that publishes it."""
+
+    class Owner:
+        pass
+
+    closed = []
+    for _ in range(20):
+        owner, in_thread, told = Owner(), threading.Event(), threading.Event()
+        owner.itself = owner  # only garbage collection ends it
+
+        def wait(seconds, told=told):
+            told.wait(20)
+            return False
+
+        def refresh(in_thread=in_thread):
+            if threading.current_thread() is not threading.main_thread():
+                gc.collect()
+                in_thread.set()
+
+        publisher = publish(SchedulerMetrics(), wait=wait, refresh=refresh)
+        weakref.finalize(owner, publisher.close)
+        del owner
+        told.set()
+        assert in_thread.wait(20)
+        closed.append(publisher)
+    for publisher in closed:
+        publisher.close()
+    assert not caplog.messages
+
+
+def test_a_forked_process_does_not_take_the_directory_along(base, publish):
+    publisher = publish(SchedulerMetrics())
+    child = os.fork()
+    if child == 0:
+        publisher._directory.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert scrape(base)
 
 
 def test_what_a_dead_engine_core_left_is_neither_served_nor_kept(base):

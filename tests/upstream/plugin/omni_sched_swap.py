@@ -23,12 +23,13 @@ from omni_sched_stand_ins import as_workers_see_it, following_its_class, runner_
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
+DIFFUSION_SCHEDULER = "vllm.v1.core.sched.diffusion_scheduler"
 CACHE = "vllm.v1.core.encoder_cache_manager"
 RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 ENCODER_RUNNER_V2 = "vllm.v1.worker.gpu.mm.encoder_runner"
 # Modules that derive from the names that are rebound; imported first, so that they derive from vLLM's own.
-DERIVED = ("vllm.v1.core.sched.diffusion_scheduler", "vllm.v1.worker.cpu_model_runner")
+DERIVED = (DIFFUSION_SCHEDULER, "vllm.v1.worker.cpu_model_runner")
 # Loops of a fixed number of random steps, cut to what a test suite can afford: vLLM's module -> steps.
 SHORTENED = {"tests.v1.core.test_priority_scheduler_random": 1000}
 
@@ -88,6 +89,10 @@ class Run:
         self.scheduler = ours_async if force_async else ours_sync
         _bind(SCHEDULER, "Scheduler", self.scheduler)
         _bind(ASYNC_SCHEDULER, "AsyncScheduler", ours_async)
+        if _exists(DIFFUSION_SCHEDULER):
+            # The very same: for such a model they become schedulers over vLLM's own for diffusion LLMs.
+            _bind(DIFFUSION_SCHEDULER, "DiffusionScheduler", ours_sync)
+            _bind(DIFFUSION_SCHEDULER, "DiffusionAsyncScheduler", ours_async)
 
     def _swap_cache(self) -> None:
         from vllm_omni_sched import OmniEncoderCacheManager

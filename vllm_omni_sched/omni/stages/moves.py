@@ -11,6 +11,7 @@ from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
 from vllm_omni_sched.omni.stages.places import Places
+from vllm_omni_sched.omni.stages.processes import let_go
 from vllm_omni_sched.omni.stages.restart import start_replica
 
 logger = get_logger(__name__)
@@ -246,6 +247,7 @@ class Moves:
                 await loop.run_in_executor(None, client.shutdown)
         except Exception:
             logger.exception("stage %d replica %d did not stop as it should", replica.stage, replica.index)
+        let_go(client)
         self._orchestrator.policies.board.memory(replica.stage, replica.index, None, 0)
         if spare:
             self.places.spare.append(self.places.of(replica))

@@ -8,6 +8,8 @@ import zmq
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
+from vllm_omni_sched.omni.stages.processes import let_go
+
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.names import Names
     from vllm_omni_sched.omni.stages.queue import StageQueue
@@ -101,12 +103,14 @@ class ScheduledPool(StagePool):
                 socket.setsockopt(zmq.SNDTIMEO, int(1e3 * seconds))
 
     def evict_replica(self, replica_id: int) -> None:
-        """As vLLM-Omni's, which sends the replica a last word, dead or not."""
+        """As vLLM-Omni's, which sends the replica a last word, dead or not; what its client still holds is closed."""
+        client = self.clients[replica_id]
         self.bound_sends(0)
         try:
             super().evict_replica(replica_id)
         finally:
             self.bound_sends()
+            let_go(client)
 
     def attach(self, replica_id: int, client: Any) -> None:
         """A replica is back, or is new."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,23 @@ def started_by(client: Any) -> Iterator[Any]:
     diffusion = getattr(getattr(client, "_proc_manager", None), "proc", None)
     if diffusion is not None:
         yield diffusion
+
+
+def let_go(client: Any) -> None:
+    """Give back what this process holds of an engine that has ended, after its client was shut down.
+
+    vLLM's client closes its sockets then, and keeps their context (two descriptors for each of its threads) and the
+    handles of processes for as long as anybody refers to it.
+    """
+    resources = getattr(client, "resources", None)
+    if resources is None:
+        return
+
+    def give_back() -> None:
+        resources.ctx.term()  # waits until the loop that they belong to has closed the sockets
+        resources.engine_manager = None
+
+    threading.Thread(target=give_back, name="omni-sched-let-go", daemon=True).start()
 
 
 def with_children(pids: list[int]) -> list[psutil.Process]:

@@ -1,0 +1,86 @@
+"""The worker half of encode-ahead and the lane's real process: what becomes of items when the process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.descriptors import nothing_left_open
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.ahead_worker import AheadWorker
+from vllm_omni_sched.lanes import InlineLane
+from vllm_omni_sched.testing import make_data
+
+ALONE, NURSERY_TOO, EVERYWHERE, LAST = 13, 14, 15, 16
+
+
+class Encoder(torch.nn.Module):
+    """An encoder that the values of an item can harm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owner = os.getpid()
+
+    def embed_multimodal(self, values: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+        value = int(values.flatten()[0])
+        in_lane = os.getpid() != self._owner
+        if value == NURSERY_TOO and in_lane:
+            os.kill(os.getppid(), signal.SIGKILL)
+        if value in (ALONE, NURSERY_TOO, EVERYWHERE) and in_lane:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if value == EVERYWHERE:
+            raise ArithmeticError("no encoder can do this")
+        return [values.float().reshape(-1, 1) * 2]
+
+
+@pytest.fixture
+def worker() -> Iterator[AheadWorker]:
+    with nothing_left_open():
+        worker = AheadWorker(OmniSchedConfig(encode_ahead=True, encode_lane_cpus="shared"))
+        worker.start(Encoder(), torch.device("cpu"))
+        yield worker
+        worker.close()
+
+
+def encode(worker: AheadWorker, values: list[int]) -> AheadReport:
+    """All that the worker reports of items with these values; ``values`` are also their tickets."""
+    orders = AheadOrders(submit=[(f"item-{v}", v, "image", make_data(v, num_values=3)) for v in values])
+    worker.carry_out(orders, {})
+    told = AheadReport()
+    while len(told.ready) + len(told.failed) < len(values):
+        worker.wait(20.0)
+        told = told.aggregate(worker.report() or AheadReport())
+    return told
+
+
+@pytest.mark.parametrize("value", [ALONE, NURSERY_TOO], ids=["process", "process and nursery"])
+def test_it_is_encoded_in_the_step(worker: AheadWorker, value: int) -> None:
+    told = encode(worker, [1, value, 2, 3])
+    assert not told.failed
+    cache: dict[str, torch.Tensor] = {}
+    worker.carry_out(AheadOrders(load=tuple(f"item-{v}" for v in (1, value, 2, 3))), cache)
+    assert {key: made.flatten().tolist() for key, made in cache.items()} == {
+        f"item-{v}": [2.0 * v] * 3 for v in (1, value, 2, 3)
+    }
+    assert told.restarts == 1
+    assert isinstance(worker._lane, InlineLane) is (value == NURSERY_TOO)
+    assert set(encode(worker, [4, 5]).ready) == {4, 5}
+
+
+def test_only_what_fails_there_too_fails(worker: AheadWorker) -> None:
+    told = encode(worker, [1, EVERYWHERE, 2])
+    assert set(told.ready) == {1, 2}
+    assert told.failed == {EVERYWHERE: (f"item-{EVERYWHERE}", "ArithmeticError: no encoder can do this")}
+
+
+def test_what_was_forgotten_meanwhile_is_not_encoded(worker: AheadWorker) -> None:
+    orders = AheadOrders(submit=[("gone", 1, "image", make_data(ALONE, num_values=1))])
+    worker.carry_out(orders, {})
+    worker.carry_out(AheadOrders(forget=("gone",)), {})
+    assert set(encode(worker, [LAST]).ready) == {LAST}
