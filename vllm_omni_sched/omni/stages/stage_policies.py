@@ -98,7 +98,7 @@ class StagePolicies:
         self._shared.credits_changed(work.request_id, now)
         board.submitted(self._stage_id, work.replica_id, work.request_id, work.arrived)
         board.started(self._stage_id, work.replica_id, work.request_id, now)
-        board.batch(self._stage_id, work.replica_id, len(load.began))
+        board.batch(self._stage_id, work.replica_id, len(load))
         board.batch_limit(self._stage_id, work.replica_id, load.limit.limit)
         book = self._shared.affinity.get(self._stage_id)
         if book is not None and work.known.keys:
@@ -222,7 +222,7 @@ class StagePolicies:
                     ReplicaState(
                         replica_id,
                         load.remaining_seconds(now),
-                        len(load.began),
+                        len(load),
                         limit=load.limit.limit + self._ahead(load, now),
                         speed=load.speed,
                         units=window.running if window is not None else 0,
