@@ -33,6 +33,7 @@ class AffinityBook(Generic[Replica]):
         self.capacity = capacity
         self._weights: OrderedDict[tuple[Replica, str], float] = OrderedDict()  # noted longest ago first
         self._at: dict[Replica, set[str]] = {}
+        self._holders: dict[str, dict[Replica, None]] = {}  # of a key, in the order in which they were noted
         self._total = 0.0
 
     def __len__(self) -> int:
@@ -51,6 +52,7 @@ class AffinityBook(Generic[Replica]):
             self._drop(replica, key)
             self._weights[replica, key] = weight
             self._at.setdefault(replica, set()).add(key)
+            self._holders.setdefault(key, {})[replica] = None
             self._total += weight
             if len(self._weights) > self.capacity:
                 self._drop(*next(iter(self._weights)))
@@ -59,6 +61,10 @@ class AffinityBook(Generic[Replica]):
         """It died, or its cache was emptied."""
         for key in list(self._at.get(replica, ())):
             self._drop(replica, key)
+
+    def holders(self, keys: Iterable[str]) -> list[Replica]:
+        """The replicas that have something of ``keys``."""
+        return list(dict.fromkeys(replica for key in sorted(set(keys)) for replica in self._holders.get(key, ())))
 
     def warm(self, keys: Iterable[str], replicas: Iterable[Replica]) -> dict[Replica, float]:
         """The part of the weight of ``keys`` that each replica has, from 0 to 1; 0 without keys."""
@@ -78,6 +84,10 @@ class AffinityBook(Generic[Replica]):
         if weight is None:
             return
         self._total = self._total - weight if self._weights else 0.0
+        holders = self._holders[key]
+        del holders[replica]
+        if not holders:
+            del self._holders[key]
         keys = self._at[replica]
         keys.discard(key)
         if not keys:
