@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,7 +22,6 @@ from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot
-from vllm_omni_sched.resource.work_left import WorkLeft
 
 STAGES = ("encode", "llm", "talker", "vocoder")
 
@@ -55,23 +53,6 @@ def pick(balancer: Balancer) -> Callable[[int, random.Random], Bench]:
         return Bench(lambda _: balancer.pick(0.1, seen, dice))
 
     return laid_out
-
-
-def look_at_load(running: int, dice: random.Random) -> Bench:
-    """As a stage looks at one of its replicas, which runs so many requests: one ends and another begins between."""
-    load, clock, number = WorkLeft[int](), Clock(), itertools.count(running)
-    for name in range(running):
-        load.add(name, dice.uniform(1.0, 10.0), clock())
-
-    def decide(now: float) -> tuple[float, float]:
-        return load.remaining_seconds(now), load.next_end_seconds(now)
-
-    def replace(now: float, _: object) -> None:
-        name = next(number)
-        load.take(name - running, now)
-        load.add(name, dice.uniform(1.0, 10.0), now)
-
-    return Bench(decide, clock, replace)
 
 
 def prefill(_: int, dice: random.Random) -> Bench:
@@ -149,7 +130,6 @@ DECISIONS = (
     Decision("LaneShare.update", "classes", lane_share, (1, 4)),
     Decision("CostBalancer.pick", "replicas", pick(CostBalancer()), (8, LOOK_AT_ALL, 100, 1000, 10_000)),
     Decision("LeastQueue.pick", "replicas", pick(LeastQueue()), (8, LOOK_AT_ALL, 100, 1000, 10_000)),
-    Decision("WorkLeft, a look", "running", look_at_load, (32, 256, 1024)),
     Decision("AdaptivePrefill.observe", "-", prefill, (1,)),
     Decision("PidBatch.observe", "-", batch, (1,)),
     Decision("Credits.take and give_back", "holders", take_and_give_back),

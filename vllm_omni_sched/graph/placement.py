@@ -5,6 +5,7 @@ It knows what was sent where, as far as this process saw it. How much load affin
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from vllm_omni_sched.errors import ConfigError
@@ -62,9 +63,10 @@ class AffinityBook(Generic[Replica]):
         for key in list(self._at.get(replica, ())):
             self._drop(replica, key)
 
-    def holders(self, keys: Iterable[str]) -> list[Replica]:
-        """The replicas that have something of ``keys``."""
-        return list(dict.fromkeys(replica for key in sorted(set(keys)) for replica in self._holders.get(key, ())))
+    def holders(self, keys: Iterable[str], most: int | None = None) -> list[Replica]:
+        """The replicas that have something of ``keys``; of each key the ``most`` that were sent it last, None: all."""
+        found = (islice(reversed(self._holders.get(key, {})), most) for key in sorted(set(keys)))
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     def warm(self, keys: Iterable[str], replicas: Iterable[Replica]) -> dict[Replica, float]:
         """The part of the weight of ``keys`` that each replica has, from 0 to 1; 0 without keys."""

@@ -100,16 +100,13 @@ def stand_ins(
     Returns:
         None when there is nothing to try.
     """
-    if index.order is Order.PTS:
-        pts = shown_pts(index).tolist()
-        wanted = [Wanted(n, pts[n], slot) for slot, numbers in candidates.items() for n in numbers if n < len(pts)]
-    else:
-        wanted = [Wanted(n, None, slot) for slot, numbers in candidates.items() for n in numbers if n < came_out]
+    pts = shown_pts(index).tolist() if index.order is Order.PTS else [None] * came_out
+    wanted = [Wanted(n, pts[n], slot) for slot, numbers in candidates.items() for n in numbers if n < len(pts)]
     if not wanted:
         return None
     last = len(index.packets) - 1
     if index.order is Order.PTS:
-        last = int(np.flatnonzero(np.isin(index.packets["pts"], [one.pts for one in wanted]))[-1])
+        last = int(np.flatnonzero(np.isin(index.packets["pts"], [pts[one.frame] for one in wanted]))[-1])
     packets = np.arange(last + 1, dtype=np.int32)
     wanted.sort(key=lambda one: one.frame)
     return Piece(number, packets, tuple(wanted), index.order, rates.seconds(index, packets), attempt=1)

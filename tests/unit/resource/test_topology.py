@@ -102,9 +102,8 @@ def test_speeds_and_distances_are_those_of_a_look_at_all() -> None:
     late: dict[int, dict[int, list[float]]] = {}
 
     def mean(values: list[float]) -> float:
-        found, count = 0.0, 0
-        for value in values:
-            count += 1
+        found = 0.0
+        for count, value in enumerate(values, 1):
             found += max(1 / count, 0.05) * (value - found)
         return found
 

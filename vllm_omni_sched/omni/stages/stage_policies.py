@@ -245,7 +245,9 @@ class StagePolicies:
     def _warm(self, work: Work) -> Mapping[int, float]:
         book = self._shared.affinity.get(self._stage_id)
         keys = work.known.keys
-        return book.warm(keys, book.holders(keys)) if book is not None and keys else {}
+        if book is None or not keys:
+            return {}
+        return book.warm(keys, book.holders(keys, CHOICES if len(self._index) else None))
 
     def _changed(self, replica_id: int, now: float) -> None:
         """What a replica has in hand, or should have at most, is another number now."""
