@@ -96,6 +96,30 @@ def audio_only() -> bytes:
     return out.getvalue()
 
 
+def sound_with_cover() -> bytes:
+    """An MP4 with three seconds of silence, and a picture that is its cover."""
+    picture = encode("mjpeg", "avi", frames=1, pixel_format="yuvj420p")
+    out = io.BytesIO()
+    with av.open(io.BytesIO(picture)) as source, av.open(out, "w", format="mp4") as file:
+        sound = file.add_stream("aac", rate=48000)
+        cover = file.add_stream_from_template(source.streams.video[0])
+        cover.disposition = av.stream.Disposition.attached_pic
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = cover
+                file.mux(packet)
+        for n in range(90):
+            file.mux(sound.encode(_silence(n, 30)))
+        file.mux(sound.encode(None))
+    return out.getvalue()
+
+
+def longer(data: bytes, seconds: float) -> bytes:
+    """A Matroska file that says it is longer than it is."""
+    at = data.index(b"\x44\x89\x88") + 3  # Duration, a float of 8 bytes, in milliseconds
+    return data[:at] + struct.pack(">d", 1e3 * seconds) + data[at + 8 :]
+
+
 def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = None) -> bytes:
     """The same packets in another container.
 

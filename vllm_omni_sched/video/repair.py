@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def stand_ins(
     Returns:
         None when there is nothing to try.
     """
-    pts = shown_pts(index).tolist() if index.order is Order.PTS else [None] * came_out
+    pts: list[Any] = shown_pts(index).tolist() if index.order is Order.PTS else [None] * came_out
     wanted = [Wanted(n, pts[n], slot) for slot, numbers in candidates.items() for n in numbers if n < len(pts)]
     if not wanted:
         return None

@@ -289,12 +289,14 @@ class StagePolicies:
         if not pool.is_replica_available(replica_id) or replica_id in pool.suspected:
             return None
         load = self.load(replica_id)
-        window = load.window
+        window, in_flight, limit = load.window, len(load), load.limit.limit
+        if in_flight >= limit or not len(self._index):  # of those that are drawn each gets one request at most
+            limit += self._ahead(load, now)
         return ReplicaState(
             replica_id,
             load.remaining_seconds(now),
-            len(load),
-            limit=load.limit.limit + self._ahead(load, now),
+            in_flight,
+            limit=limit,
             speed=load.speed,
             units=window.running if window is not None else 0,
             units_limit=window.units if window is not None else None,
