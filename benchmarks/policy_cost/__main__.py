@@ -17,9 +17,10 @@ from benchmarks.harness.stats import Summary, fitted_exponent
 from benchmarks.policy_cost import BAR_MICROSECONDS
 from benchmarks.policy_cost.bench import Decision
 from benchmarks.policy_cost.others import DECISIONS as OTHERS
+from benchmarks.policy_cost.placing import DECISIONS as PLACING
 from benchmarks.policy_cost.waiting import DECISIONS as ABOUT_WAITING
 
-DECISIONS = {one.name: one for one in (*ABOUT_WAITING, *OTHERS)}
+DECISIONS = {one.name: one for one in (*ABOUT_WAITING, *PLACING, *OTHERS)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

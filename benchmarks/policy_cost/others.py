@@ -16,12 +16,11 @@ from vllm_omni_sched.monitor.forecast.plan import PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.recovery.events import Dispatched, Finished, Replica
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.policy import Recovery
-from vllm_omni_sched.resource.balance import Balancer, CostBalancer, ReplicaState
+from vllm_omni_sched.resource.balance import LOOK_AT_ALL, Balancer, CostBalancer, LazyReplicas, LeastQueue, ReplicaState
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
-from vllm_omni_sched.resource.sampled import LazyReplicas, SampledBalancer
 from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot
 
 STAGES = ("encode", "llm", "talker", "vocoder")
@@ -51,9 +50,7 @@ def pick(balancer: Balancer) -> Callable[[int, random.Random], Bench]:
             return ReplicaState(index, *loads[index])
 
         seen = LazyReplicas(replicas, state)
-        if isinstance(balancer, SampledBalancer):
-            return Bench(lambda _: balancer.pick(0.1, seen, dice))
-        return Bench(lambda _: balancer.pick(0.1, seen[:], dice))
+        return Bench(lambda _: balancer.pick(0.1, seen, dice))
 
     return laid_out
 
@@ -131,8 +128,8 @@ def forecast(bins: int, dice: random.Random) -> Bench:
 DECISIONS = (
     Decision("EncodeShare.plan", "groups", encode_share, (1, 8, 64), barred=False),
     Decision("LaneShare.update", "classes", lane_share, (1, 4)),
-    Decision("CostBalancer.pick", "replicas", pick(CostBalancer()), (8, 64, 1000), barred=False),
-    Decision("SampledBalancer.pick, 2 choices", "replicas", pick(SampledBalancer()), (8, 1000, 10_000)),
+    Decision("CostBalancer.pick", "replicas", pick(CostBalancer()), (8, LOOK_AT_ALL, 100, 1000, 10_000)),
+    Decision("LeastQueue.pick", "replicas", pick(LeastQueue()), (8, LOOK_AT_ALL, 100, 1000, 10_000)),
     Decision("AdaptivePrefill.observe", "-", prefill, (1,)),
     Decision("PidBatch.observe", "-", batch, (1,)),
     Decision("Credits.take and give_back", "holders", take_and_give_back),

@@ -45,7 +45,7 @@ model = "qwen2.5-vl-7b"
 replicas = {gpus}
 """
 _OURS = '[policy]\nwaiting_order = "sla"\nencode_ahead = true\n'
-_STAGE = {"stock": "", "ours": 'encoder = "lane"\nbalance = "sampled"\n', "gated": 'encoder = "lane"\n'}
+_STAGE = {"stock": "", "ours": 'encoder = "lane"\nbalance = "cost"\n', "gated": 'encoder = "lane"\n'}
 _OPTIONS = {"stock": "", "ours": _OURS, "gated": _OURS + "[orchestration.graph]\n"}
 
 
@@ -122,7 +122,7 @@ def _timers() -> dict[str, _Timer]:
     places: list[tuple[Any, str, str]] = [
         (WaitingQueue, "pop", "WaitingQueue.pop"),
         (EncodeShare, "place", "EncodeShare.place"),
-        (Balanced, "choose", "balancer: sampled"),
+        (Balanced, "choose", "balancer: cost"),
         (InTurn, "choose", "balancer: round robin"),
         (StageGate, "release", "StageGate.release"),
     ]

@@ -14,15 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.clips import BROKEN, SOUND, clip
-from tests.support.decoding import Video, ours, plain, video
+from tests.support.decoding import Video, index_of, ours, plain, video
 from vllm_omni_sched.errors import DecoderError
-from vllm_omni_sched.video import pyav
+from vllm_omni_sched.video import demux, pyav
 from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader
 from vllm_omni_sched.video.bitstream.bits import Bits, unescaped
 from vllm_omni_sched.video.facts import Order, PacketFlag
 from vllm_omni_sched.video.index import shown_frames, shown_pts
 from vllm_omni_sched.video.plan import plan
-from vllm_omni_sched.video.pyav import PyAvDecoder
+from vllm_omni_sched.video.pyav import PyAvDecoder, output_size
+from vllm_omni_sched.video.repair import RepairReason, stand_ins
 
 DECODERS = [PyAvDecoder]
 HEADLESS = {"h264_open_gop_headless", "hevc_open_gop_headless"}  # their first frames cannot be decoded by anyone
@@ -201,6 +203,53 @@ def test_a_video_that_is_known_to_be_in_sequence_ends_early(decoder: Decoder) ->
     source = video("h264_raw")
     assert source.index.order is Order.SEQUENCE
     assert ours(source, [4], decoder=decoder).decoded < 12
+
+
+class Unsaid:
+    """A reader of packets that does not say when their frames are shown."""
+
+    def __init__(self, reader: PacketReader) -> None:
+        self._reader = reader
+
+    def read(self, data: bytes, key: bool) -> PacketFacts:
+        return self._reader.read(data, key)._replace(display=None)
+
+
+@pytest.mark.parametrize(
+    "name", ["mpeg4_mixed_up", "h264_mixed_up", "mpeg4_decoding_times", "h264_decoding_times", "hevc_decoding_times"]
+)
+def test_frames_that_come_out_in_another_order_than_their_pts_are_counted_anew(
+    name: str, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader_for = demux.reader_for
+    monkeypatch.setattr(demux, "reader_for", lambda *codec: Unsaid(reader_for(*codec)))
+    source, truth = index_of(clip(name)), [picture for _, picture in plain(name)]
+    assert source.index.order is Order.PTS
+    differing = 0
+    for numbers in ([20], range(3, 48, 5), range(48)):
+        outcome = ours(source, list(numbers), decoder=decoder)
+        assert outcome.repair is None or outcome.repair.reason is RepairReason.DISORDER
+        differing += outcome.repair is not None
+        assert sorted(outcome.frames) == list(numbers)
+        assert all(np.array_equal(outcome.frames[n], truth[n]) for n in numbers)
+    assert differing
+
+
+def test_of_several_frames_for_one_slot_the_first_is_taken(decoder: Decoder) -> None:
+    source, truth = video("mpeg4_avi"), expected("mpeg4_avi")
+    assert source.index.order is Order.PTS
+    for index in (source.index, replace(source.index, order=Order.SEQUENCE)):
+        piece = stand_ins(index, {0: range(5, 9), 1: range(20, 99), 2: range(90, 99)}, 7, came_out=48)
+        assert piece is not None
+        assert {one.slot for one in piece.wanted} == {0, 1}
+        pictures = np.zeros((3, *output_size(index), 3), np.uint8)
+        decoder.open(index, memoryview(source.packets), memoryview(pictures).cast("B"))
+        result = decoder.decode(piece)
+        assert (result.found, result.frames) == ((0, 1), (5, 20))
+        assert result.decoded < 30  # it ends with the last that was needed
+        assert np.array_equal(pictures[0], truth[5])
+        assert np.array_equal(pictures[1], truth[20])
+    assert stand_ins(index, {0: range(48, 60)}, 7, came_out=48) is None
 
 
 def test_hidden_frames_are_not_counted(decoder: Decoder) -> None:

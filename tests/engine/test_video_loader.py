@@ -10,7 +10,7 @@ import pytest
 from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
 from vllm.multimodal.video_decoders import opencv
 
-from tests.support.clips import BROKEN, SIZE, audio_only, clip, zero_frames
+from tests.support.clips import BROKEN, SIZE, audio_only, clip, longer, sound_with_cover, zero_frames
 from vllm_omni_sched.engine.video import process
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
 from vllm_omni_sched.errors import RequestError, VideoInputError, VideoLimitError
@@ -80,6 +80,41 @@ def test_every_kind_of_video(service, name):
         stock = outcome(lambda: VIDEO_LOADER_REGISTRY.load("opencv").load_bytes(data, **target))  # noqa: B023
         assert stock[0] is not None
         assert_same(ours, stock)
+
+
+@pytest.mark.parametrize("name", ["h264_mixed_up", "h264_decoding_times", "hevc_decoding_times"])
+def test_frames_whose_times_are_out_of_order_are_counted_as_stock_counts_them(service, name):
+    for target in TARGETS:
+        ours = outcome(lambda: FlashCodecLoader(service).load_bytes(clip(name), **target))  # noqa: B023
+        assert_same(ours, outcome(lambda: VIDEO_LOADER_REGISTRY.load("opencv").load_bytes(clip(name), **target)))  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["mpeg4_mixed_up", "mpeg4_decoding_times"])
+def test_stock_s_look_at_the_end_loses_frames_where_times_are_out_of_order(service, name):
+    frames, metadata = FlashCodecLoader(service).load_bytes(clip(name), num_frames=-1)
+    stock, told = VIDEO_LOADER_REGISTRY.load("opencv").load_bytes(clip(name), num_frames=-1)
+    assert (metadata["total_num_frames"], told["total_num_frames"]) == (48, 46)
+    assert np.array_equal(frames[: len(stock)], stock)
+
+
+def test_sound_with_a_cover_is_one_frame(service):
+    """Stock says so, too; but its look at the end of the file loses the picture."""
+    frames, metadata = FlashCodecLoader(service).load_bytes(sound_with_cover(), num_frames=32)
+    _, stock = VIDEO_LOADER_REGISTRY.load("opencv").load_bytes(sound_with_cover(), num_frames=32)
+    assert frames.shape == (1, *SIZE[::-1], 3)
+    assert metadata["frames_indices"] == [0]
+    assert metadata["total_num_frames"] == 1
+    same = ("total_num_frames", "fps", "duration")
+    assert {name: metadata[name] for name in same} == {name: stock[name] for name in same}
+
+
+def test_more_frames_than_the_limit_are_refused_before_a_rule_names_them():
+    with (
+        FlashCodec(VideoOptions(decoders=1, max_frames=60)) as service,
+        pytest.raises(VideoLimitError, match="max_frames"),
+    ):
+        # 48 packets, whose duration says that there are 90
+        FlashCodecLoader(service).load_bytes(longer(clip("mpeg4_mixed_up"), 3.0), num_frames=8)
 
 
 @pytest.mark.parametrize(("name", "frames"), [("av1", 40), ("one_frame", 1), ("h264_ts", 48)])

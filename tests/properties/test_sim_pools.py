@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.balance import LeastQueue
-from vllm_omni_sched.resource.sampled import SampledBalancer
+from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome
@@ -66,7 +65,7 @@ def stock(sim, seed, records, **how):
     choosers = [
         InTurn(),
         Balanced(LeastQueue(), random.Random(seed)),
-        Balanced(SampledBalancer(), random.Random(seed)),
+        Balanced(CostBalancer(), random.Random(seed)),
     ]
     costs = [None, None, StageCosts()]
     pools = [

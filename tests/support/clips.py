@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -96,6 +96,30 @@ def audio_only() -> bytes:
     return out.getvalue()
 
 
+def sound_with_cover() -> bytes:
+    """An MP4 with three seconds of silence, and a picture that is its cover."""
+    picture = encode("mjpeg", "avi", frames=1, pixel_format="yuvj420p")
+    out = io.BytesIO()
+    with av.open(io.BytesIO(picture)) as source, av.open(out, "w", format="mp4") as file:
+        sound = file.add_stream("aac", rate=48000)
+        cover = file.add_stream_from_template(source.streams.video[0])
+        cover.disposition = av.stream.Disposition.attached_pic
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = cover
+                file.mux(packet)
+        for n in range(90):
+            file.mux(sound.encode(_silence(n, 30)))
+        file.mux(sound.encode(None))
+    return out.getvalue()
+
+
+def longer(data: bytes, seconds: float) -> bytes:
+    """A Matroska file that says it is longer than it is."""
+    at = data.index(b"\x44\x89\x88") + 3  # Duration, a float of 8 bytes, in milliseconds
+    return data[:at] + struct.pack(">d", 1e3 * seconds) + data[at + 8 :]
+
+
 def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = None) -> bytes:
     """The same packets in another container.
 
@@ -147,6 +171,32 @@ def damaged(data: bytes, *, at: float = 0.5, nbytes: int = 40, seed: int = 0) ->
     begin = int(len(data) * at)
     noise = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
     return data[:begin] + noise + data[begin + nbytes :]
+
+
+def retimed(data: bytes, order: Callable[[list[int]], list[int]]) -> bytes:
+    """The same packets in Matroska, with other pts.
+
+    Args:
+        order: from the pts, in decode order, to others.
+    """
+    out = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(out, "w", format="matroska") as file:
+        stream = source.streams.video[0]
+        copy = file.add_stream_from_template(stream)
+        packets = [packet for packet in source.demux(stream) if packet.size]
+        for packet, pts in zip(packets, order([packet.pts for packet in packets]), strict=True):
+            packet.stream, packet.pts = copy, pts
+            file.mux(packet)
+    return out.getvalue()
+
+
+def mixed_up(pts: list[int]) -> list[int]:
+    """Each frame that overtakes another in decoding has its pts, as libxvid's encoder in FFmpeg gives them."""
+    found = list(pts)
+    for n in range(1, len(found)):
+        if pts[n] < pts[n - 1]:
+            found[n - 1], found[n] = found[n], found[n - 1]
+    return found
 
 
 def times_damaged(data: bytes) -> bytes:
@@ -243,6 +293,12 @@ _DERIVED = {
     "h264_open_gop_headless": lambda: remux(clip("h264_open_gop"), "matroska", keep=range(20, 48)),
     "hevc_open_gop_headless": lambda: remux(clip("hevc_open_gop"), "matroska", keep=range(18, 48)),
     "mpeg4_mkv": lambda: remux(clip("mpeg4"), "matroska"),
+    "mpeg4_mixed_up": lambda: retimed(clip("mpeg4"), mixed_up),
+    "h264_mixed_up": lambda: retimed(clip("h264"), mixed_up),
+    "mpeg4_decoding_times": lambda: retimed(clip("mpeg4"), sorted),
+    "h264_decoding_times": lambda: retimed(clip("h264_pyramid"), sorted),
+    "h264_interlaced_decoding_times": lambda: retimed(clip("h264_interlaced"), sorted),
+    "hevc_decoding_times": lambda: retimed(clip("hevc_open_gop"), sorted),
     "vp9_mp4": lambda: remux(clip("vp9"), "mp4"),
 }
 

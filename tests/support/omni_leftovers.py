@@ -28,7 +28,7 @@ def left_over(omni: Any, policies: Any) -> dict[str, Any]:
         kept["credits"] = [one for one in policies.credits.order if policies.credits.free(one) != capacity]
     for pool in omni.stage_pools:
         queue = pool.queue
-        loads = {i: load.began for i, load in queue.policies._loads.items() if load.began}
+        loads = {i: len(load) for i, load in queue.policies._loads.items() if len(load)}
         for name, of in {
             "waiting": queue.waiting,
             "running": queue.running,

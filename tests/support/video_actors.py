@@ -104,8 +104,10 @@ class ActingDecoder(Decoder):
             raise DecoderError("cannot open such a thing")
 
     def decode(self, piece: Piece) -> PieceResult:
-        found = []
+        found, frames = [], []
         for one in piece.wanted:
+            if one.slot in found:
+                continue
             acts = [name for name, frames in self._acts.items() if one.frame in frames]
             slot = self._frames[one.slot]
             if "die_once" in acts and slot[0, 0, 0] != 255:
@@ -118,7 +120,8 @@ class ActingDecoder(Decoder):
             if "absent" not in acts:
                 slot[:] = expected(one.frame)
                 found.append(one.slot)
-        return PieceResult(tuple(found), False, len(piece.feed), 0.0, 0.0, 0)
+                frames.append(one.frame)
+        return PieceResult(tuple(found), False, len(piece.feed), 0.0, 0.0, 0, frames=tuple(frames))
 
     def close(self) -> None:
         self._frames = None

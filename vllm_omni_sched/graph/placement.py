@@ -5,6 +5,7 @@ It knows what was sent where, as far as this process saw it. How much load affin
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from vllm_omni_sched.errors import ConfigError
@@ -33,6 +34,7 @@ class AffinityBook(Generic[Replica]):
         self.capacity = capacity
         self._weights: OrderedDict[tuple[Replica, str], float] = OrderedDict()  # noted longest ago first
         self._at: dict[Replica, set[str]] = {}
+        self._holders: dict[str, dict[Replica, None]] = {}  # of a key, in the order in which they were noted
         self._total = 0.0
 
     def __len__(self) -> int:
@@ -51,6 +53,7 @@ class AffinityBook(Generic[Replica]):
             self._drop(replica, key)
             self._weights[replica, key] = weight
             self._at.setdefault(replica, set()).add(key)
+            self._holders.setdefault(key, {})[replica] = None
             self._total += weight
             if len(self._weights) > self.capacity:
                 self._drop(*next(iter(self._weights)))
@@ -59,6 +62,11 @@ class AffinityBook(Generic[Replica]):
         """It died, or its cache was emptied."""
         for key in list(self._at.get(replica, ())):
             self._drop(replica, key)
+
+    def holders(self, keys: Iterable[str], most: int | None = None) -> list[Replica]:
+        """The replicas that have something of ``keys``; of each key the ``most`` that were sent it last, None: all."""
+        found = (islice(reversed(self._holders.get(key, {})), most) for key in sorted(set(keys)))
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     def warm(self, keys: Iterable[str], replicas: Iterable[Replica]) -> dict[Replica, float]:
         """The part of the weight of ``keys`` that each replica has, from 0 to 1; 0 without keys."""
@@ -78,6 +86,10 @@ class AffinityBook(Generic[Replica]):
         if weight is None:
             return
         self._total = self._total - weight if self._weights else 0.0
+        holders = self._holders[key]
+        del holders[replica]
+        if not holders:
+            del self._holders[key]
         keys = self._at[replica]
         keys.discard(key)
         if not keys:

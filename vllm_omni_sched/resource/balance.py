@@ -2,12 +2,19 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from itertools import islice
+from typing import ClassVar, Protocol, overload
 
 from vllm_omni_sched.errors import ConfigError
+
+LOOK_AT_ALL = 32
+"""A stage may have so many replicas for all of them to be compared for each request."""
+
+CHOICES = 4
+"""Of a stage with more so many are compared, drawn by lot."""
 
 
 class Dice(Protocol):
@@ -29,7 +36,7 @@ class PickReason(str, Enum):
     NONE_HEALTHY = "none_healthy"  # no pick: every replica is sick, or there is none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReplicaState:
     """A replica as a balancer sees it.
 
@@ -115,19 +122,34 @@ NOBODY = Pick(None, PickReason.NONE_HEALTHY, math.inf)
 
 
 class Balancer(ABC):
-    """Picks one of the healthy replicas for one request; never a sick one."""
+    """Picks one of the healthy replicas for one request; never a sick one.
 
-    def pick(self, cost_seconds: float, replicas: Sequence[ReplicaState], dice: Dice) -> Pick:
+    1. Of up to `LOOK_AT_ALL` replicas all are compared.
+    2. Of more, `CHOICES` that are drawn by lot, each as likely as any other, and as many that are ``near``. One that is
+       sick is no choice: another one is drawn instead, while there are any. What was not drawn is not looked at, so
+       that `LazyReplicas` need not describe it: O(1) in the replicas.
+
+    Two choices take the longest queue of n replicas from about log n / log log n to log log n / log 2, each further one
+    gains less (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 2001).
+    """
+
+    draws: ClassVar[bool] = True  # rule 2; else all are compared, however many
+
+    def pick(self, cost_seconds: float, replicas: Sequence[ReplicaState], dice: Dice, near: Iterable[int] = ()) -> Pick:
         """The replica for a request of that cost.
 
+        Args:
+            near: indices in ``replicas`` of those that have something of the request's, the warmest first.
+
         Raises:
-            ValueError: the cost is negative or not finite, or two replicas have the same id.
+            ValueError: the cost is negative or not finite, or two of the replicas that are compared have the same id.
         """
         if not 0 <= cost_seconds < math.inf:
             raise ValueError(f"cost_seconds must be finite and >= 0, got {cost_seconds}")
-        if len({one.replica_id for one in replicas}) < len(replicas):
-            raise ValueError(f"each replica must have its own id, got {[one.replica_id for one in replicas]}")
-        healthy = sorted((one for one in replicas if one.healthy), key=lambda one: one.replica_id)
+        seen = _drawn(replicas, dice, near) if self.draws and len(replicas) > LOOK_AT_ALL else list(replicas)
+        if len({one.replica_id for one in seen}) < len(seen):
+            raise ValueError(f"each replica must have its own id, got {[one.replica_id for one in seen]}")
+        healthy = sorted((one for one in seen if one.healthy), key=lambda one: one.replica_id)
         if not healthy:
             return NOBODY
         chosen, reason = self._pick(cost_seconds, healthy, dice)
@@ -153,8 +175,8 @@ class CostBalancer(Balancer):
        has need not be made and kept twice. Of several the warmest.
     3. Ties go to the one with room in its batch, then with fewer requests, then by id; chance plays no part.
 
-    With true costs, identical replicas and nothing warm, the last one finishes within (2 - 1/m) of the best possible
-    (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+    With true costs, identical replicas that are all compared, and nothing warm, the last one finishes within (2 - 1/m)
+    of the best possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
 
     Args:
         saved_share: the part of a request's cost that a cache which has all of it saves, in [0, 1].
@@ -210,7 +232,9 @@ class CostBalancer(Balancer):
 
 
 class RoundRobin(Balancer):
-    """Each healthy replica in turn, by id. Here to compare with, as the two below."""
+    """Each healthy replica in turn, by id. Here to compare with, as the one below."""
+
+    draws = False
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -232,3 +256,43 @@ class LeastQueue(Balancer):
         self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
     ) -> tuple[ReplicaState, PickReason]:
         return min(healthy, key=lambda one: (one.in_flight, one.replica_id)), PickReason.SHORTEST_QUEUE
+
+
+class LazyReplicas(Sequence[ReplicaState]):
+    """``count`` replicas, each described when it is looked at."""
+
+    def __init__(self, count: int, describe: Callable[[int], ReplicaState]) -> None:
+        self._indices, self._describe = range(count), describe
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> ReplicaState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ReplicaState]: ...
+    def __getitem__(self, index: int | slice) -> ReplicaState | list[ReplicaState]:
+        if isinstance(index, slice):
+            return [self._describe(one) for one in self._indices[index]]
+        return self._describe(self._indices[index])
+
+
+def by_lot(count: int, dice: Dice) -> Iterator[int]:
+    """All of range(count) in random order, one by one: Fisher and Yates, noting only what has moved."""
+    moved: dict[int, int] = {}
+    for first in range(count):
+        at = first + int(dice.random() * (count - first))
+        yield moved.get(at, at)
+        moved[at] = moved.get(first, first)
+
+
+def _drawn(replicas: Sequence[ReplicaState], dice: Dice, near: Iterable[int]) -> list[ReplicaState]:
+    """Healthy replicas to compare: rule 2 of `Balancer`."""
+    found = {at: one for at in islice(near, CHOICES) if (one := replicas[at]).healthy}
+    most = CHOICES + len(found)
+    for at in by_lot(len(replicas), dice):
+        if at not in found and (one := replicas[at]).healthy:
+            found[at] = one
+            if len(found) == most:
+                break
+    return list(found.values())

@@ -1,9 +1,10 @@
 """The room that the replicas of a stage have, in the course of one decision."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
 
-from vllm_omni_sched.resource.balance import Balancer, Dice, ReplicaState
+from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL, Balancer, Dice, ReplicaState
 
 NO_ROOM = -1.0  # fewer than 0 units: not even short work
 
@@ -50,18 +51,23 @@ class GateRoom:
         balancer: Balancer,
         dice: Dice,
         to_fill: bool = False,
+        other: Callable[[int], ReplicaState | None] = lambda _: None,
     ) -> int:
         """Give a request to a replica with room, or ``to_fill``, to one with the least; there must be one.
 
         Args:
             near: what is warm, and distances, by replica.
+            other: describes a replica that is not here; the warmest of these are compared, too.
         """
         warm, distances = near
+        if warm and not to_fill:
+            self._fetch(warm, units, other)
         most = self.least_room(units) if to_fill else math.inf
         choices = [one for one in self._open.values() if one.room <= most and one.takes(units)]
         if warm or distances:
             choices = [_near(one, warm, distances) for one in choices]
-        chosen = balancer.pick(cost_seconds, choices, dice).replica_id
+        best = _warmest(choices) if warm and len(choices) > LOOK_AT_ALL else ()
+        chosen = balancer.pick(cost_seconds, choices, dice, best).replica_id
         assert chosen is not None  # all of them are healthy
         one = self._open[chosen].with_work(cost_seconds, units)
         if one.room:
@@ -70,6 +76,19 @@ class GateRoom:
             del self._open[chosen]
         self._measured = None
         return chosen
+
+    def _fetch(self, warm: Mapping[int, float], units: int, other: Callable[[int], ReplicaState | None]) -> None:
+        """Have the warmest replicas that are not here described, if they take so many units."""
+        away = [name for name, part in warm.items() if part and name not in self._open]
+        for name in nlargest(CHOICES, away, key=warm.__getitem__):
+            one = other(name)
+            if one is not None and one.healthy and one.takes(units):
+                self._open[name] = one
+
+
+def _warmest(replicas: Sequence[ReplicaState]) -> list[int]:
+    """Indices of the replicas that have most of the request's."""
+    return nlargest(CHOICES, (at for at, one in enumerate(replicas) if one.warm), key=lambda at: replicas[at].warm)
 
 
 def _near(replica: ReplicaState, warm: Mapping[int, float], distances: Mapping[int, float]) -> ReplicaState:

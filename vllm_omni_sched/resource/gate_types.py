@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vllm_omni_sched.graph.order import WaitingRequest
+from vllm_omni_sched.resource.balance import ReplicaState
 
 
 class ReleaseReason(str, Enum):
@@ -76,6 +77,10 @@ class GateTerms:
     def distances(self, request_id: str) -> Mapping[int, float]:
         """Seconds that getting its input to each replica takes, by replica id, where not 0."""
         return {}
+
+    def replica(self, replica_id: int) -> ReplicaState | None:
+        """One that the gate was not given, of a stage whose replicas are drawn; None where it is to get nothing."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -109,18 +109,25 @@ class StageGate:
         return len(self._released) - bisect_right(self._released, self._entries[request_id].number)
 
     def release(
-        self, now: float, replicas: Sequence[ReplicaState], dice: Dice, terms: GateTerms | None = None
+        self,
+        now: float,
+        replicas: Sequence[ReplicaState],
+        dice: Dice,
+        terms: GateTerms | None = None,
+        most: float = math.inf,
     ) -> GatePlan:
         """Who goes now; they wait no more. Of a replica's state, ``warm`` and the distance count for all requests.
 
         Args:
             now: one that is earlier than the latest counts as that.
             terms: answers what the gate has to know of requests beyond what it was told.
+            most: how many go, at most. Of a stage with many replicas, of which some are drawn, one goes at a time, so
+                that for each others are drawn.
         """
         self._now = max(self._now, now)
         decision = self._last = _Decision(GateRoom(replicas), terms or GateTerms())
         releases: list[Release] = []
-        while self._entries and decision.room.has_room():
+        while self._entries and decision.room.has_room() and len(releases) < most:
             chosen = self._next(decision)
             if chosen is None:
                 break
@@ -136,6 +143,7 @@ class StageGate:
                 self.balancer,
                 dice,
                 to_fill=reason is ReleaseReason.BATCH_FULL,
+                other=decision.terms.replica,
             )
             releases.append(Release(name, replica_id, reason))
             self._count(request)

@@ -1,6 +1,7 @@
 """How fast replicas are, and how far from each other, learned from what requests took."""
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_omni_sched.errors import ConfigError
@@ -53,7 +54,9 @@ class Topology:
             raise ConfigError(f"least must be 2 or more, got {least}")
         self.rate, self.least = rate, least
         self._ratios: dict[int, _Mean] = {}
-        self._late: dict[tuple[int, int], _Mean] = {}
+        self._sum, self._known = 0.0, 0  # of the ratios whose mean counts
+        self._late: dict[int, dict[int, _Mean]] = {}  # source, replica
+        self._nearest: dict[int, float] = {}  # of the means that count, the least of a source, where it is known
 
     def observe(self, source: int | None, replica_id: int, estimated_seconds: float, seconds: float) -> None:
         """A request that came from ``source`` (None: from a client) took so long on a replica.
@@ -66,41 +69,80 @@ class Topology:
                 raise ValueError(f"seconds must be finite and >= 0, got {value}")
         if not estimated_seconds or not seconds:
             return
-        self._ratios.setdefault(replica_id, _Mean()).add(math.log(estimated_seconds / seconds), self.rate)
+        self._drop_ratio(ratio := self._ratios.setdefault(replica_id, _Mean()))
+        ratio.add(math.log(estimated_seconds / seconds), self.rate)
+        if ratio.count >= self.least:
+            self._sum, self._known = self._sum + ratio.value, self._known + 1
         if source is not None:
             late = seconds - estimated_seconds / self.speed(replica_id)
-            self._late.setdefault((source, replica_id), _Mean()).add(late, self.rate)
+            mean = self._late.setdefault(source, {}).setdefault(replica_id, _Mean())
+            before = mean.value
+            mean.add(late, self.rate)
+            nearest = self._nearest.get(source)
+            if nearest is not None and mean.count >= self.least:
+                if mean.value <= nearest:
+                    self._nearest[source] = mean.value
+                elif before == nearest:
+                    del self._nearest[source]
 
     def forget(self, replica_id: int) -> None:
         """Another process, or another device, has taken its place."""
-        self._ratios.pop(replica_id, None)
-        for pair in [pair for pair in self._late if pair[1] == replica_id]:
-            del self._late[pair]
+        ratio = self._ratios.pop(replica_id, None)
+        if ratio is not None:
+            self._drop_ratio(ratio)
+        for source, late in self._late.items():
+            if late.pop(replica_id, None) is not None:
+                self._nearest.pop(source, None)
 
     def forget_source(self, source: int) -> None:
         """As `forget`, of the stage before."""
-        for pair in [pair for pair in self._late if pair[0] == source]:
-            del self._late[pair]
+        self._late.pop(source, None)
+        self._nearest.pop(source, None)
 
     def speed(self, replica_id: int) -> float:
         """As a multiple of the replicas' mean."""
-        known = [mean.value for mean in self._ratios.values() if mean.count >= self.least]
         mean = self._ratios.get(replica_id)
-        if mean is None or mean.count < self.least or len(known) < 2:
+        if mean is None or mean.count < self.least or self._known < 2:
             return 1.0
-        return min(max(math.exp(mean.value - math.fsum(known) / len(known)), 1 / self._MOST), self._MOST)
+        return min(max(math.exp(mean.value - self._sum / self._known), 1 / self._MOST), self._MOST)
 
     def distance_seconds(self, source: int | None, replica_id: int) -> float:
         """What a request from there takes longer than on the replica that is nearest to it."""
-        if source is None or not self._is_known(source, replica_id):
+        late = self._late.get(source, {}) if source is not None else {}
+        mine = late.get(replica_id)
+        if source is None or mine is None or mine.count < self.least:
             return 0.0
-        mine = self._late[source, replica_id]
-        nearest = min(
-            mean.value for (of, replica), mean in self._late.items() if of == source and self._is_known(of, replica)
-        )
+        nearest = self._nearest.get(source)
+        if nearest is None:
+            nearest = self._nearest[source] = min(mean.value for mean in late.values() if mean.count >= self.least)
         beyond = mine.value - nearest
         return beyond if beyond > 2 * mine.error(self.rate) else 0.0
 
-    def _is_known(self, source: int, replica_id: int) -> bool:
-        mean = self._late.get((source, replica_id))
-        return mean is not None and mean.count >= self.least
+    def distances(self, source: int | None) -> Mapping[int, float]:
+        """What `distance_seconds` says of each replica where it is not 0, worked out for those that are asked for."""
+        known = self._late.get(source) if source is not None else None
+        return _Distances(self, source, known) if known else {}
+
+    def _drop_ratio(self, ratio: _Mean) -> None:
+        if ratio.count >= self.least:
+            self._sum, self._known = self._sum - ratio.value, self._known - 1
+
+
+class _Distances(Mapping[int, float]):
+    def __init__(self, topology: Topology, source: int | None, known: Mapping[int, _Mean]) -> None:
+        self._topology, self._source, self._known = topology, source, known
+
+    def __getitem__(self, replica_id: int) -> float:
+        seconds = self._topology.distance_seconds(self._source, replica_id)
+        if not seconds:
+            raise KeyError(replica_id)
+        return seconds
+
+    def __iter__(self) -> Iterator[int]:
+        return (one for one in self._known if self._topology.distance_seconds(self._source, one))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return True  # maybe: it is not worth a look at all of them

@@ -93,7 +93,11 @@ class BalancingOptions(Options):
     policy: BalancePolicy = Field(
         BalancePolicy.COST,
         strict=False,
-        description="'cost': the one that is through with it first; or vLLM-Omni's ways; 'stock' changes nothing.",
+        description=(
+            "'cost': the one that is through with it first; or vLLM-Omni's ways; 'stock' changes nothing. Of a stage "
+            "with more than 32 replicas, four with room that are drawn by lot are compared, and up to four that have "
+            "something of the request's."
+        ),
     )
     affinity_slack: float = Field(
         0.25, ge=0, description="How much later a request may end for going where its data is; a part of its time."

@@ -16,7 +16,7 @@ from vllm_omni_sched.errors import VideoInputError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
 from vllm_omni_sched.video.bitstream.bits import EndOfBits
 from vllm_omni_sched.video.facts import NO_TIME, PACKET, Order, SequenceReason, VideoIndex
-from vllm_omni_sched.video.index import flags, order_of
+from vllm_omni_sched.video.index import display_ranks, flags, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,8 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
     packets = np.array(found.rows, PACKET)
     packets["flags"] = flags(found.facts, found.hidden)
     irregular = bool(found.extradata_changes or found.palettes) or any(fact.irregular for fact in found.facts)
-    order, why = order_of(packets, known=reader is not None, irregular=irregular)
+    display = display_ranks(found.facts)
+    order, why = order_of(packets, known=reader is not None, irregular=irregular, display=display)
     if container.format.name == "avi" and context.reorder_depth:
         order, why = Order.SEQUENCE, SequenceReason.NO_PTS  # its times are those of decoding, whatever they are called
     time_base = stream.time_base or Fraction(1, av.time_base)

@@ -39,6 +39,7 @@ class SequenceReason(str, Enum):
     """Why a video, or part of it, is decoded in sequence."""
 
     NO_PTS = "no_pts"  # packets without a pts, two with the same, or pts that turn back
+    DISORDER = "disorder"  # pts are not in the order in which the codec puts frames out
     NO_START = "no_start"  # no packet but the first where decoding may begin
     PACKETS_DIFFER = "packets_differ"  # parameters change within the stream, or packets hold several frames
     CODEC = "codec"  # a codec whose streams we do not know how to cut
@@ -127,7 +128,8 @@ class Piece:
     Attributes:
         number: of this piece within its video.
         feed: indices of packets, in decode order, dtype int32; whatever is not in it is not decoded.
-        wanted: frames to convert and write, by display order.
+        wanted: frames to convert and write, by display order. Of several with the same slot the first one that can be
+            had is written.
         order: whether frames are known by pts, or counted from the first one that comes out.
         cost: predicted seconds of one decoder.
         threads: decoding threads that may work on it.
@@ -153,6 +155,9 @@ class PieceResult:
         decoded: frames that came out of the decoder.
         decode_seconds, convert_seconds: where the time went.
         bytes_written: into the output.
+        disordered: frames that are known by pts came out in another order than that of their pts, or without one:
+            their numbers are not those by which they were looked for.
+        frames: numbers of the frames in ``found``, where several could have been written to a slot.
     """
 
     found: tuple[int, ...]
@@ -161,3 +166,5 @@ class PieceResult:
     decode_seconds: float
     convert_seconds: float
     bytes_written: int
+    disordered: bool = False
+    frames: tuple[int, ...] = ()

@@ -33,7 +33,10 @@ def flags(facts: Sequence[PacketFacts], hidden: Sequence[bool]) -> npt.NDArray[n
     """`PacketFlag` of each packet."""
     top = max((fact.layer for fact in facts), default=0)
     start = np.array([fact.start for fact in facts], np.int32)
-    droppable = np.array([fact.droppable and fact.layer == top for fact in facts], np.int32)
+    # while it is unknown when a frame is shown, all are decoded, so that the order in which they come out tells
+    droppable = np.array(
+        [fact.droppable and fact.layer == top and fact.display is not None for fact in facts], np.int32
+    )
     return (
         start * int(PacketFlag.START)
         + np.array(hidden, np.int32) * int(PacketFlag.HIDDEN)
@@ -41,13 +44,21 @@ def flags(facts: Sequence[PacketFacts], hidden: Sequence[bool]) -> npt.NDArray[n
     )
 
 
-def order_of(packets: npt.NDArray[np.void], *, known: bool, irregular: bool) -> tuple[Order, SequenceReason | None]:
+def display_ranks(facts: Sequence[PacketFacts]) -> npt.NDArray[np.int64]:
+    """`PacketFacts.display` of each packet, `NO_TIME` where it is unknown."""
+    return np.array([NO_TIME if fact.display is None else fact.display for fact in facts], np.int64)
+
+
+def order_of(
+    packets: npt.NDArray[np.void], *, known: bool, irregular: bool, display: npt.NDArray[np.int64] | None = None
+) -> tuple[Order, SequenceReason | None]:
     """How frames are numbered.
 
     Args:
         packets: array of `PACKET`, in decode order.
         known: the codec is one whose packets we can read.
         irregular: some packet holds not exactly one frame, or changes parameters.
+        display: rank of each packet's frame in the order of the codec, see `display_ranks`; None for all unknown.
 
     Returns:
         (order, why frames can only be had in sequence, or only from the first packet on)
@@ -61,6 +72,8 @@ def order_of(packets: npt.NDArray[np.void], *, known: bool, irregular: bool) -> 
         return Order.SEQUENCE, SequenceReason.NO_PTS
     if irregular:
         return Order.SEQUENCE, SequenceReason.PACKETS_DIFFER
+    if display is not None and _contradicted(packets, display):
+        return Order.SEQUENCE, SequenceReason.DISORDER
     starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
     shown = packets["flags"] & PacketFlag.HIDDEN == 0
     if not len(starts) or (shown & (pts < pts[starts[0]])).any():
@@ -81,6 +94,33 @@ def _turns_back(packets: npt.NDArray[np.void]) -> bool:
     before = np.maximum.accumulate(np.where(shown, pts, limits.min))
     after = np.minimum.accumulate(np.where(shown, pts, limits.max)[::-1])[::-1]
     return bool((before[back - 1] > after[back]).any())
+
+
+def _contradicted(packets: npt.NDArray[np.void], display: npt.NDArray[np.int64]) -> bool:
+    """Whether a decoder puts frames out in another order than that of their pts, as far as ranks are known."""
+    known = (packets["flags"] & PacketFlag.HIDDEN == 0) & (display != NO_TIME)
+    pts = packets["pts"][known][np.argsort(display[known], kind="stable")]
+    return bool((np.diff(pts) < 0).any())
+
+
+class PtsOrder:
+    """Whether frames come out of a decoder in the order of their pts, as their numbers are taken from it.
+
+    Args:
+        begin: pts of the packet at which decoding begins; frames with a lower one belong to nobody, and may come in
+            any order.
+    """
+
+    def __init__(self, begin: int = NO_TIME) -> None:
+        self._begin = self._last = begin
+        self.broken = False
+
+    def see(self, pts: int | None) -> None:
+        """Note the next frame that is shown."""
+        if pts is None or self._begin <= pts < self._last:
+            self.broken = True
+        else:
+            self._last = max(pts, self._last)
 
 
 def reorder_depth(packets: npt.NDArray[np.void]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from queue import Empty
@@ -18,7 +18,7 @@ from vllm_omni_sched.video import messages, wire
 from vllm_omni_sched.video.answers import check_sound, error_of
 from vllm_omni_sched.video.base import Decoded, Report
 from vllm_omni_sched.video.dispatch import Dispatcher
-from vllm_omni_sched.video.facts import Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.facts import Order, Piece, PieceResult, SequenceReason, VideoIndex
 from vllm_omni_sched.video.frames import FrameMemory
 from vllm_omni_sched.video.input import Input
 from vllm_omni_sched.video.job import Answer, Closed, Job, Lost, Task
@@ -28,7 +28,7 @@ from vllm_omni_sched.video.messages import Failure
 
 _INDEX_SECONDS, _INDEX_BYTES_PER_SECOND = 0.02, 1e9  # what an index costs, roughly
 STAGES = ("index", "wait", "decode", "convert", "assemble")
-_RECOVERIES = 64  # frames in a row that are tried in place of one
+_STAND_INS = 64  # frames in a row that are tried in place of one
 
 
 class Fallback(str, Enum):
@@ -50,6 +50,14 @@ class Planning(Protocol):
 
     def repair(self, index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]]) -> tuple[Piece, str] | None:
         """What to decode in place of pieces that came out damaged, and why; None: nothing more can be done."""
+
+    def stand_ins(
+        self, index: VideoIndex, candidates: Mapping[int, Iterable[int]], number: int, came_out: int
+    ) -> Piece | None:
+        """One piece that has the first of some frames that can be had written to each slot; None: there are none.
+
+        ``number`` is the piece's, ``came_out`` how many frames came out of a decoding of all packets, at most.
+        """
 
     def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
         """When frames are shown, from the first one on."""
@@ -81,6 +89,8 @@ class Load:
     decoded: int = 0
     copied: int = 0
     input: Input | None = None
+    came_out: int = 0  # frames of a piece, at most
+    disordered: bool = False  # frames are counted, as their pts are in another order
     problem: str = ""  # what decoders failed at last, where it need not be the video's fault
 
     def run(self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool) -> Decoded:
@@ -95,6 +105,8 @@ class Load:
             self.limits.check_output(nbytes)
             self._open(index, packets, nbytes)
             there = self._decode(index, wanted)
+            if self.disordered:
+                index = replace(index, order=Order.SEQUENCE, why_sequence=SequenceReason.DISORDER)
             if recovery:
                 self._recover(index, wanted, there)
             found = [slot for slot in found if slot in there]
@@ -168,23 +180,20 @@ class Load:
         self.job.opening = messages.Open(self.job.key, room.start, nbytes), (packets, described)
 
     def _decode(self, index: VideoIndex, wanted: Sequence[int]) -> set[int]:
-        """Slots that are written, of those wanted."""
+        """Have frames decoded, and repaired where need be; slots that are written, of those wanted."""
         pieces, reasons = self.planning.plan(index, wanted, self.decoders)
         self.fallbacks += reasons
-        return self._work(index, pieces, len(wanted))
-
-    def _work(self, index: VideoIndex, pieces: Sequence[Piece], slots: int) -> set[int]:
-        """Have pieces decoded, and repaired where need be; slots that are written."""
         self.pieces += len(pieces)
         there: set[int] = set()
-        outcomes = self._outcomes(pieces, self.kind, there, slots)
+        outcomes = self._outcomes(pieces, self.kind, there, len(wanted))
         again = self.planning.repair(index, outcomes)
         if again is not None:
             piece, reason = again
             self.fallbacks.append(reason)
             self.pieces += 1
+            self.disordered = piece.order is not index.order
             there -= {one.slot for one in piece.wanted}
-            self._outcomes([piece], CPU, there, slots)
+            self._outcomes([piece], CPU, there, len(wanted))
         return there
 
     def _outcomes(
@@ -206,6 +215,7 @@ class Load:
                 outcomes.append((replace(piece, threads=task.given), result))
                 there |= {one.slot for one in piece.wanted} & set(result.found)
                 self.decoded += result.decoded
+                self.came_out = max(self.came_out, result.decoded)
                 self.seconds["decode"] += result.decode_seconds
                 self.seconds["convert"] += result.convert_seconds
                 if self.progress is not None:
@@ -246,22 +256,23 @@ class Load:
 
     def _recover(self, index: VideoIndex, wanted: list[int], there: set[int]) -> None:
         """Have the next frame that can be decoded stand in for one that is missing, if it comes before the next one
-        that is wanted; as vLLM's ``frame_recovery``. ``wanted`` and ``there`` are brought up to date."""
-        until = {slot: wanted[slot + 1] for slot in range(len(wanted) - 1) if slot not in there}
-        tried = {slot: wanted[slot] for slot in until}
-        for _ in range(_RECOVERIES):
-            tried = {slot: frame + 1 for slot, frame in tried.items() if frame + 1 < until[slot] and slot not in there}
-            if not tried:
-                return
-            slots = list(tried)
-            pieces, _ = self.planning.plan(index, [tried[slot] for slot in slots], self.decoders)
-            pieces = [
-                replace(piece, wanted=tuple(one._replace(slot=slots[one.slot]) for one in piece.wanted))
-                for piece in pieces
-            ]
-            for slot in self._work(index, pieces, len(wanted)):
-                wanted[slot] = tried[slot]
-                there.add(slot)
+        that is wanted; as vLLM's ``frame_recovery``. ``wanted`` and ``there`` are brought up to date.
+
+        No packet is decoded more than once for it, however much is missing."""
+        missing = {
+            slot: range(wanted[slot] + 1, min(wanted[slot + 1], wanted[slot] + 1 + _STAND_INS))
+            for slot in range(len(wanted) - 1)
+            if slot not in there
+        }
+        piece = self.planning.stand_ins(index, missing, self.pieces, self.came_out)
+        if piece is None:
+            return
+        self.pieces += 1
+        for _, result in self._outcomes([piece], CPU, there, len(wanted)):
+            for slot, frame in zip(result.found, result.frames, strict=False):  # it may say anything
+                if frame not in missing.get(slot, ()):
+                    continue
+                wanted[slot] = frame
                 self.fallbacks.append(Fallback.RECOVERED.value)
 
     def _next(self) -> Answer | Lost:

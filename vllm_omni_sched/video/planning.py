@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from vllm_omni_sched.video import plan as plans
@@ -27,6 +27,12 @@ class GroupPlanning:
         """See `vllm_omni_sched.video.load.Planning`."""
         repair = repairs.repair(index, outcomes)
         return (repair.piece, repair.reason.value) if repair is not None else None
+
+    def stand_ins(
+        self, index: VideoIndex, candidates: Mapping[int, Iterable[int]], number: int, came_out: int
+    ) -> Piece | None:
+        """See `vllm_omni_sched.video.load.Planning`."""
+        return repairs.stand_ins(index, candidates, number, came_out)
 
     def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
         """See `vllm_omni_sched.video.load.Planning`."""

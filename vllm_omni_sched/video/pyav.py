@@ -16,7 +16,7 @@ from vllm_omni_sched.errors import DecoderError
 from vllm_omni_sched.video.base import Decoder
 from vllm_omni_sched.video.convert import Converter
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, PieceResult
-from vllm_omni_sched.video.index import reorder_depth
+from vllm_omni_sched.video.index import PtsOrder, reorder_depth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,16 @@ class PyAvDecoder(Decoder):
             finally:
                 context.flush_buffers()  # from here on its threads stand still, and say nothing any more
         seconds = self._clock() - began - run.convert_seconds
-        return PieceResult(tuple(run.found), run.damaged, run.decoded, seconds, run.convert_seconds, run.bytes_written)
+        return PieceResult(
+            tuple(run.found),
+            run.damaged,
+            run.decoded,
+            seconds,
+            run.convert_seconds,
+            run.bytes_written,
+            run.pts_order.broken,
+            tuple(run.numbers),
+        )
 
     def close(self) -> None:
         """See `Decoder.close`."""
@@ -155,12 +164,17 @@ class _Run:
         alone = index.codec in _SILENT_WITH_THREADS or (pts[piece.feed] < self._from_pts).any()
         self.threads = 1 if alone else piece.threads
         self._order = piece.order
-        self._wanted = {one.frame if one.pts is None else one.pts: one.slot for one in piece.wanted}
+        self._wanted = {one.frame if one.pts is None else one.pts: one for one in piece.wanted}
+        self._keys: dict[int, list[int]] = {}  # of a slot
+        for key, one in self._wanted.items():
+            self._keys.setdefault(one.slot, []).append(key)
         self._slots = slots
         self._converter = converter
         self._clock = clock
         self._shown = 0
+        self.pts_order = PtsOrder(self._from_pts)
         self.found: list[int] = []
+        self.numbers: list[int] = []
         self.damaged = False
         self.decoded = 0
         self.convert_seconds = 0.0
@@ -197,21 +211,25 @@ class _Run:
         if isinstance(frame.opaque, _Hidden):
             return
         if self._order is Order.PTS:
-            slot = self._wanted.pop(pts, None) if pts is not None else None
+            self.pts_order.see(pts)
+            one = self._wanted.pop(pts, None) if pts is not None else None
         else:
-            slot = self._wanted.pop(self._shown, None)
+            one = self._wanted.pop(self._shown, None)
             self._shown += 1
-        if slot is None:
+        if one is None:
             return
         began = self._clock()
         try:
-            self.bytes_written += self._converter.convert(frame, self._slots[slot])
+            self.bytes_written += self._converter.convert(frame, self._slots[one.slot])
         except av.FFmpegError as error:  # this frame is missing, and no other
             _check_memory(error)
             self.damaged = True
         else:
             self.damaged |= frame.is_corrupt
-            self.found.append(slot)
+            self.found.append(one.slot)
+            self.numbers.append(one.frame)
+            for key in self._keys[one.slot]:
+                self._wanted.pop(key, None)
         self.convert_seconds += self._clock() - began
 
 

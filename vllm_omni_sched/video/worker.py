@@ -122,7 +122,7 @@ class Worker:
             return messages.Failed(message.task, *self._unopened)
         piece = messages.piece_in(message.piece)
         began = monotonic_seconds()
-        self._touch([one.slot for one in piece.wanted])
+        self._touch(sorted({one.slot for one in piece.wanted}))
         seconds = monotonic_seconds() - began
         result = self._decoder.decode(piece)
         return messages.Done(message.task, replace(result, convert_seconds=result.convert_seconds + seconds))

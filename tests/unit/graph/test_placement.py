@@ -87,3 +87,21 @@ def test_out_of_range():
     for weight in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="weight"):
             AffinityBook().note(0, "a", weight)
+
+
+def test_who_has_something_of_a_key_is_known_without_a_look_at_all() -> None:
+    known = AffinityBook[int]()
+    for replica in range(50):
+        known.note(replica, "a")
+    known.note(7, "ab")
+    known.note(3, "b")
+    assert known.holders("b") == [3, 7]
+    assert known.holders("a", most=3) == [7, 49, 48]
+    assert known.holders("ab", most=2) == [7, 49, 3]
+    assert known.holders("c") == []
+    known.forget(7)
+    assert known.holders("b") == [3]
+    small = AffinityBook[int](capacity=1)
+    small.note(0, "a")
+    small.note(1, "b")
+    assert (small.holders("a"), small.holders("b")) == ([], [1])

@@ -94,3 +94,36 @@ def test_bad_arguments() -> None:
     topology = Topology(least=2)
     topology.observe(0, 0, 0.0, 1.0)  # no estimate: nothing is learned
     assert topology._ratios == {}
+
+
+def test_speeds_and_distances_are_those_of_a_look_at_all() -> None:
+    dice, known = Random(3), Topology(least=3)
+    ratios: dict[int, list[float]] = {}
+    late: dict[int, dict[int, list[float]]] = {}
+
+    def mean(values: list[float]) -> float:
+        found = 0.0
+        for count, value in enumerate(values, 1):
+            found += max(1 / count, 0.05) * (value - found)
+        return found
+
+    for _ in range(400):
+        source, replica, seconds = dice.randrange(2), dice.randrange(4), dice.uniform(0.5, 2.0)
+        known.observe(source, replica, 1.0, seconds)
+        ratios.setdefault(replica, []).append(math.log(1.0 / seconds))
+        late.setdefault(source, {}).setdefault(replica, []).append(seconds - 1.0 / known.speed(replica))
+        if dice.random() < 0.02:
+            known.forget(replica)
+            ratios.pop(replica)
+            for one in late.values():
+                one.pop(replica, None)
+        counts = {one: mean(values) for one, values in ratios.items() if len(values) >= 3}
+        for one, value in counts.items():
+            expected = 1.0 if len(counts) < 2 else math.exp(value - sum(counts.values()) / len(counts))
+            assert known.speed(one) == pytest.approx(expected)
+        for of, each in late.items():
+            means = {one: mean(values) for one, values in each.items() if len(values) >= 3}
+            distances = dict(known.distances(of))
+            assert distances == {one: known.distance_seconds(of, one) for one in distances}
+            for one, seconds in distances.items():
+                assert seconds == pytest.approx(means[one] - min(means.values()))

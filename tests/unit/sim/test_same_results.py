@@ -33,7 +33,7 @@ CASES = {
     "ours, short of KV memory": (8.0, OURS, 1, 'encoder = "lane"\nkv_tokens = 60000'),
     "on shared processors": (6.0, OURS, 2, 'encoder = "lane"\nlane_on = "shared"'),
     "all policies": (10.0, ALL, 3, 'encoder = "lane"'),
-    "two choices": (10.0, "", 3, 'balance = "sampled"'),
+    "by cost": (10.0, "", 3, 'balance = "cost"'),
     "deaths": (10.0, OURS + DEATHS, 3, 'encoder = "lane"'),
 }
 DIGESTS = {
@@ -43,7 +43,7 @@ DIGESTS = {
     "ours, short of KV memory": "c8fb430285427359",
     "on shared processors": "9c73a6a7f5445dd0",
     "all policies": "052f26eff4236697",
-    "two choices": "1b86759fe1a8a033",
+    "by cost": "5a6e24d5dd18eb59",
     "deaths": "5a519b2fef2036a2",
 }
 

@@ -103,7 +103,7 @@ def test_h264_parameters_that_change_must_come_again_at_a_start() -> None:
 )
 def test_hevc_packets(kind: int, layer: int, start: bool, droppable: bool) -> None:
     facts = reader_for("hevc", b"").read(b"\0\0\1" + bytes([kind << 1, layer + 1, 0x80]), True)
-    assert facts == (start, droppable, layer, False)
+    assert facts[:4] == (start, droppable, layer, False)
 
 
 def test_hevc_pictures_of_another_view_are_none() -> None:
@@ -177,7 +177,7 @@ def test_av1_frames_that_are_in_no_slot(kept: int, resilient: bool, droppable: b
 )
 def test_mpeg4_packets(packet: bytes, start: bool, droppable: bool, irregular: bool) -> None:
     facts = reader_for("mpeg4", b"").read(packet, True)
-    assert facts == (start, droppable, 0, irregular)
+    assert facts[:4] == (start, droppable, 0, irregular)
 
 
 def test_a_codec_that_we_do_not_know() -> None:
@@ -239,8 +239,8 @@ def test_parameter_sets_of_the_container_need_not_come_again() -> None:
 def test_jpeg_tables_that_are_left_out() -> None:
     tables, huffman, scan = b"\xff\xdb\0\3\0", b"\xff\xc4\0\3\0", b"\xff\xda" + b"x" * 9
     reader = reader_for("mjpeg", b"")
-    assert reader.read(tables + scan, True) == (True, True, 0, False)  # the standard's Huffman tables
-    assert reader.read(scan + tables, True) == (False, False, 0, True)
+    assert reader.read(tables + scan, True)[:4] == (True, True, 0, False)  # the standard's Huffman tables
+    assert reader.read(scan + tables, True)[:4] == (False, False, 0, True)
     assert reader.read(tables + huffman + scan, True).start
     assert reader.read(tables + scan, True).irregular
 

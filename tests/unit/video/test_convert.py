@@ -16,7 +16,10 @@ from vllm_omni_sched.video import convert
 from vllm_omni_sched.video.convert import Converter
 from vllm_omni_sched.video.index import shown_pts
 
-NOT_BY_OPENCV = {"h264_interlaced", "av1", "av1_mkv"}  # it fails to convert the first, and has no decoder for AV1
+NOT_BY_OPENCV = {
+    *("h264_interlaced", "h264_interlaced_decoding_times"),  # which it fails to convert
+    *("av1", "av1_mkv"),  # for which it has no decoder
+}
 
 
 def with_opencv(data: bytes) -> list[np.ndarray]:

@@ -63,6 +63,17 @@ def test_the_next_frame_stands_in(codec: FlashCodec) -> None:
     assert decoded.report.fallbacks.count(Fallback.RECOVERED.value) == 1
 
 
+def test_standing_in_costs_one_decoding_at_most(codec: FlashCodec) -> None:
+    gone = [*range(5, 60), *range(70, 140), *range(150, 230)]
+    data = actors.video(240, absent=gone)
+    wanted = [0, 5, 62, 75, 149, 151, 239]
+    without = codec.load(data, lambda _: wanted)
+    decoded = codec.load(data, lambda _: wanted, recovery=True)
+    assert without.indices == [0, 62, 149, 239]
+    check(decoded, [0, 60, 62, 149, 239])
+    assert decoded.report.decoded <= without.report.decoded + 240
+
+
 def test_no_frame_at_all(codec: FlashCodec) -> None:
     with pytest.raises(VideoInputError, match="none of the 4 frames"):
         codec.load(actors.video(4, absent=[0, 1, 2, 3]), everything)

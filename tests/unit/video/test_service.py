@@ -143,3 +143,23 @@ def test_importing_it_loads_neither_av_nor_torch_nor_vllm() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=environment, timeout=60)
     assert run.stdout.split("\n") == ["set()", "set()", ""]
+
+
+@pytest.mark.parametrize("name", ["mpeg4_b_avi", "mpeg2", "h264_raw", "mpeg4_mixed_up"])
+def test_recovery_decodes_nothing_again_where_no_more_frames_come(codec: FlashCodec, name: str) -> None:
+    cut = clips.clip(name)[: len(clips.clip(name)) * 3 // 5]
+    without = codec.load(cut, lambda _: range(0, 48, 2))
+    recovered = codec.load(cut, lambda _: range(0, 48, 2), recovery=True)
+    assert without.index.order is Order.SEQUENCE
+    assert 0 < len(without.indices) < 24
+    assert recovered.indices == without.indices
+    assert recovered.report.decoded == without.report.decoded
+
+
+def test_recovery_decodes_each_frame_at_most_once_more(codec: FlashCodec) -> None:
+    for name in sorted(clips.BROKEN):
+        wanted = range(0, 48, 7)
+        without = codec.load(clips.clip(name), lambda _: wanted)  # noqa: B023
+        recovered = codec.load(clips.clip(name), lambda _: wanted, recovery=True)  # noqa: B023
+        assert recovered.report.decoded <= without.report.decoded + len(without.index.packets), name
+        assert len(recovered.indices) >= len(without.indices)

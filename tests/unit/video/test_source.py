@@ -62,6 +62,20 @@ def test_packets_that_an_edit_list_leaves_out_altogether_do_not_count():
     assert source_of(replace(whole, packets=whole.packets[30:])).total_frames == 50
 
 
+def test_sound_with_a_cover_is_one_frame():
+    """The cover lasts as long as the sound, at one frame per unit of time; vLLM's look at the end finds one frame."""
+    facts = {"codec": "png", "header_frames": 0, "duration_seconds": 300.0, "order": Order.SEQUENCE}
+    cover = index_of(1, time_base=(1, 90_000), fps=0.0, **facts)
+    for cross_check in (True, False):
+        assert source_of(cover, cross_check=cross_check) == Source(1, 90_000.0, 1 / 90_000)
+
+
+@pytest.mark.parametrize(("seconds", "total"), [(3.1, 93), (5.9, 177), (6.1, 90), (3000.0, 90)])
+def test_a_duration_is_believed_up_to_twice_the_frames(seconds, total):
+    said = index_of(90, header_frames=0, duration_seconds=seconds, order=Order.SEQUENCE)
+    assert source_of(said).total_frames == total
+
+
 def test_a_header_that_is_off_by_one_is_believed():
     assert source_of(index_of(90, hidden=1)).total_frames == 90
 

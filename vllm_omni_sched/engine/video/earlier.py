@@ -18,7 +18,7 @@ from vllm_omni_sched.engine.video.wanted import wanted_of
 if TYPE_CHECKING:
     from vllm_omni_sched.engine.video.loader import Service
     from vllm_omni_sched.graph.order import SlaClass
-    from vllm_omni_sched.video.facts import VideoIndex
+    from vllm_omni_sched.video.facts import Source, VideoIndex
 
 _WIDTH, _HEIGHT, _FPS, _FRAME_COUNT = 3, 4, 5, 7  # OpenCV's CAP_PROP_…
 
@@ -26,8 +26,7 @@ _WIDTH, _HEIGHT, _FPS, _FRAME_COUNT = 3, 4, 5, 7  # OpenCV's CAP_PROP_…
 class _Capture:
     """Answers as an OpenCV capture does before its first frame."""
 
-    def __init__(self, index: VideoIndex) -> None:
-        source = source_of(index, cross_check=False)
+    def __init__(self, index: VideoIndex, source: Source) -> None:
         width, height = frame_size(index)
         self._facts = {_WIDTH: width, _HEIGHT: height, _FPS: source.fps, _FRAME_COUNT: source.total_frames}
 
@@ -55,7 +54,9 @@ def load_by_capture(
     opened: list[_Capture] = []
 
     def choose(index: VideoIndex) -> list[int]:
-        opened.append(_Capture(index))
+        source = source_of(index, cross_check=False)
+        service.options.limits.check_frames(source.total_frames)
+        opened.append(_Capture(index, source))
         try:
             _variant(rule, opened[0], _stop).load_bytes(data, **kwargs)
         except _Named as named:

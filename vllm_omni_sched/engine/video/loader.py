@@ -26,6 +26,7 @@ from vllm_omni_sched.logs import get_logger
 if TYPE_CHECKING:
     from vllm_omni_sched.video.base import Decoded
     from vllm_omni_sched.video.facts import VideoIndex
+    from vllm_omni_sched.video.options import VideoOptions
 
 logger = get_logger(__name__)
 
@@ -40,6 +41,8 @@ _thread = threading.local()  # `.decode`: what stands for decode_opencv on this 
 
 class Service(Protocol):
     """What the loader needs of `vllm_omni_sched.video.service.FlashCodec`."""
+
+    options: VideoOptions
 
     def load(
         self,
@@ -139,7 +142,10 @@ def _decode(
 
     def choose(index: VideoIndex) -> list[int]:
         decoders.check_frame_pixel_limit(*frame_size(index))
-        source = rule._prepare_source(decoders.VideoSourceMetadata(*_as_vllm(index)))
+        found = source_of(index)
+        service.options.limits.check_frames(found.total_frames)  # before a rule names as many
+        told_of = decoders.VideoSourceMetadata(found.total_frames, found.fps, found.duration_seconds)
+        source = rule._prepare_source(told_of)
         frames = rule.compute_frames_index_to_sample(source=source, target=target, **sampling_kwargs)
         told[:] = [source, frames]
         return wanted_of(frames)
@@ -147,11 +153,6 @@ def _decode(
     decoded = service.load(data, choose, sla=sla, recovery=frame_recovery)
     process.observe_missing(len(set(told[1])) - len(decoded.indices))
     return decoded.frames, *told, decoded.indices
-
-
-def _as_vllm(index: VideoIndex) -> tuple[int, float, float]:
-    source = source_of(index)
-    return source.total_frames, source.fps, source.duration_seconds
 
 
 @contextmanager

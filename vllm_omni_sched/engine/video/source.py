@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex
 
 NOTHING = 0.000025  # OpenCV's `eps_zero`: below it, a rate or a duration is none
+_MOST_OVERSTATED = 2
+"""A count that is duration times rate may be so many times that of the packets. One that is more is of no use, as most
+of the frames that a rule would name do not exist."""
+
 SEEK_BACK = 16  # frames that OpenCV goes back from its target, at first
 
 
@@ -29,10 +33,12 @@ def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:
         cross_check: whether this vLLM looks for an edit list that hides frames which the header counts (0.30 on).
     """
     fps = frame_rate(index)
+    shown = shown_frames(index)
     total = index.header_frames or math.floor(_duration(index) * fps + 0.5)
-    if total <= 0:
-        # Streamed and raw video: vLLM counts packets from 0.33 on, and made one frame of it before.
-        total = shown_frames(index)
+    if total <= 0 or (not index.header_frames and total > _MOST_OVERSTATED * shown):
+        # Streamed and raw video: vLLM counts packets from 0.33 on, and made one frame of it before. And sound with a
+        # cover, a picture that lasts as long as the sound at one frame per unit of time: vLLM finds one frame, too.
+        total = shown
     elif cross_check:
         visible = visible_frames(index, total, fps)
         if visible is not None and 0 < visible < total - 1:

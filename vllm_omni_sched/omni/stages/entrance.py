@@ -46,6 +46,7 @@ class Entrance(GateTerms):
         self._bound: dict[str, GateRequest] = {}
         self._places: dict[str, int] = {}  # as they came
         self._number = 0
+        self._describe: Callable[[int], ReplicaState | None] | None = None  # while some replicas are drawn
 
     def put(self, pool: Any, work: Work, now: float) -> None:
         """A work waits from now on."""
@@ -72,16 +73,43 @@ class Entrance(GateTerms):
         if request_id in self._gate:
             self._gate.put(self._described(self._works[request_id]), now)
 
-    def release(self, pool: Any, replicas: list[ReplicaState], now: float) -> list[tuple[str, int]]:
-        """Who goes now, and to which replica; they wait no more."""
-        found = self._prepared(pool, {one.replica_id: one.room for one in replicas}, now) if self._bound else []
+    def release(
+        self,
+        pool: Any,
+        replicas: list[ReplicaState],
+        now: float,
+        describe: Callable[[int], ReplicaState | None] | None = None,
+    ) -> list[tuple[str, int]]:
+        """Who goes now, and to which replica; they wait no more.
+
+        Args:
+            pool: the stage's.
+            replicas: those that may get something.
+            now: in seconds.
+            describe: another replica, where ``replicas`` were drawn from many. Then only one goes, for the next one
+                others are drawn.
+        """
+        self._describe = describe
+        found = self._prepared(pool, self._free(pool, replicas), now) if self._bound else []
         if not found:
             staying = [one for one in replicas if one.replica_id not in pool.draining]
-            plan = self._gate.release(now, staying, self._shared.dice, self)
+            most = math.inf if describe is None else 1
+            plan = self._gate.release(now, staying, self._shared.dice, self, most)
             found = [(one.request_id, one.replica_id) for one in plan.releases]
+        self._describe = None
         for name, _ in found:
             del self._works[name], self._places[name]
         return found
+
+    def _free(self, pool: Any, replicas: list[ReplicaState]) -> dict[int, int]:
+        """Room by replica, of these and of those for which something was prepared."""
+        free = {one.replica_id: one.room for one in replicas}
+        if self._describe is not None:
+            for replica_id in {pool.get_bound_replica_id(name) for name in self._bound} - free.keys() - {None}:
+                one = self._describe(replica_id)
+                if one is not None:
+                    free[replica_id] = one.room
+        return free
 
     def _prepared(self, pool: Any, free: dict[int, int], now: float) -> list[tuple[str, int]]:
         found = []
@@ -141,3 +169,6 @@ class Entrance(GateTerms):
 
     def distances(self, request_id: str) -> Mapping[int, float]:
         return self._sights.distances(self._works[request_id])
+
+    def replica(self, replica_id: int) -> ReplicaState | None:
+        return self._describe(replica_id) if self._describe is not None else None

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+import threading
 
 from vllm_omni_sched.omni.stages.memory import HostMemory
 from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
+from vllm_omni_sched.resource.work_left import WorkLeft
 
 
-@dataclass
 class ReplicaLoad:
-    """What a replica has in hand.
+    """What a replica has in hand, by the rules of `WorkLeft`; vLLM-Omni asks from another thread, too."""
 
-    Requests that run together slow each other down; what one costs is therefore its share of the time: the seconds
-    that passed divided by how many ran (processor sharing).
-    """
+    def __init__(self, limit: BatchControl, window: ProgressiveWindow | None = None) -> None:
+        self.limit, self.window = limit, window
+        self._work: WorkLeft[str] = WorkLeft()
+        self._lock = threading.Lock()
 
-    limit: BatchControl
-    window: ProgressiveWindow | None = None
-    speed: float = 1.0  # of its work, relative to what costs are estimated for
-    served: float = 0.0  # seconds that each request in it has had
-    since: float = 0.0
-    began: dict[str, float] = field(default_factory=dict)  # request -> `served` when it came
-    costs: dict[str, float] = field(default_factory=dict)
+    def __len__(self) -> int:
+        return len(self._work)
+
+    @property
+    def speed(self) -> float:
+        """Of its work, relative to what costs are estimated for."""
+        return self._work.speed
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        self._work.speed = speed
+
+    @property
+    def since(self) -> float:
+        """The latest time that it was told."""
+        return self._work.since
 
     def begin(self, request_id: str, cost_seconds: float, now: float, units: int = 0) -> None:
-        self._pass(now)
-        self.began[request_id], self.costs[request_id] = self.served, cost_seconds
+        with self._lock:
+            self._work.add(request_id, cost_seconds, now)
         if self.window is not None:
             self.window.begin(request_id, units, now)
 
     def through(self, request_id: str, now: float, seconds: float) -> None:
         """A request is through with what the latency target is about; it took so long."""
-        self.limit.observe(seconds, now, len(self.began))
+        self.limit.observe(seconds, now, len(self))
         if self.window is not None:
             self.window.through(request_id, now)
 
@@ -51,29 +60,17 @@ class ReplicaLoad:
 
     def end(self, request_id: str, now: float) -> float | None:
         """The seconds that it had; None for one that is not there."""
-        self._pass(now)
         if self.window is not None:
             self.window.drop(request_id)
-        self.costs.pop(request_id, None)
-        began = self.began.pop(request_id, None)
-        return None if began is None else self.served - began
+        with self._lock:
+            return self._work.take(request_id, now)
 
     def remaining_seconds(self, now: float) -> float:
-        """At speed 1, of all that are there, as far as costs are known."""
-        return sum(max(left, 0.1 * cost) for left, cost in self._left(now))  # what took longer is nearly done
+        """At speed 1, of all that are there."""
+        with self._lock:
+            return self._work.remaining_seconds(now)
 
     def next_end_seconds(self, now: float) -> float:
         """Until the first of them should be done; ``inf`` where all have taken longer than they should."""
-        soonest = min((left for left, _ in self._left(now) if left > 0), default=math.inf)
-        return soonest * len(self.began) / self.speed
-
-    def _left(self, now: float) -> list[tuple[float, float]]:
-        """What is left of each by estimate, and the estimate, at speed 1."""
-        self._pass(now)
-        costs = list(self.costs.items())  # of what has just left there is nothing left
-        return [(cost - self.speed * (self.served - self.began.get(name, -math.inf)), cost) for name, cost in costs]
-
-    def _pass(self, now: float) -> None:
-        if self.began and now > self.since:
-            self.served += (now - self.since) / len(self.began)
-        self.since = now
+        with self._lock:
+            return self._work.next_end_seconds(now)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.graph.merging import Joined, Merger, Role
@@ -11,7 +12,16 @@ from vllm_omni_sched.monitor.forecast.plan import PoolState
 from vllm_omni_sched.omni.stages.entrance import AS_THEY_CAME, Entrance, Sights
 from vllm_omni_sched.omni.stages.limits import ReplicaLoad
 from vllm_omni_sched.omni.stages.work import Work
-from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
+from vllm_omni_sched.resource.balance import (
+    CHOICES,
+    LOOK_AT_ALL,
+    Balancer,
+    CostBalancer,
+    LeastQueue,
+    ReplicaState,
+    RoundRobin,
+)
+from vllm_omni_sched.resource.replica_index import ReplicaIndex
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_of
 from vllm_omni_sched.resource.topology import Topology
@@ -25,7 +35,12 @@ if TYPE_CHECKING:
 
 
 class StagePolicies:
-    """Those of one stage: whom to release, and where to."""
+    """Those of one stage: whom to release, and where to.
+
+    Of up to `LOOK_AT_ALL` replicas all are looked at for each decision. Of more, `CHOICES` are drawn for each request
+    that goes: idle ones first, then others with room; and as many of the warmest. Only a balancer that takes replicas
+    in turn looks at all.
+    """
 
     def __init__(self, shared: Policies, pool: Any) -> None:
         self._shared, self._stage_id = shared, pool.stage_id
@@ -36,6 +51,8 @@ class StagePolicies:
         self._limits = limits
         self._most = pool.at_once
         self._loads: dict[int, ReplicaLoad] = {}
+        self._index = ReplicaIndex()  # of a stage whose replicas are drawn
+        self._latest = 0.0
         self._source = max(shared.graph.stage(pool.stage_id).sources, default=None)
         self._topology = Topology()
         self._window = window_of(config.batching, limits)  # says only what is long
@@ -98,7 +115,8 @@ class StagePolicies:
         self._shared.credits_changed(work.request_id, now)
         board.submitted(self._stage_id, work.replica_id, work.request_id, work.arrived)
         board.started(self._stage_id, work.replica_id, work.request_id, now)
-        board.batch(self._stage_id, work.replica_id, len(load.began))
+        self._changed(work.replica_id, now)
+        board.batch(self._stage_id, work.replica_id, len(load))
         board.batch_limit(self._stage_id, work.replica_id, load.limit.limit)
         book = self._shared.affinity.get(self._stage_id)
         if book is not None and work.known.keys:
@@ -111,6 +129,7 @@ class StagePolicies:
             load = self.load(work.replica_id)
             load.look_at(self._shared.memory, now)
             load.through(work.request_id, now, max(now - work.started, 0.0))
+            self._changed(work.replica_id, now)
 
     def finished(self, work: Work, now: float) -> None:
         load, shared = self.load(work.replica_id), self._shared
@@ -118,6 +137,7 @@ class StagePolicies:
             load.look_at(shared.memory, now)
             load.through(work.request_id, now, max(now - work.started, 0.0))
         share = load.end(work.request_id, now)
+        self._changed(work.replica_id, now)
         if share is not None and work.started is not None:
             shared.costs.observe(str(self._stage_id), work.known.features[self._stage_id], share)
             self._topology.observe(self._source_of(work), work.replica_id, work.cost_seconds, share)
@@ -131,12 +151,14 @@ class StagePolicies:
     def gone(self, work: Work, now: float) -> None:
         """It has left without a result."""
         self.load(work.replica_id).end(work.request_id, now)
+        self._changed(work.replica_id, now)
         self._shared.board.aborted(self._stage_id, work.replica_id, work.request_id)
         self._shared.watch.ended(work, now, well=False)
         self._done(work, now)
 
     def lost(self, work: Work, now: float) -> None:
         """Its replica died; it stays on its way, with its credits."""
+        self._changed(work.replica_id, now)
         self._shared.watch.ended(work, now, well=False)
         self._shared.board.redispatched(self._stage_id, work.replica_id)
 
@@ -151,6 +173,8 @@ class StagePolicies:
         """What it had in its caches is gone."""
         self._shared.board.lost(self._stage_id, replica_id)
         self._loads.pop(replica_id, None)
+        if replica_id in self._index:
+            self._index.put(replica_id, 0, 1)
         self._topology.forget(replica_id)
         self._shared.source_died(self._stage_id, replica_id)
         book = self._shared.affinity.get(self._stage_id)
@@ -173,23 +197,35 @@ class StagePolicies:
         )
 
     def raise_limits(self, limit: int) -> None:
-        for load in self._loads.values():
+        for replica_id, load in self._loads.items():
             load.raise_limit(limit)
+            self._changed(replica_id, self._latest)
 
     # ---- what to do
 
     def release(self, pool: Any, now: float) -> list[tuple[str, int]]:
         """Who goes now, and to which replica; they wait no more."""
-        replicas = self._replicas(pool, now)
-        return self._entrance.release(pool, replicas, now) if any(one.room for one in replicas) else []
+        if not self._draws(pool):
+            replicas = self._replicas(pool, now)
+            return self._entrance.release(pool, replicas, now) if any(one.room for one in replicas) else []
+
+        def described(replica_id: int) -> ReplicaState | None:
+            return self._described(pool, replica_id, now) if replica_id not in pool.draining else None
+
+        return self._entrance.release(pool, self._drawn(pool, now), now, described)
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
         """A replica for a request that does not wait."""
         # vLLM-Omni asks from another thread, too
-        now = max((load.since for load in list(self._loads.values())), default=0.0)
-        live = self._replicas(pool, now)
-        replicas = [one for one in live if one.replica_id not in pool.draining]
-        if not replicas or len(pool.live_replica_ids()) < 2:
+        now = self._latest
+        if self._draws(pool):
+            replicas = self._drawn(pool, now, even_full=True)
+        else:
+            live = self._replicas(pool, now)
+            replicas = [one for one in live if one.replica_id not in pool.draining]
+            if len(pool.live_replica_ids()) < 2:
+                return None
+        if not replicas:
             return None
         return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id
 
@@ -198,9 +234,7 @@ class StagePolicies:
         return None if self._source is None else work.known.replicas.get(self._source)
 
     def _distances(self, work: Work) -> Mapping[int, float]:
-        source = self._source_of(work)
-        known = ((one, self._topology.distance_seconds(source, one)) for one in self._loads)
-        return {one: seconds for one, seconds in known if seconds}
+        return self._topology.distances(self._source_of(work))
 
     def _units(self, work: Work) -> int:
         return units_of(self._kind, work.known.features[self._stage_id])
@@ -210,26 +244,63 @@ class StagePolicies:
 
     def _warm(self, work: Work) -> Mapping[int, float]:
         book = self._shared.affinity.get(self._stage_id)
-        return book.warm(work.known.keys, list(self._loads)) if book is not None and work.known.keys else {}
+        keys = work.known.keys
+        if book is None or not keys:
+            return {}
+        return book.warm(keys, book.holders(keys, CHOICES if len(self._index) else None))
+
+    def _changed(self, replica_id: int, now: float) -> None:
+        """What a replica has in hand, or should have at most, is another number now."""
+        self._latest = max(self._latest, now)
+        if replica_id in self._index:
+            load = self.load(replica_id)
+            self._index.put(replica_id, len(load), load.limit.limit)
+
+    def _draws(self, pool: Any) -> bool:
+        """Whether a few replicas are drawn, and not all looked at."""
+        return bool(pool.num_replicas > LOOK_AT_ALL and self._gate.balancer.draws)
 
     def _replicas(self, pool: Any, now: float) -> list[ReplicaState]:
-        states = []
-        for replica_id in pool.live_replica_ids():
-            if pool.is_replica_available(replica_id) and replica_id not in pool.suspected:
-                load = self.load(replica_id)
-                window = load.window
-                states.append(
-                    ReplicaState(
-                        replica_id,
-                        load.remaining_seconds(now),
-                        len(load.began),
-                        limit=load.limit.limit + self._ahead(load, now),
-                        speed=load.speed,
-                        units=window.running if window is not None else 0,
-                        units_limit=window.units if window is not None else None,
-                    )
-                )
-        return states
+        found = (self._described(pool, replica_id, now) for replica_id in pool.live_replica_ids())
+        return [one for one in found if one is not None]
+
+    def _drawn(self, pool: Any, now: float, even_full: bool = False) -> list[ReplicaState]:
+        """A few of the replicas with room; where there is none, of those that are about to have, or ``even_full``."""
+        for replica_id in range(len(self._index), pool.num_replicas):
+            load = self.load(replica_id)
+            self._index.put(replica_id, len(load), load.limit.limit)
+        dice = self._shared.dice
+        staying = self._staying(pool, self._index.with_room(dice), now)
+        found = list(islice((one for one in staying if one.room), CHOICES))
+        if not found:
+            full = islice(self._staying(pool, self._index.full(dice), now), CHOICES)
+            found = [one for one in full if one.room or even_full]
+        return found
+
+    def _staying(self, pool: Any, replica_ids: Iterator[int], now: float) -> Iterator[ReplicaState]:
+        for replica_id in replica_ids:
+            if replica_id not in pool.draining:
+                one = self._described(pool, replica_id, now)
+                if one is not None:
+                    yield one
+
+    def _described(self, pool: Any, replica_id: int, now: float) -> ReplicaState | None:
+        """None for one that is to get nothing."""
+        if not pool.is_replica_available(replica_id) or replica_id in pool.suspected:
+            return None
+        load = self.load(replica_id)
+        window, in_flight, limit = load.window, len(load), load.limit.limit
+        if in_flight >= limit or not len(self._index):  # of those that are drawn each gets one request at most
+            limit += self._ahead(load, now)
+        return ReplicaState(
+            replica_id,
+            load.remaining_seconds(now),
+            in_flight,
+            limit=limit,
+            speed=load.speed,
+            units=window.running if window is not None else 0,
+            units_limit=window.units if window is not None else None,
+        )
 
     def _ahead(self, load: ReplicaLoad, now: float) -> int:
         """One more than the limit when a place is about to be free: else it would be empty until the next one comes."""

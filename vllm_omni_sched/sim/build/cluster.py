@@ -10,7 +10,6 @@ from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
-from vllm_omni_sched.resource.sampled import SampledBalancer
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.build.decoders import decoder_of
 from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
@@ -71,7 +70,7 @@ class Cluster:
             policies = Policies(scenario.orchestration, specs, ways, self._dice("orchestration"))
         self.policies = policies
         learns = policies is None and any(
-            stage.balance in ("cost", "sampled") or _scaled(scenario, stage) for stage in scenario.stages
+            stage.balance == "cost" or _scaled(scenario, stage) for stage in scenario.stages
         )
         costs = StageCosts() if learns else None
         pools: list[Pool] = []
@@ -81,7 +80,7 @@ class Cluster:
                 if isinstance(make, Engines):
                     make.spoke = pool.spoke
             else:
-                needs = stage.balance in ("cost", "sampled") or _scaled(scenario, stage)
+                needs = stage.balance == "cost" or _scaled(scenario, stage)
                 pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
         self.pipeline = Pipeline(
             sim,
@@ -170,8 +169,6 @@ class Cluster:
         match stage.balance:
             case "cost":
                 return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"))
-            case "sampled":
-                return Balanced(SampledBalancer(), self._dice(f"{stage.name} balance"))
             case "least_queue":
                 return Balanced(LeastQueue(), self._dice(f"{stage.name} balance"))
             case _:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Protocol
 
-from vllm_omni_sched.resource.balance import Balancer, ReplicaState
-from vllm_omni_sched.resource.sampled import LazyReplicas, SampledBalancer
+from vllm_omni_sched.resource.balance import Balancer, LazyReplicas, ReplicaState
 from vllm_omni_sched.sim.pools.replica import Replica
 
 
@@ -41,18 +40,14 @@ def index_of(replica: Replica) -> int:
 
 
 class Balanced:
-    """What a balancer picks. One that draws a few has no others described."""
+    """What a balancer picks, which has those described that it compares."""
 
     def __init__(self, balancer: Balancer, dice: Random) -> None:
         self.balancer = balancer
-        self._dice, self._draws = dice, isinstance(balancer, SampledBalancer)
+        self._dice = dice
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
-        states: Sequence[ReplicaState]
-        if self._draws:
-            states = LazyReplicas(len(live), lambda at: _state(live[at], now))
-        else:
-            states = [_state(one, now) for one in live]
+        states = LazyReplicas(len(live), lambda at: _state(live[at], now))
         picked = self.balancer.pick(cost_seconds, states, self._dice).replica_id
         assert picked is not None  # one is there at least, and nobody knows of sick ones
         return live[bisect_left(live, picked, key=index_of)]

@@ -28,7 +28,7 @@ class _Stage(Options):
 
     name: str = Field(pattern=NAME, description="Unique; overrides use it: `stages.NAME.replicas`.")
     replicas: int = Field(1, ge=1, le=100_000, description="At the start.")
-    balance: Literal["round_robin", "least_queue", "cost", "sampled"] | None = Field(
+    balance: Literal["round_robin", "least_queue", "cost"] | None = Field(
         None, description="Which replica gets a request; default: what `[orchestration]` says, else `round_robin`."
     )
     link: Link = Field(Link(), description="To the next stage.")

@@ -1,7 +1,8 @@
 """What the headers of packets say: where decoding may begin, and which frames nobody needs.
 
 Containers mark key frames, and that is not enough: a key frame may be one in the middle of a periodic intra refresh;
-and which frames no other refers to, most containers do not say at all.
+and which frames no other refers to, most containers do not say at all. Nor are a container's times always those at
+which frames are shown: muxers have taken times of decoding for them, and encoders have mixed them up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class IntraReader:
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
-        return PacketFacts(start=True, droppable=True)
+        return PacketFacts(start=True, droppable=True, display=0)
 
 
 class MjpegReader:
@@ -42,7 +43,7 @@ class MjpegReader:
         here = _HUFFMAN_TABLES in head
         alone = _QUANTISATION_TABLES in head and (here or not self._huffman)
         self._huffman |= here
-        return PacketFacts(start=alone, droppable=alone, irregular=not alone)
+        return PacketFacts(start=alone, droppable=alone, irregular=not alone, display=0)
 
 
 def reader_for(codec: str, extradata: bytes) -> PacketReader | None:

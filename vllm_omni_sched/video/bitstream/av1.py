@@ -43,7 +43,7 @@ class Av1Reader:
                     droppable = not header.kept and not self._sets.needed_later
                 frames += 1
                 shown += header.shown
-        return PacketFacts(start, droppable and frames == 1, 0, shown != 1)
+        return PacketFacts(start, droppable and frames == 1, 0, shown != 1, display=0)
 
     def _learn(self, content: bytes, note: Callable[[int, int, bytes], None]) -> None:
         try:

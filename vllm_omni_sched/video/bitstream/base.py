@@ -13,12 +13,15 @@ class PacketFacts(NamedTuple):
         droppable: no frame of the same or a lower layer needs its frame.
         layer: temporal layer; only what is droppable in the highest one is needed by nobody.
         irregular: it does not hold exactly one frame.
+        display: rank of its frame in the order in which a decoder puts frames out; of equal ranks the one that is
+            decoded first comes first. None: the headers that were read do not tell.
     """
 
     start: bool = False
     droppable: bool = False
     layer: int = 0
     irregular: bool = False
+    display: int | None = None
 
 
 class PacketReader(Protocol):
@@ -30,6 +33,38 @@ class PacketReader(Protocol):
         Raises:
             EndOfBits: its headers are cut off.
         """
+
+
+class PictureOrder:
+    """Ranks of pictures whose headers hold the low bits of a count that begins anew, as in H.264 and HEVC.
+
+    Counts are less than 2^31 apart, so that those of one sequence come before all of the next.
+    """
+
+    def __init__(self) -> None:
+        self._sequence = self._high = self._low = 0
+
+    def begin(self) -> None:
+        """Begin a sequence: its counts start from 0, and its pictures come behind all before them."""
+        self._sequence += 1
+        self._high = self._low = 0
+
+    def rank(self, low: int, bits: int, *, counts: bool) -> int:
+        """Rank of the next picture (H.264 8.2.1.1, HEVC 8.3.1).
+
+        Args:
+            low: bits of its count.
+            bits: how many these are.
+            counts: later ones are counted from it.
+        """
+        half, high = 1 << bits - 1, self._high
+        if self._low - low >= half:
+            high += 1 << bits
+        elif low - self._low > half:
+            high -= 1 << bits
+        if counts:
+            self._high, self._low = high, low
+        return (self._sequence << 33) + high + low
 
 
 class ParameterSets:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
-from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
+from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets, PictureOrder
 from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, skip_scaling_list, unescaped
 
 _SLICE, _PARTITION_A, _IDR, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8
@@ -14,6 +15,20 @@ _X264 = re.compile(rb"x264 - core (\d+)")
 _OWN_DIRECT_BEFORE, _OWN_444_BEFORE = 34, 151  # builds of x264: of temporal direct prediction, of CABAC with 4:4:4
 _I_SLICE, _ALL_I = 2, 7
 _WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles, 7.3.2.1.1
+
+
+_BY_LOW_BITS, _AS_DECODED = 0, 2
+"""Of pic_order_cnt_type. The third, by a cycle that the parameters give, is not read: nobody writes it."""
+
+
+class _Sequence(NamedTuple):
+    """What of a sequence's parameters decides how slice headers are read."""
+
+    separate_planes: bool
+    frame_num_bits: int
+    order_type: int
+    order_bits: int  # of a picture order count, the low ones, where type is `_BY_LOW_BITS`
+    fields: bool  # pictures may be fields
 
 
 class H264Reader:
@@ -29,9 +44,9 @@ class H264Reader:
     def __init__(self, extradata: bytes) -> None:
         self._length_bytes = 0
         self._sets = ParameterSets()
-        self._fields: dict[int, int] = {}  # sps: bits of frame_num where pictures may be fields
+        self._order = PictureOrder()
+        self._sequences: dict[int, _Sequence] = {}  # by number of sps
         self._sps_of: dict[int, int] = {}  # pps: sps
-        self._separate_planes: set[int] = set()
         self._full_chroma = False  # 4:4:4
         if extradata[:1] == b"\1":
             self._length_bytes = (extradata[4] & 3) + 1 if len(extradata) > 4 else 4
@@ -51,7 +66,8 @@ class H264Reader:
                 alone = self._is_lone_field(data)
                 start = kind == _IDR or (exact_recovery and self._all_intra(data))
                 droppable = not nal[0] & 0x60 and not self._sets.needed_later
-                return PacketFacts(start and self._sets.complete and not alone, droppable, irregular=alone)
+                display = self._display(nal)
+                return PacketFacts(start and self._sets.complete and not alone, droppable, 0, alone, display)
             if kind == _SEI:
                 message = unescaped(nal, 512)
                 exact_recovery |= _is_exact_recovery_point(message[1:])
@@ -75,18 +91,43 @@ class H264Reader:
                     return False
         return True
 
+    def _display(self, nal: bytes) -> int | None:
+        """Rank of a picture, by its first slice: of two fields the first one tells."""
+        if nal[0] & 31 == _IDR:
+            self._order.begin()
+        try:
+            bits = Bits(unescaped(nal)[1:])
+            bits.ue(), bits.ue()  # first_mb_in_slice, slice_type
+            sequence = self._sequences.get(self._sps_of.get(bits.ue(), 0))
+            if sequence is None:
+                return None
+            if sequence.order_type == _AS_DECODED:
+                self._order.begin()
+                return self._order.rank(0, 1, counts=True)
+            if sequence.order_type != _BY_LOW_BITS:
+                return None
+            bits.read(2 * sequence.separate_planes + sequence.frame_num_bits)  # colour_plane_id, frame_num
+            if sequence.fields and bits.flag():  # field_pic_flag
+                bits.read(1)  # bottom_field_flag
+            if nal[0] & 31 == _IDR:
+                bits.ue()  # idr_pic_id
+            low = bits.read(sequence.order_bits)
+        except EndOfBits:
+            return None
+        return self._order.rank(low, sequence.order_bits, counts=bool(nal[0] & 0x60))
+
     def _is_lone_field(self, data: bytes) -> bool:
-        if not self._fields:
+        if not any(sequence.fields for sequence in self._sequences.values()):
             return False
         parities = set()
         for nal in nals(data, self._length_bytes):
             if nal[0] & 31 in (_SLICE, _IDR):
                 bits = Bits(unescaped(nal)[1:])
                 bits.ue(), bits.ue()  # first_mb_in_slice, slice_type
-                sps = self._sps_of.get(bits.ue(), 0)
-                if sps not in self._fields:
+                sequence = self._sequences.get(self._sps_of.get(bits.ue(), 0))
+                if sequence is None or not sequence.fields:
                     return False
-                bits.read(2 * (sps in self._separate_planes) + self._fields[sps])  # colour_plane_id, frame_num
+                bits.read(2 * sequence.separate_planes + sequence.frame_num_bits)  # colour_plane_id, frame_num
                 if not bits.flag():  # field_pic_flag
                     return False
                 parities.add(bits.flag())
@@ -107,27 +148,27 @@ class H264Reader:
         profile = bits.read(8)
         bits.read(16)  # constraints, level
         number = bits.ue()
+        separate_planes = False
         if profile in _WITH_CHROMA_FORMAT:
             chroma = bits.ue()
             self._full_chroma |= chroma == 3
-            if chroma == 3 and bits.flag():
-                self._separate_planes.add(number)
+            separate_planes = chroma == 3 and bits.flag()
             bits.ue(), bits.ue(), bits.read(1)  # bit depths, lossless bypass
             if bits.flag():
                 for i in range(8 if chroma != 3 else 12):
                     if bits.flag():
                         skip_scaling_list(bits, 16 if i < 6 else 64)
         frame_num_bits = bits.ue() + 4
-        order = bits.ue()
-        if order == 0:
-            bits.ue()
+        order, order_bits = bits.ue(), 0
+        if order == _BY_LOW_BITS:
+            order_bits = bits.ue() + 4
         elif order == 1:
             bits.read(1), bits.se(), bits.se()
             for _ in range(min(bits.ue(), 255)):
                 bits.se()
         bits.ue(), bits.read(1), bits.ue(), bits.ue()  # reference frames, gaps, width, height
-        if not bits.flag():  # frame_mbs_only_flag
-            self._fields[number] = frame_num_bits
+        fields = not bits.flag()  # frame_mbs_only_flag
+        self._sequences[number] = _Sequence(separate_planes, frame_num_bits, order, order_bits, fields)
         return number
 
 

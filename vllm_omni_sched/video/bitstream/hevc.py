@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets
-from vllm_omni_sched.video.bitstream.bits import Bits, nals, unescaped
+from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets, PictureOrder
+from vllm_omni_sched.video.bitstream.bits import UNIT_BYTES, Bits, EndOfBits, nals, unescaped
 
 _FIRST_IRAP, _LAST_IRAP, _FIRST_NON_VCL = 16, 21, 32
 _VPS, _SPS, _PPS = 32, 33, 34
 _LAST_BROKEN_LINK = 18
 _ENDS = {36, 37}  # of a sequence, of the bitstream
 _LAST_SUB_LAYER_NON_REFERENCE = 14
+_LEADING = range(6, 10)
+_IDR, _LAST_RESERVED_IRAP = (19, 20), 23
+_PROFILE_BITS, _LEVEL_BITS = 88, 8
+
+
+class _Sequence(NamedTuple):
+    """What of a sequence's parameters decides how slice headers are read."""
+
+    separate_planes: bool
+    order_bits: int  # of a picture order count, the low ones
+
+
+class _Picture(NamedTuple):
+    """The same of a picture's parameters."""
+
+    sequence: int
+    extra_bits: int
+    may_be_hidden: bool
 
 
 class HevcReader:
@@ -21,12 +40,16 @@ class HevcReader:
     are shown before it, and so belong to the start before. Sub-layer non-reference pictures are droppable.
 
     Behind a broken link, or the end of a sequence, they are never shown, whatever was decoded before: it is irregular.
+    So is a picture that is not to be shown.
     """
 
     def __init__(self, extradata: bytes) -> None:
         self._length_bytes = 0
         self._sets = ParameterSets()
         self._begun = self._ended = False
+        self._order = PictureOrder()
+        self._sequences: dict[int, _Sequence] = {}
+        self._pictures: dict[int, _Picture] = {}
         if len(extradata) > 22 and extradata[:3] not in (b"\0\0\0", b"\0\0\1"):
             self._length_bytes = (extradata[21] & 3) + 1
             for nal in _of_hvcc(extradata):
@@ -49,20 +72,76 @@ class HevcReader:
                 start = _FIRST_IRAP <= kind <= _LAST_IRAP and self._sets.complete
                 droppable = kind <= _LAST_SUB_LAYER_NON_REFERENCE and kind % 2 == 0 and not self._sets.needed_later
                 cut = self._begun and (self._ended or _FIRST_IRAP <= kind <= _LAST_BROKEN_LINK)
+                if _FIRST_IRAP <= kind <= _LAST_RESERVED_IRAP and (cut or kind in _IDR or not self._begun):
+                    self._order.begin()
                 self._begun, self._ended = True, False
-                facts = PacketFacts(start, droppable, (nal[1] & 7) - 1, cut)
+                shown, display = self._display(nal)
+                facts = PacketFacts(start, droppable, (nal[1] & 7) - 1, cut or not shown, display)
             else:
                 self._parameters(nal, self._sets.in_packet)
         return facts or PacketFacts(irregular=True)
+
+    def _display(self, nal: bytes) -> tuple[bool, int | None]:
+        """Whether a picture is shown, by its first slice, and its rank."""
+        kind = nal[0] >> 1
+        try:
+            bits = Bits(unescaped(nal)[2:])
+            if not bits.flag():  # first_slice_segment_in_pic_flag
+                return True, None
+            if _FIRST_IRAP <= kind <= _LAST_RESERVED_IRAP:
+                bits.read(1)  # no_output_of_prior_pics_flag
+            picture = self._pictures.get(bits.ue())
+            sequence = self._sequences.get(picture.sequence) if picture is not None else None
+            if picture is None or sequence is None:
+                return True, None
+            bits.read(picture.extra_bits)
+            bits.ue()  # slice_type
+            if picture.may_be_hidden and not bits.flag():  # pic_output_flag
+                return False, None
+            bits.read(2 * sequence.separate_planes)  # colour_plane_id
+            low = 0 if kind in _IDR else bits.read(sequence.order_bits)
+        except EndOfBits:
+            return True, None
+        layer = (nal[1] & 7) - 1
+        reference = kind > _LAST_SUB_LAYER_NON_REFERENCE or kind % 2 == 1
+        counts = layer == 0 and reference and kind not in _LEADING
+        return True, self._order.rank(low, sequence.order_bits, counts=counts)
 
     def _parameters(self, nal: bytes, note: Callable[[int, int, bytes], None]) -> None:
         kind = nal[0] >> 1
         if kind == _VPS:
             note(kind, nal[2] >> 4, nal)
         elif kind == _SPS:
+            self._read_sps(nal)
             note(kind, 0, nal)  # its number is behind a long profile; two in turn only cost starts
         elif kind == _PPS:
-            note(kind, Bits(unescaped(nal)[2:]).ue(), nal)
+            bits = Bits(unescaped(nal)[2:])
+            number = bits.ue()
+            note(kind, number, nal)
+            sequence = bits.ue()
+            bits.read(1)  # dependent_slice_segments_enabled_flag
+            hidden = bits.flag()
+            self._pictures[number] = _Picture(sequence, bits.read(3), hidden)
+
+    def _read_sps(self, nal: bytes) -> None:
+        bits = Bits(unescaped(nal, UNIT_BYTES)[2:])
+        try:
+            bits.read(4)
+            layers = bits.read(3)  # but one
+            bits.read(1 + _PROFILE_BITS + _LEVEL_BITS)
+            if layers:
+                present = [(bits.flag(), bits.flag()) for _ in range(8)][:layers]
+                for profile, level in present:
+                    bits.read(_PROFILE_BITS * profile + _LEVEL_BITS * level)
+            number = bits.ue()
+            separate_planes = bits.ue() == 3 and bits.flag()
+            bits.ue(), bits.ue()  # width, height
+            if bits.flag():
+                bits.ue(), bits.ue(), bits.ue(), bits.ue()  # of the part that is shown
+            bits.ue(), bits.ue()  # bit depths
+            self._sequences[number] = _Sequence(separate_planes, bits.ue() + 4)
+        except EndOfBits:
+            return
 
 
 def _of_hvcc(extradata: bytes) -> list[bytes]:

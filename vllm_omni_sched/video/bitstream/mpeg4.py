@@ -21,6 +21,7 @@ class Mpeg4Reader:
 
     def __init__(self, extradata: bytes) -> None:
         self._sets = ParameterSets()
+        self._references = 0
         self._parameters(extradata, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
@@ -32,7 +33,10 @@ class Mpeg4Reader:
         self._parameters(data[:at], self._sets.in_packet)
         kind = data[at + 4] >> 6
         irregular = len(data) - at <= _SHORT_BYTES or data.find(_VOP, at + 4) >= 0
-        return PacketFacts(kind == _I and self._sets.complete, kind == _B, 0, irregular)
+        self._references += kind != _B
+        # a decoder keeps the last reference back, and puts out B-VOPs at once
+        display = 2 * self._references - (kind == _B)
+        return PacketFacts(kind == _I and self._sets.complete, kind == _B, 0, irregular, display)
 
     def _parameters(self, headers: bytes, note: Callable[[int, int, bytes], None]) -> None:
         """Note the video object layer's header, and the encoder."""

@@ -15,7 +15,7 @@ class Vp8Reader:
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """See `PacketReader.read`."""
         shown = len(data) > 3 and bool(data[0] & 0x10)
-        return PacketFacts(start=shown and not data[0] & 1, irregular=not shown)
+        return PacketFacts(start=shown and not data[0] & 1, irregular=not shown, display=0)
 
 
 class Vp9Reader:
@@ -26,7 +26,7 @@ class Vp9Reader:
         frames = _frames(data)
         shown = [_header(frame) for frame in frames]
         start = shown[0] == (True, True)
-        return PacketFacts(start=start, irregular=sum(is_shown for _, is_shown in shown) != 1)
+        return PacketFacts(start=start, irregular=sum(is_shown for _, is_shown in shown) != 1, display=0)
 
 
 def _header(frame: bytes) -> tuple[bool, bool]:

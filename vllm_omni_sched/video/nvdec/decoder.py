@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.video.base import Decoder
-from vllm_omni_sched.video.facts import Order, PacketFlag, Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.index import PtsOrder
 from vllm_omni_sched.video.nvdec.bitstream import Framing, framing
 from vllm_omni_sched.video.nvdec.colour import SPACES, Colours, nv12_to_rgb
 from vllm_omni_sched.video.nvdec.first import first_frame
@@ -121,10 +122,13 @@ class NvdecDecoder(Decoder):
         found: list[int] = []
         decoded = 0
         wanted = {w.frame if piece.order is Order.SEQUENCE or w.pts is None else w.pts: w.slot for w in piece.wanted}
+        order = PtsOrder(int(index.packets["pts"][piece.feed[0]]) if len(piece.feed) and piece.feed[0] else NO_TIME)
         session = self._begin(index)
         try:
             for number, frame in enumerate(self._run(session, index, piece.feed.tolist())):
                 decoded += 1
+                if piece.order is Order.PTS:
+                    order.see(frame.pts)
                 slot = wanted.get(number if piece.order is Order.SEQUENCE else frame.pts)
                 if slot is not None and slots is not None:
                     before = self._clock()
@@ -143,7 +147,7 @@ class NvdecDecoder(Decoder):
             raise
         nbytes = len(found) * index.width * index.height * 3
         whole = self._clock() - begin
-        return PieceResult(tuple(found), False, decoded, whole - converting, converting, nbytes)
+        return PieceResult(tuple(found), False, decoded, whole - converting, converting, nbytes, order.broken)
 
     def close(self) -> None:
         self._forget()

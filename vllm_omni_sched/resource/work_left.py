@@ -1,0 +1,133 @@
+"""How much work a replica has in hand, kept up to date request by request."""
+
+import math
+from collections.abc import Hashable
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+_TAIL = 0.1  # of its estimate: what a request that took longer is taken to need yet
+
+
+class _Running:
+    __slots__ = ("cost", "end", "tail")
+
+    def __init__(self, end: float, cost: float) -> None:
+        self.end, self.cost, self.tail = end, cost, False
+
+
+class WorkLeft(Generic[Key]):
+    """The requests that a replica runs, and what they need yet.
+
+    1. Requests that run together slow each other down; what one costs is its share of the time: the seconds that
+       passed divided by how many ran (processor sharing).
+    2. What is left of one is its estimate less the work that was done on it, which is its share of the time by
+       ``speed``, and no less than a tenth of the estimate. A new speed counts from then on.
+    3. A request costs O(log n) when it begins, and as much once while it runs; a look at all of them costs O(1).
+    """
+
+    __slots__ = (
+        "_began",
+        "_done",
+        "_ends",
+        "_number",
+        "_open",
+        "_served",
+        "_since",
+        "_sum",
+        "_tails",
+        "_turns",
+        "speed",
+    )
+
+    def __init__(self) -> None:
+        self.speed = 1.0  # of its work, relative to what costs are estimated for
+        self._served = 0.0  # seconds that each request in it has had
+        self._done = 0.0  # work that was done on each request in it, in seconds at speed 1
+        self._since = 0.0
+        self._began: dict[Key, tuple[float, _Running]] = {}
+        self._turns: list[tuple[float, int, _Running]] = []  # by when only the tail is left
+        self._ends: list[tuple[float, int, Key]] = []
+        self._sum = 0.0  # of the ends of those with more than their tail left
+        self._open = 0  # how many these are
+        self._tails = 0.0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._began)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._began
+
+    @property
+    def since(self) -> float:
+        """The latest time that it was told."""
+        return self._since
+
+    def _pass(self, now: float) -> None:
+        if self._began:
+            if now > self._since:
+                share = (now - self._since) / len(self._began)
+                self._served += share
+                self._done += share * self.speed
+        else:  # small numbers are more exact
+            self._served = self._done = self._sum = self._tails = 0.0
+            self._open = 0
+            self._turns.clear()
+            self._ends.clear()
+        self._since = now
+
+    def add(self, key: Key, cost_seconds: float, now: float) -> None:
+        """A request begins to run; one that runs already begins anew."""
+        if key in self._began:
+            self.take(key, now)
+        self._pass(now)
+        running = _Running(self._done + cost_seconds, cost_seconds)
+        self._began[key] = self._served, running
+        self._number += 1
+        heappush(self._turns, (running.end - _TAIL * cost_seconds, self._number, running))
+        heappush(self._ends, (running.end, self._number, key))
+        self._sum += running.end
+        self._open += 1
+
+    def take(self, key: Key, now: float) -> float | None:
+        """A request runs no more. The seconds that it had; None for one that is not there."""
+        self._pass(now)
+        found = self._began.pop(key, None)
+        if found is None:
+            return None
+        began, running = found
+        if running.tail:
+            self._tails -= _TAIL * running.cost
+        else:
+            self._sum -= running.end
+            self._open -= 1
+            running.tail = True  # as if it had turned: not to be counted again
+            running.cost = 0.0
+        return self._served - began
+
+    def remaining_seconds(self, now: float) -> float:
+        """At speed 1, of all that are there."""
+        self._pass(now)
+        turns, done = self._turns, self._done
+        while turns and turns[0][0] <= done:
+            running = heappop(turns)[2]
+            if not running.tail:
+                running.tail = True
+                self._sum -= running.end
+                self._open -= 1
+                self._tails += _TAIL * running.cost
+        return max(self._sum - self._open * done + self._tails, 0.0)
+
+    def next_end_seconds(self, now: float) -> float:
+        """Until the first of them should be done; ``inf`` where all have taken longer than they should."""
+        self._pass(now)
+        ends, done, began = self._ends, self._done, self._began
+        while ends and (ends[0][0] <= done or self._is_gone(ends[0])):
+            heappop(ends)
+        return (ends[0][0] - done) * len(began) / self.speed if ends else math.inf
+
+    def _is_gone(self, end: tuple[float, int, Key]) -> bool:
+        running = self._began.get(end[2])
+        return running is None or running[1].end != end[0]  # it began anew
