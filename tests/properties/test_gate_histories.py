@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.plain_gate import PlainGate
@@ -63,6 +63,7 @@ def drawn_request(dice, name, now, long):
     long=st.booleans(),
     scarce=st.booleans(),
 )
+@example(1554, 0.0, 0.0, 5, Undated.ARRIVAL, True, True)  # a key changed while another question was answered
 def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, undated, long, scarce):
     dice, now = random.Random(seed), 10.0
     order = WaitingOrder(max_wait_seconds=2.0, undated=undated)

@@ -36,6 +36,8 @@ class WaitingQueue:
         self._sharing: dict[str, dict[str, None]] = {}  # affinity key -> those who have it, oldest push first
         self._last: WaitingRequest | None = None  # popped last
         self._moved_seconds = 0.0  # cost of those moved ahead since one came in its turn
+        self.revision = 0
+        """How many keys time has changed: what was read of the queue before holds while this number does."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -176,6 +178,7 @@ class WaitingQueue:
             if entry is None or entry.changes_at != at:
                 continue
             entry.key = self.order.key(entry.request, self._now)
+            self.revision += 1
             entry.changes_at = self.order.next_change(entry.request, self._now)
             heappush(self._keys, entry.key)
             if entry.changes_at != math.inf:

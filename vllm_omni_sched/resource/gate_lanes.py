@@ -55,6 +55,7 @@ class Lane:
         self._ages: list[tuple[int, str]] = []  # who came first; those who have left are skipped
         self._next: Placed | None = None
         self._first: First | None = None  # of all, until somebody comes or goes, or time changes a key
+        self._revision = 0  # of the queue's keys when it was looked for
         self._least = 1 << (traits.size - 1) if traits.size else 0
         self._most = (1 << traits.size) - 1
 
@@ -92,9 +93,10 @@ class Lane:
         if self._most > units:
             one = next(self._fitting(now, units), None)
             return None if one is None else First(self._queue.key(one.request_id), one.request_id, self)
-        if self._first is None or self._queue.changes_at <= now:
+        if self._first is None or self._queue.changes_at <= now or self._queue.revision != self._revision:
             head = self._queue.head(now)
             self._first = None if head is None else First(head[0], head[1].request_id, self)
+            self._revision = self._queue.revision
         return self._first
 
     def next(self, first: First, now: float, units: float) -> str:
