@@ -96,7 +96,7 @@ class Session:
     def add_raw(self, tokens: list[int], features: list[Any], covered: int | None = None) -> None:
         covered = self.mirror.covered if covered is None else covered
         before = (len(self.mirror.tokens), len(self.mirror.features), ())
-        update = SessionUpdate(*before, tokens, (), covered, {})
+        update = SessionUpdate(*before, tokens, (), (), covered, {})
         self.mirror.apply(update, features, lambda feature: STRIP(feature, True))
 
     def expected(self, model: Any) -> tuple[torch.Tensor, int]:

@@ -14,7 +14,12 @@ from tests.upstream.suite import ASYNC, CACHE_TESTS, SYNC, WINDOWS, Guise
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 
 GUISES = (SYNC, ASYNC, WINDOWS)
-STOCK_CLASSES = ("vllm.v1.core.sched.scheduler.Scheduler", "vllm.v1.core.sched.async_scheduler.AsyncScheduler")
+STOCK_CLASSES = (
+    "vllm.v1.core.sched.scheduler.Scheduler",
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
+    "vllm.v1.core.sched.diffusion_scheduler.DiffusionScheduler",
+    "vllm.v1.core.sched.diffusion_scheduler.DiffusionAsyncScheduler",
+)
 
 
 def by_file(*guises: Guise) -> pytest.MarkDecorator:
