@@ -142,3 +142,43 @@ def test_releasing_an_item_looks_at_no_other(num_items: int) -> None:
     assert set(counting.looked_at) == set(range(10))
     assert len(counting.looked_at) <= 30
     manager.validate()
+
+
+class CountedEntries(dict):  # type: ignore[type-arg]
+    """Entries of a cache that may be looked up, and not walked."""
+
+    def items(self) -> Any:
+        raise AssertionError("all entries were walked")
+
+    __iter__ = values = keys = items  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("release_held_first", [False, True])
+def test_releasing_what_is_not_held_walks_no_entries(release_held_first: bool) -> None:
+    request = make_request("r", 8, [make_item(i, 1, f"hash-{i}", data=None) for i in range(8)])
+    manager = OmniEncoderCacheManager(8)
+    for item in range(4):
+        assert manager.can_allocate(request, item, 8, 0)
+        manager.allocate(request, item)
+    entries = manager.cached = CountedEntries(manager.cached)
+    for item in (0, 0, 7) if release_held_first else (7,):
+        manager.free_encoder_input(request, item)
+    manager.cached = dict(dict.items(entries))
+    assert set(manager.freeable) == ({"hash-0"} if release_held_first else set())
+    manager.validate()
+
+
+def test_entries_made_are_told_from_those_here_and_those_gone() -> None:
+    """Evicted ones that no worker has been told of yet, and those of before a reset, included."""
+    requests = [make_request(f"r{n}", 1, [make_item(0, 1, f"hash-{n}", data=None)]) for n in range(5)]
+    manager = OmniEncoderCacheManager(2)
+    for made, request in enumerate(requests, 1):
+        assert not manager.check_and_update_cache(request, 0)
+        assert manager.can_allocate(request, 0, 1, 0)
+        manager.allocate(request, 0)
+        assert manager.allocated == made
+        manager.free(request)
+    assert len(manager.get_freed_mm_hashes()) == manager.evictions == 3
+    assert manager.allocated == manager.misses == 5
+    manager.reset()
+    assert manager.allocated == 5

@@ -116,7 +116,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
                     del self.request_cached_ids[request_id]
                 if self._is_repeat(request_id, mm_hash):
                     return
-            elif held and mm_hash in self.references(request_id):
+            elif held and request_id in self.cached.get(mm_hash, ()):
                 return
             self._release(request, (input_id,))
 
