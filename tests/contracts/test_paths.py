@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.support.arena import MIB
-from tests.support.path_kinds import Open
+from tests.support.path_kinds import PATHS, Kind, Open, mooncake
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.base import Edge, Path, Status
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import NoRoomError, PathClosedError
+from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, PathClosedError
 
 AB, BC = Edge("a", "b"), Edge("b", "c")
 KEYS = ["", "a", "a/b/../c", "a\0b", "\0", "ключ-键-🔑", "\udc80", " ", "x" * 4096, "a\nb"]
@@ -157,6 +157,28 @@ def test_a_full_path_says_so_at_once_or_at_its_deadline_and_takes_messages_again
     assert sender.health().status is Status.DEGRADED  # it has refused messages, and works
     for key in [*map(str, range(1, count)), "late"]:
         assert get(receiver, key)["x"].sum() == 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PATHS if kind is not mooncake], ids=lambda kind: kind.__name__)
+def test_what_never_fits_is_refused_before_its_deadline_and_changes_nothing(kind: Kind) -> None:
+    """But a count. A Mooncake store has the segments of others, too, so there it cannot be known."""
+    with kind() as open_end:
+        path = open_end()
+        put(path, "k", {"x": torch.zeros(1, 5000)})
+        before, until = _without_counts(path.health().facts), monotonic_seconds() + 1000
+        for _ in range(2):
+            with pytest.raises(MessageTooLargeError, match="max_bytes"):
+                put(path, "large", {"x": np.zeros((1, 800 * MIB), np.uint8)}, deadline=until)
+        assert monotonic_seconds() < until
+        assert _without_counts(path.health().facts) == before
+        assert get(path, "k")["x"].sum() == 0
+
+
+def _without_counts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Room that is set aside and given out, of the path and those it is made of."""
+    inner = {name: _without_counts(own) for name, own in facts.items() if isinstance(own, dict) and "status" in own}
+    names = ("pools", "ring", "in_flight", "in_flight_bytes", "tier_bytes", "tier_messages", "device_held_bytes")
+    return inner | {name: facts[name] for name in names if name in facts}
 
 
 def test_many_threads_put_and_get_and_nothing_is_lost_or_doubled(sender: Path, receiver: Path) -> None:

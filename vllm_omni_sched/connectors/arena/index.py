@@ -52,7 +52,8 @@ class Columns(NamedTuple):
 def is_late(put_at: npt.NDArray[Any], now: float, ttl_seconds: float) -> npt.NDArray[Any]:
     """Which messages were put more than ``ttl_seconds`` ago, or at a time that cannot be: somebody has damaged it."""
     sound = np.isfinite(put_at) & (put_at < now + FUTURE)
-    return ~sound | (now - np.where(sound, put_at, now) > ttl_seconds)
+    late: npt.NDArray[Any] = ~sound | (now - np.where(sound, put_at, now) > ttl_seconds)
+    return late
 
 
 class Index:
