@@ -167,7 +167,7 @@ class Actor:
         message = make_message(EDGE, key, {"x": pixels(1, nbytes)})
         real = message.to_buffer()
 
-        def write_to(target: memoryview, address: int, generation: int = 0) -> None:
+        def write_to(target: memoryview, address: int, generation: int = 0, checked: bool = False) -> None:
             target[: len(real) // 2] = real[: len(real) // 2]
             die()
 
