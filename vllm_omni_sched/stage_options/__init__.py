@@ -73,7 +73,7 @@ class RuntimeOptions(Options):
         1800.0,
         gt=0,
         description="Last resort: a request that its stage shows no progress with for so long fails; null: never. What "
-        "streams makes progress, and so does what waits in the queue while the pipeline puts out anything. If not given, "
+        "streams makes progress, and so does what waits in the queue while the pipeline puts out anything. If not set, "
         "no less than twice `recovery.hang_seconds` and `recovery.max_wait_seconds`.",
     )
     drain_seconds: float = Field(

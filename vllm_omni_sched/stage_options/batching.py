@@ -46,8 +46,8 @@ class BatchLimits(Options):
         50.0,
         gt=0,
         description="Latency to aim at, in milliseconds: in an autoregressive stage from when a request is sent to a "
-        "replica until its first output, in any other until it is done. A stage that needs longer for a single request "
-        "can not meet it, and runs `min_batch_size` at once: give it a target of its own.",
+        "replica until its first output, in any other until it is done. Where a request alone takes more than half of "
+        "it, twice what that takes is aimed at.",
     )
     adjust_interval_ms: float = Field(1000.0, gt=0, description="Least time between two decisions, in milliseconds.")
     hold_ms: float = Field(

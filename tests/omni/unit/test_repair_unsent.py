@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")

@@ -18,7 +18,7 @@ LOOK_SECONDS = 1.0  # between two looks, or a tenth of the deadline where that i
 class LastResort:
     """Watches all requests of a pipeline, and fails those that stall (`StalledRequests`).
 
-    Streaming sessions are not watched: there the next input is the client's to send. A companion of classifier-free
+    Streaming sessions do not stall: there the next input is the client's to send. A companion of classifier-free
     guidance is not watched either; what it does is progress of the request that it belongs to.
 
     Args:
@@ -38,9 +38,7 @@ class LastResort:
 
     def arrived(self, request_id: str) -> None:
         """A request has come."""
-        state = self._orchestrator.request_states.get(request_id)
-        if state is not None and not (state.streaming.enabled or state.session_owned):
-            self._stalled.arrived(request_id, self._orchestrator.clock())
+        self._stalled.arrived(request_id, self._orchestrator.clock())
 
     def progressed(self, request_ids: Iterable[str]) -> None:
         """These requests have come further."""
@@ -61,7 +59,12 @@ class LastResort:
             return
         self._next = now + self._interval_seconds
         for request_id, seconds in self._stalled.overdue(now, self._waits):
-            if request_id in self._orchestrator.request_states:
+            state = self._orchestrator.request_states.get(request_id)
+            if state is None:
+                continue
+            if state.streaming.enabled or state.session_owned:
+                self._stalled.arrived(request_id, now)
+            else:
                 stage_id, where = self._place(request_id)
                 logger.error("request %s stalls in stage %d: %s", request_id, stage_id, where)
                 why = (
