@@ -31,7 +31,8 @@ async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> st
         asks = {name: stages.CROWD[name] for name in names}
         asking = asyncio.create_task(stages.ask_all(omni, spec, f"{prefix}-{number}", asks))
         await asyncio.sleep(dice.uniform(0.0, LONGEST_SECONDS))
-        for process in pool.clients[replica_id].resources.engine_manager.processes:
+        processes = processes_of(pool, replica_id)
+        for process in processes:
             os.kill(process.pid, how)
         done, _ = await asyncio.wait([asking], timeout=HANG_SECONDS)
         fault = f"{how.name} of stage {pool.stage_id} replica {replica_id}"
@@ -40,18 +41,24 @@ async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> st
         if not done:
             asking.cancel()
             break
-        for process in [] if how is signal.SIGKILL else pool_processes(pool, replica_id):
+        for process in processes:
             if process.is_alive():  # it was stopped when it had nothing to do any more
                 os.kill(process.pid, signal.SIGKILL)
-        await stages.until(
-            lambda: all(len(one.live_replica_ids()) == one.num_replicas for one in omni.engine.stage_pools)
-        )
+        await stages.until(lambda: all(map(complete, omni.engine.stage_pools)))
     return {"rounds": rounds}
 
 
-def pool_processes(pool: Any, replica_id: int) -> list[Any]:
+def processes_of(pool: Any, replica_id: int) -> list[Any]:
     client = pool.clients[replica_id]
     return [] if client is None else list(client.resources.engine_manager.processes)
+
+
+def complete(pool: Any) -> bool:
+    """Whether all replicas of a stage are there, with processes that live."""
+    live = pool.live_replica_ids()
+    return len(live) == pool.num_replicas and all(
+        process.is_alive() for replica_id in live for process in processes_of(pool, replica_id)
+    )
 
 
 FAULT_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[stages.Result]]] = {
