@@ -141,7 +141,7 @@ def _refuse_nested(path: str, text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MOST_NESTED:
-                line = event.start_mark.line + 1
+                line = event.start_mark.line + 1 if event.start_mark is not None else 0
                 raise ConfigError(f"{path}: line {line} is nested more than {MOST_NESTED} deep; no option is")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
