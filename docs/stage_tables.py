@@ -2,21 +2,22 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from result_tables import NOTHING, Result, source, table
 
 
 def stages(results: Sequence[Result]) -> str:
-    """Each task: measures down; stock, ours, the ratio and whether the bar is met across."""
+    """Each task: measures down; stock, ours (median ± half the distance of the quartiles), ratio and bar across."""
     parts = []
     for result in results:
         for task in dict.fromkeys(record["task"] for record in result["results"]):
             rows = [
                 (
                     record["measure"] + ("" if record["unit"] == "seconds" else f", {record['unit']}"),
-                    *(f"{record[name]['median']:.3g}" if name in record else "" for name in ("stock", "ours")),
-                    f"{record['of_stock']:.2f}" if "of_stock" in record else "",
+                    *(_median(record.get(name)) for name in ("stock", "ours")),
+                    _ratio(record),
                     f"{record['bar']:g}" if "bar" in record else "",
                     {True: "met", False: "missed", None: ""}[record.get("met")],
                 )
@@ -26,6 +27,18 @@ def stages(results: Sequence[Result]) -> str:
             parts.append("\n" + table((f"{task}, seconds", "stock", "ours", "of stock", "bar", ""), rows))
         parts.append(source(result))
     return "".join(parts) or NOTHING
+
+
+def _median(summary: Mapping[str, float] | None) -> str:
+    return f"{summary['median']:.3g} ± {summary['iqr'] / 2:.2g}" if summary else ""
+
+
+def _ratio(record: Mapping[str, Any]) -> str:
+    if "of_stock" not in record:
+        return ""
+    if "of_stock_low" not in record:
+        return f"{record['of_stock']:.2f}"
+    return f"{record['of_stock']:.2f} [{record['of_stock_low']:.2f}, {record['of_stock_high']:.2f}]"
 
 
 def anomaly(results: Sequence[Result]) -> str:

@@ -36,6 +36,9 @@ __all__ = [
 
 KEY = "omni_sched"
 _NEAR = 0.85  # similarity above which another key is ours, misspelt
+MOST_CHARACTERS = 1 << 20  # of a file of options; the largest that makes sense has some thousands
+MOST_VALUES = 100_000
+MOST_NESTED = 64
 
 _Options = TypeVar("_Options", bound=BaseModel)
 
@@ -134,9 +137,13 @@ def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
         raise ConfigError(f"{named_by} names the file {path!r}, which cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{path}: has {len(text)} characters; options have no more than {MOST_CHARACTERS}")
     try:
+        _refuse_nested(path, text)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
+        _refuse_large(path, root)
         for key, first, again in _twice(root):
             if only is None or key.split(".")[0] == only:
                 raise ConfigError(f"{path}: option {key!r} is there twice, in lines {first} and {again}: keep one")
@@ -144,6 +151,50 @@ def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     return {} if options is None else options
+
+
+def _refuse_nested(path: str, text: str) -> None:
+    """Refuse a YAML text that is nested more deeply than any options are, before it is taken apart recursively."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MOST_NESTED:
+                line = event.start_mark.line + 1 if event.start_mark is not None else 0
+                raise ConfigError(f"{path}: line {line} is nested more than {MOST_NESTED} deep; no option is")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _refuse_large(path: str, root: Any) -> None:
+    """Refuse a YAML document that becomes too large or too deep when its aliases are written out, or never ends."""
+    import yaml
+
+    sizes: dict[int, tuple[int, int]] = {}  # values and depth of each node
+
+    def measure(node: Any, above: frozenset[int]) -> tuple[int, int]:
+        if id(node) in above:
+            raise ConfigError(f"{path}: an alias in line {node.start_mark.line + 1} holds itself; write it out")
+        if id(node) not in sizes:
+            inner: list[Any] = []
+            if isinstance(node, yaml.SequenceNode):
+                inner = node.value
+            elif isinstance(node, yaml.MappingNode):
+                inner = [one for pair in node.value for one in pair]
+            found = [measure(one, above | {id(node)}) for one in inner]
+            size, depth = 1 + sum(one for one, _ in found), 1 + max((one for _, one in found), default=0)
+            if size > MOST_VALUES or depth > MOST_NESTED:
+                raise ConfigError(
+                    f"{path}: with its aliases written out it holds more than {MOST_VALUES} values, or is nested more "
+                    f"than {MOST_NESTED} deep; no options do"
+                )
+            sizes[id(node)] = size, depth
+        return sizes[id(node)]
+
+    if root is not None:
+        measure(root, frozenset())
 
 
 def _twice(root: Any) -> Iterator[tuple[str, int, int]]:

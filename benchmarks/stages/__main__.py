@@ -35,10 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(f"{task}: {failure}") from None
         records += own
         console.print(table(task, own))
-    if not options.quick:
-        workload = {"tasks": options.tasks, "rounds": options.rounds}
-        path = options.out / "stages.json"
-        console.print(str(write_result(path, "stages", records, seed=options.seed, workload=workload)))
+        if not options.quick:  # after each, so that a time limit costs the tasks that are left, and no more
+            console.print(str(_write(options, records)))
+
+
+def _write(options: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Path:
+    measured = list(dict.fromkeys(record["task"] for record in records))
+    workload = {"tasks": measured, "rounds": options.rounds}
+    left = [task for task in options.tasks if task not in measured]
+    if left:
+        workload["not_measured"] = left
+    return write_result(options.out / "stages.json", "stages", records, seed=options.seed, workload=workload)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -59,12 +66,16 @@ def _tasks(words: str) -> list[str]:
 
 
 def table(task: str, records: Sequence[dict[str, Any]]) -> Table:
-    title = f"{task}: medians of {records[0]['ours']['samples']}, the most in parentheses"
+    title = f"{task}: medians of {records[0]['ours']['samples']}, the most in (), quartiles of the ratio in []"
     shown = Table(title=title, title_justify="left")
     for column in ("", "stock", "ours", "of stock", "bar", ""):
         shown.add_column(column, justify="right" if column else "left")
     for one in records:
-        ratio = f"{one['of_stock']:.3f}" if "of_stock" in one else ""
+        ratio = (
+            f"{one['of_stock']:.3f} [{one['of_stock_low']:.3f}, {one['of_stock_high']:.3f}]"
+            if "of_stock" in one
+            else ""
+        )
         bar = f"{one['bar']:g} ({one['judged_by']})" if "bar" in one else ""
         met = {True: "met", False: "MISSED", None: ""}[one.get("met")]
         unit = "" if one["unit"] == "seconds" else f", {one['unit']}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.harness.stats import Summary
+from benchmarks.harness.stats import Summary, quantile
 from dev.omni_cpu.compare import first_difference
 
 
@@ -28,13 +28,14 @@ def entry(
     unit: str = "seconds",
     bar: Bar | None = None,
 ) -> dict[str, Any]:
-    """One measure over the rounds; the ratio is the median of the ratios round by round."""
+    """One measure over the rounds; the ratio is the median of the ratios round by round, with their quartiles."""
     found: dict[str, Any] = {"task": task, "measure": measure, "unit": unit, "ours": Summary.of(ours).as_dict()}
     if stock is not None:
         found["stock"] = Summary.of(stock).as_dict()
         if all(stock):
             ratios = [one / other for one, other in zip(ours, stock, strict=True)]
             found["of_stock"] = round(statistics.median(ratios), 4)
+            found["of_stock_low"], found["of_stock_high"] = (round(quantile(ratios, q), 4) for q in (0.25, 0.75))
     if bar is not None:
         value = found["of_stock"] if bar.of == "ratio" else max(ours)
         found |= {"bar": bar.most, "judged_by": bar.of, "met": value <= bar.most}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from benchmarks.stages import OURS, STOCK, balance, death, merging, overhead, priority
+from benchmarks.stages import __main__ as command
 from benchmarks.stages.__main__ import TASKS, parse, table
 from benchmarks.stages.load import alike, bursts, classes, images, skewed, spread
 from benchmarks.stages.record import Bar, answered, different, entry, latencies, runs
@@ -191,3 +194,20 @@ def test_tasks_are_chosen_by_name() -> None:
     assert parse(["--tasks", "death,merging", "--quick"]).tasks == ["death", "merging"]
     with pytest.raises(SystemExit):
         parse(["--tasks", "deaths"])
+
+
+def test_what_was_measured_is_kept_though_a_later_task_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def ended(settings: object) -> list[dict[str, Any]]:
+        raise KeyboardInterrupt  # as a time limit does
+
+    def measured(settings: object) -> list[dict[str, Any]]:
+        return [entry("overhead", "latency", [1.0, 2.0, 3.0], [2.0, 2.0, 2.0])]
+
+    monkeypatch.setattr(command, "TASKS", {"overhead": measured, "merging": ended})
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--tasks", "overhead,merging", "--rounds", "3", "--out", str(tmp_path)])
+    written = json.loads((tmp_path / "stages.json").read_text())
+    assert [record["task"] for record in written["results"]] == ["overhead"]
+    assert written["provenance"]["workload"] == {"tasks": ["overhead"], "rounds": 3, "not_measured": ["merging"]}
+    one = written["results"][0]
+    assert (one["of_stock"], one["of_stock_low"], one["of_stock_high"]) == (1.0, 0.75, 1.25)

@@ -232,13 +232,15 @@ def test_the_first_token_after_a_video_and_the_model_of_engines():
 
 
 def test_stages_tell_ratio_and_bar():
-    summary = {"median": 2.0}
-    full = {"task": "merging", "measure": "latency", "unit": "seconds", "stock": {"median": 4.0}, "ours": summary}
-    records = full | {"of_stock": 0.5, "bar": 0.6, "met": True}, {**full, "unit": "requests", "stock": summary}
+    summary = {"median": 2.0, "iqr": 0.5}
+    stock = {"median": 4.0, "iqr": 0.2}
+    full = {"task": "merging", "measure": "latency", "unit": "seconds", "stock": stock, "ours": summary}
+    ratio = {"of_stock": 0.5, "of_stock_low": 0.45, "of_stock_high": 0.55}
+    records = full | ratio | {"bar": 0.6, "met": True}, {**full, "unit": "requests", "stock": summary}
     text = stage_tables.stages([result(*records)])
     assert "| merging, seconds | stock | ours | of stock | bar |  |" in text
-    assert "| latency | 4 | 2 | 0.50 | 0.6 | met |" in text
-    assert "| latency, requests | 2 | 2 |  |  |  |" in text
+    assert "| latency | 4 ± 0.1 | 2 ± 0.25 | 0.50 [0.45, 0.55] | 0.6 | met |" in text
+    assert "| latency, requests | 2 ± 0.25 | 2 ± 0.25 |  |  |  |" in text
 
 
 def test_anomalies_tell_false_alarms_and_how_late_a_fault_is_found():

@@ -17,6 +17,7 @@ from vllm_omni_sched.monitor.recovery import (
     Finished,
     OutputLost,
     Phase,
+    Recalled,
     Recovery,
     RecoveryOptions,
     Redispatch,
@@ -31,7 +32,7 @@ from vllm_omni_sched.monitor.recovery import (
 STAGES = 3
 SOURCES = {0: (), 1: (0,), 2: (1,)}
 KINDS = ["arrive", "arrive", "finish", "finish", "finish", "die", "die", "up", "down", "suspect", "clear"]
-KINDS += ["abort", "lose", "tick", "stale"]
+KINDS += ["abort", "lose", "recall", "tick", "stale"]
 
 
 class World:
@@ -120,6 +121,13 @@ class World:
             stage = self.rng.randrange(STAGES)
             self.held[name].discard(stage)
             self.tell(OutputLost(name, stage))
+        elif kind == "recall" and some:
+            name = self.rng.choice(some)
+            stage = self.running[name][0].stage
+            if stage and stage - 1 in self.held[name]:  # its input was lost on its way
+                self.held[name].discard(stage - 1)
+                self.tell(OutputLost(name, stage - 1))
+                self.tell(Recalled(name))
         elif kind in ("die", "suspect", "clear"):
             what = {"die": Died, "suspect": Suspected, "clear": Cleared}[kind]
             self.tell(what(self.rng.choice(self.names)))

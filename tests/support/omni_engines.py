@@ -86,6 +86,8 @@ class Replica:
         self._feeds = stage_id + 1 < len(stages) and stages[stage_id + 1].edge
         self.refuses: Exception | None = None
         self._edges = edges
+        self.sends_late = False  # what it makes goes out with `send`, and is lost if it dies before
+        self._held_back: list[tuple[Any, ...]] = []
         self._inputs: dict[str, list[int]] = {}
         self._said: dict[str, int] = {}
         self._outputs: list[Any] = []
@@ -146,9 +148,17 @@ class Replica:
         last = said + most >= len(tokens)
         if last and self._feeds:
             edge, external = (str(self.stage_id), str(self.stage_id + 1)), self.requests[name].external_req_id
-            self._edges.put(*edge, f"{external}_{self.stage_id}_0", tokens)
+            self._held_back.append((*edge, f"{external}_{self.stage_id}_0", tokens))
+            if not self.sends_late:
+                self.send()
         self._said[name] = said + most
         self.say(name, tokens[said : said + most], last=last)
+
+    def send(self) -> None:
+        """Send what it has made and held back."""
+        for message in self._held_back:
+            self._edges.put(*message)
+        self._held_back.clear()
 
     def finish(self, name: str) -> None:
         """Say all that is left to say of a request, and end."""

@@ -12,14 +12,19 @@ def left_over(omni: Any, policies: Any) -> dict[str, Any]:
         "outlet": {**omni.outlet._said, **dict.fromkeys(omni.outlet._ended)},
         "keys": omni.sharing._keys,
         "unread": omni.sharing._unread,
+        "shares": omni.sharing._shares,
+        "sendings": omni.sharing._sendings,
         "known": policies.known,
         "grants": policies.grants,
+        "waived": policies._waived,
         "works": omni.repair._works,
         "lost": omni.repair._lost,
         "parked": [one for each in omni.repair.parking.kept.values() for one in each],
+        "handovers": omni.repair.handovers._open,
+        "watched": omni.last_resort._stalled._last,
     }
-    if omni.repair._together is not None:
-        names = omni.repair._together.names
+    if omni.repair.names is not None:
+        names = omni.repair.names
         kept["names"] = [*names._runs, *names._present, *names._given, *names._stale]
     if omni.repair._policy is not None:
         kept["ledger"] = omni.repair._policy._ledger.entries

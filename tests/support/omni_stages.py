@@ -58,6 +58,9 @@ __all__ = [
 ]
 
 
+QUIET_TURNS = 20  # in which a payload that lies there would have been taken
+
+
 class _Turns:
     """vLLM-Omni's monitor of its loop; ends the loop when a turn had nothing to do."""
 
@@ -129,8 +132,8 @@ class Rig:
         self.messages: list[Any] = []
 
     async def __aenter__(self) -> Rig:
-        self._held = repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS
-        repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS = 0.005, 0.5
+        self._held = repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE
+        repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE = 0.005, 0.5, 0.004
         pools = [pool_of(i, self.stages, self.edges) for i in range(len(self.stages))]
         config = read_stage_options(self._options, "the test")
         self.policies = Policies(config, graph_of(pools), self._async_chunk, Random(0))
@@ -156,7 +159,7 @@ class Rig:
         tasks = list(self.omni._spawned)
         await self.omni._shutdown_extensions()
         await asyncio.gather(*tasks, return_exceptions=True)
-        repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS = self._held
+        repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE = self._held
 
     # ---- time
 
@@ -169,10 +172,16 @@ class Rig:
 
     async def settle(self) -> None:
         """Turn until nothing moves any more; a start of a replica that is held back may go on."""
+        quiet = 0
         for _ in range(400):
+            before = dict(self.edges.lying)
             await self.turn()
             held_back = 0 if self.runtime.go.is_set() else self.runtime.starting
+            late = len(set(self.omni.sharing._sendings.values()))  # payloads that no engine has sent yet
             if len(self.omni._spawned) <= held_back:
+                return
+            quiet = quiet + 1 if len(self.omni._spawned) <= held_back + late and self.edges.lying == before else 0
+            if quiet > QUIET_TURNS:
                 return
         raise AssertionError(f"it does not come to rest: {self.omni._spawned}")
 
@@ -180,6 +189,7 @@ class Rig:
         """Time passes, and what looks at the stages now and then looks once."""
         self.now += seconds
         self.policies.watch.look(self.omni.stage_pools, self.now)
+        self.omni.last_resort.look(self.now)
         self.omni.repair.tick()
         await self.omni.release()
         await self.settle()

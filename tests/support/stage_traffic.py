@@ -47,7 +47,7 @@ class Traffic:
     """Requests that come at a rate with a season, run in batches, and now and then a replica dies."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.board = StageBoard(REPLICAS, anomalies=ANOMALIES, incidents=INCIDENTS)
+        self.board = StageBoard(REPLICAS, anomalies=ANOMALIES, incidents=INCIDENTS, reasons=["stalled"])
         self._rng = random.Random(seed)
         self._waiting = {(stage, replica): [] for stage, n in REPLICAS.items() for replica in range(n)}
         self._running = dict.fromkeys(self._waiting, ())
@@ -120,6 +120,7 @@ class Traffic:
     def _die(self, now: float) -> None:
         where = (1, 1)
         self.board.anomaly(1, "silent_replica")
+        self.board.given_up(1, "stalled")
         self.board.incident(*where, "died")
         gone = self.board.lost(*where)
         self._running[where], self._waiting[where] = (), []

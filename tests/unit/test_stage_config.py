@@ -127,8 +127,8 @@ batching:
   enabled: true
   min_batch_size: 1
   max_batch_size: 32
-  target_latency_ms: 1000
-  adjust_interval_ms: 50
+  target_latency_ms: 50
+  adjust_interval_ms: 1000
 pools:
   total_bytes: 8589934592
   shares: {text: 0.1, image: 0.4, audio: 0.1, video: 0.4}
@@ -144,7 +144,7 @@ def test_the_layout_of_the_design_article_loads(tmp_path):
     config = load_stage_config(None, {VARIABLE: str(deploy(tmp_path, ARTICLE, "article.yaml"))})
     batches = config.batching.of_stage(1, "talker")
     assert (batches.min_batch_size, batches.max_batch_size) == (1, 32)
-    assert (batches.target_latency_ms, batches.adjust_interval_ms) == (1000, 50)
+    assert (batches.target_latency_ms, batches.adjust_interval_ms) == (50, 1000)
     assert batches == StageSchedConfig().batching.of_stage(1, "talker")
     assert {key: one.name for key, one in config.runtime.connectors.items()} == {
         "shared": "SharedMemoryConnector",

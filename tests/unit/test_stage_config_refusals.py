@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stage_files import deploy
+from vllm_omni_sched.config import load_config
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.stage_config import VARIABLE, check_against, load_stage_config, read_stage_options
 from vllm_omni_sched.stage_options import StageSchedConfig
@@ -161,3 +162,38 @@ def test_files_that_cannot_be_used(tmp_path):
     both = {VARIABLE: str(EXAMPLE)}
     with pytest.raises(ConfigError, match=f"both .*'omni_sched' and {VARIABLE}=.* give options .*: remove one"):
         load_stage_config(deploy(tmp_path, "omni_sched: {}\n"), both)
+
+
+NESTED = "omni_sched: " + "{a: " * 1000 + "1" + "}" * 1000
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (NESTED, "nested"),
+        ("batching:\n" + "".join(" " * i + "- \n" for i in range(1, 200)), "nested"),
+        (BOMB, "aliases"),
+        ("batching: &self {stages: *self}\n", "holds itself"),
+        ("# " + "x" * (1 << 20) + "\n", "characters"),
+    ],
+    ids=["flow", "block", "bomb", "circle", "long"],
+)
+def test_a_file_that_no_options_need_is_refused_by_its_name(tmp_path, text, why):
+    file = tmp_path / "ours.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"ours.yaml: .*{why}"):
+        load_stage_config(None, {VARIABLE: str(file)})
+    with pytest.raises(ConfigError, match=f"ours.yaml: .*{why}"):
+        load_config({"omni_sched": str(file)})
+
+
+def test_the_last_resort_is_later_than_repairs():
+    recovery = {"hang_seconds": 100.0, "max_wait_seconds": 5000.0}
+    assert read_stage_options({}, "here").runtime.stalls_after_seconds == 1800
+    assert read_stage_options({"runtime": {"recovery": recovery}}, "here").runtime.stalls_after_seconds == 10_000
+    assert read_stage_options({"runtime": {"stall_seconds": None}}, "here").runtime.stalls_after_seconds is None
+    with pytest.raises(ConfigError, match=r"'stall_seconds' must be above 'recovery\.max_wait_seconds'"):
+        read_stage_options({"runtime": {"stall_seconds": 600, "recovery": recovery}}, "here")

@@ -5,7 +5,7 @@ Common sub-expression elimination over requests in flight, as multi-query optimi
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -117,6 +117,24 @@ class Merger:
         """The leader and its followers, in the order in which they joined; nothing for one that leads nobody here."""
         group = self._led_by(leader)
         return () if group is None else (leader, *group.followers)
+
+    def regroup(self, leader: str, followers: Iterable[str]) -> None:
+        """Work whose group has ended runs again, for these: a group that nobody else may join.
+
+        Raises:
+            ValueError: the leader is here already.
+        """
+        self.join(None, leader)
+        group = self._groups[leader]
+        for follower in followers:
+            if follower not in self._groups:
+                group.followers[follower] = None
+                self._groups[follower] = group
+
+    def leader(self, request_id: str) -> str:
+        """Whose output a request gets: its own, unless it follows another."""
+        group = self._groups.get(request_id)
+        return request_id if group is None else group.leader
 
     def finish(self, leader: str) -> tuple[str, ...]:
         """The leader's work is done; the followers that get its output, oldest first."""

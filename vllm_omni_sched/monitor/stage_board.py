@@ -29,8 +29,8 @@ class StageBoard:
 
     Args:
         stages: ids of the graph's stages.
-        anomalies, incidents: the kinds that `anomaly` and `incident` may be told, as the labels of metrics: those of
-            the enums that the detectors and the recovery use.
+        anomalies, incidents, reasons: the kinds that `anomaly`, `incident` and `given_up` may be told, as the labels of
+            metrics: those of the enums that the detectors and the recovery use.
         modalities: that `load` may be told.
         max_in_flight: requests of a replica whose times are kept.
 
@@ -45,11 +45,15 @@ class StageBoard:
         *,
         anomalies: Iterable[str] = (),
         incidents: Iterable[str] = (),
+        reasons: Iterable[str] = (),
         modalities: Iterable[str] = ("text", "image", "audio", "video"),
         max_in_flight: int = 65536,
     ) -> None:
-        kinds = tuple(anomalies)
-        self.stages = {stage: StageFacts(anomalies=dict.fromkeys(kinds, 0)) for stage in sorted(stages)}
+        kinds, whys = tuple(anomalies), tuple(reasons)
+        self.stages = {
+            stage: StageFacts(anomalies=dict.fromkeys(kinds, 0), given_up=dict.fromkeys(whys, 0))
+            for stage in sorted(stages)
+        }
         if not self.stages or max_in_flight < 1:
             given = f"{len(self.stages)} and {max_in_flight}"
             raise ValueError(f"stages and max_in_flight must be 1 or more, got {given}")
@@ -142,6 +146,10 @@ class StageBoard:
     def anomaly(self, stage: int, kind: str) -> None:
         """Something was found to be wrong with the stage, or with an edge that leads to it."""
         _add(self._stage(stage).anomalies, kind, "anomaly")
+
+    def given_up(self, stage: int, reason: str) -> None:
+        """A request was failed in the stage."""
+        _add(self._stage(stage).given_up, reason, "reason")
 
     def merged(self, stage: int, requests: int = 1) -> None:
         """So many requests got the output of another's work."""

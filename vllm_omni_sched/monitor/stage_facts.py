@@ -92,6 +92,7 @@ class StageFacts:
     merged: int = 0
     credits_free: int | None = None
     anomalies: dict[str, int] = field(default_factory=dict)
+    given_up: dict[str, int] = field(default_factory=dict)  # requests, by reason
 
 
 def _sides() -> dict[str, float]:

@@ -176,6 +176,14 @@ STAGE_METRICS = (
         "kind",
     ),
     StageMetric(
+        "stage_given_up_requests_total",
+        "counter",
+        "Requests that were failed in a stage, by reason; options `runtime.recovery` and `runtime.stall_seconds`.",
+        Scope.STAGE,
+        "given_up",
+        "reason",
+    ),
+    StageMetric(
         "stage_arrivals_observed",
         "gauge",
         "Requests per second that came; option `monitoring.forecast`.",

@@ -1,7 +1,7 @@
 """Options of the scheduler over vLLM-Omni's stages, with their defaults, bounds and meaning.
 
-Names and defaults follow the design article on a multimodal batch scheduler for vLLM-Omni (batches of 1 to 32, a target
-of 1000 ms, adjusted each 50 ms). `stage_config` reads them.
+Names and defaults follow the design article on a multimodal batch scheduler for vLLM-Omni (batches of 1 to 32, adjusted
+each 1000 ms, to a latency target of 50 ms). `stage_config` reads them.
 """
 
 from enum import Enum
@@ -69,6 +69,13 @@ class RuntimeOptions(Options):
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="What happens when a replica dies.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
+    stall_seconds: float | None = Field(
+        1800.0,
+        gt=0,
+        description="Last resort: a request that its stage shows no progress with for so long fails; null: never. What "
+        "streams makes progress, and so does what waits in the queue while the pipeline puts out anything. If not set, "
+        "no less than twice `recovery.hang_seconds` and `recovery.max_wait_seconds`.",
+    )
     drain_seconds: float = Field(
         60.0, gt=0, description="How long a replica that is to be moved may take to become empty; else it stays."
     )
@@ -81,10 +88,30 @@ class RuntimeOptions(Options):
             if name not in self.connectors:
                 known = list(self.connectors)
                 raise ValueError(f"option 'edges.{edge}' must be one of the connectors {known}, got {name!r}")
+        if self.stall_seconds is not None and "stall_seconds" in self.model_fields_set:
+            for option, seconds in self._repairs_within().items():
+                if self.stall_seconds <= seconds:
+                    raise ValueError(
+                        f"option 'stall_seconds' must be above 'recovery.{option}', else requests fail before their "
+                        f"replica is repaired: {self.stall_seconds:g} <= {seconds:g}; raise the one or lower the other"
+                    )
         unused = [name for name in self.connectors if name not in self.edges.values()]
         if unused and (self.edges or len(unused) > 1):
             raise ValueError(f"option 'connectors.{unused[0]}': no edge has it; name one in 'edges', or remove it")
         return self
+
+    def _repairs_within(self) -> dict[str, float]:
+        """How long recovery may take to notice and to repair what keeps a request from its replica, by option."""
+        recovery = self.recovery
+        seconds = {"hang_seconds": recovery.hang_seconds, "max_wait_seconds": recovery.max_wait_seconds}
+        return {name: value for name, value in seconds.items() if value is not None and recovery.enabled}
+
+    @property
+    def stalls_after_seconds(self) -> float | None:
+        """`stall_seconds`; where that is not given, no less than twice what recovery may take."""
+        if self.stall_seconds is None or "stall_seconds" in self.model_fields_set:
+            return self.stall_seconds
+        return max(self.stall_seconds, *(2 * seconds for seconds in self._repairs_within().values()), 0.0)
 
 
 class BalancingOptions(Options):

@@ -27,7 +27,7 @@ class StageBatchOptions(Options):
     enabled: bool | None = Field(None, description="Steer this stage's batches.")
     min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
     max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float | None = Field(None, gt=0, description="Latency of a batch to aim at, in milliseconds.")
+    target_latency_ms: float | None = Field(None, gt=0, description="Latency to aim at, in milliseconds.")
     adjust_interval_ms: float | None = Field(None, gt=0, description="Least time between two decisions.")
     hold_ms: float | None = Field(None, ge=0, description="How long a batch may wait for more requests.")
 
@@ -42,8 +42,14 @@ class BatchLimits(Options):
     )
     min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
     max_batch_size: int = Field(32, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float = Field(1000.0, gt=0, description="Latency of a batch to aim at, in milliseconds.")
-    adjust_interval_ms: float = Field(50.0, gt=0, description="Least time between two decisions, in milliseconds.")
+    target_latency_ms: float = Field(
+        50.0,
+        gt=0,
+        description="Latency to aim at, in milliseconds: in an autoregressive stage from when a request is sent to a "
+        "replica until its first output, in any other until it is done. Where a request alone takes more than half of "
+        "it, twice what that takes is aimed at.",
+    )
+    adjust_interval_ms: float = Field(1000.0, gt=0, description="Least time between two decisions, in milliseconds.")
     hold_ms: float = Field(
         50.0, ge=0, description="How long a batch may wait for more requests, where that pays, in milliseconds."
     )

@@ -22,6 +22,7 @@ import psutil
 
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
+from tests.omni.harness.fault_scenarios import FAULT_SCENARIOS
 from tests.omni.harness.hang_scenarios import HANG_SCENARIOS
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
 from tests.omni.harness.picture_scenarios import PICTURE_SCENARIOS
@@ -31,7 +32,7 @@ from tests.omni.harness.spec import SHM, RunSpec
 from tests.omni.harness.stage_scenarios import EDGE_SCENARIOS, STAGE_SCENARIOS
 
 ALL_SCENARIOS = SCENARIOS | STAGE_SCENARIOS | EDGE_SCENARIOS | HANG_SCENARIOS | MOVE_SCENARIOS | PICTURE_SCENARIOS
-ALL_SCENARIOS |= REFUSED_SCENARIO
+ALL_SCENARIOS |= REFUSED_SCENARIO | FAULT_SCENARIOS
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
 END_SECONDS = 10

@@ -60,3 +60,31 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     one.begin("a", 4.0, 10.0)
     assert one.remaining_seconds(5.0) == pytest.approx(4.0)
     assert one.end("a", 6.0) == pytest.approx(1.0)
+
+
+def test_a_target_that_no_request_alone_can_meet_is_twice_what_one_takes() -> None:
+    one = ReplicaLoad(PidBatch(0.05, 1.0, 1, 8, start=8), target_seconds=0.05)
+    for number in range(40):  # one alone takes 3 s, and any number together 3 s too
+        one.begin(f"{number}", 3.0, 4.0 * number)
+        one.through(f"{number}", 4.0 * number + 3.0, 3.0)
+        one.end(f"{number}", 4.0 * number + 3.0)
+    assert one.limit.limit == 8
+    assert one.limit.target_seconds == pytest.approx(6.0)
+
+
+def test_it_is_the_operators_where_one_alone_meets_it() -> None:
+    one = ReplicaLoad(PidBatch(10.0, 1.0, 1, 8), target_seconds=10.0)
+    one.begin("a", 3.0, 0.0)
+    one.through("a", 3.0, 3.0)
+    assert one.limit.target_seconds == 10.0
+
+
+def test_what_had_company_says_nothing_of_one_alone() -> None:
+    one = ReplicaLoad(PidBatch(0.05, 1.0, 1, 8), target_seconds=0.05)
+    one.begin("a", 3.0, 0.0)
+    one.begin("b", 3.0, 0.0)
+    one.through("a", 6.0, 6.0)
+    one.end("a", 6.0)
+    one.through("b", 6.0, 6.0)
+    one.end("b", 6.0)
+    assert (one.alone_seconds, one.limit.target_seconds) == (0.0, 0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ EMPTY = ("the outlet keeps the end of a request that was aborted while it ran: s
 class Traffic:
     """Clients, engines and deaths, at random."""
 
-    def __init__(self, rig: Rig, dice: Random, deaths: float) -> None:
-        self.rig, self.dice, self.deaths = rig, dice, deaths
+    def __init__(self, rig: Rig, dice: Random, deaths: float, late: float) -> None:
+        self.rig, self.dice, self.deaths, self.late = rig, dice, deaths, late
         self.asked: dict[str, tuple[int, ...]] = {}
         self.aborted: set[str] = set()
 
@@ -46,6 +47,8 @@ class Traffic:
             await self.abort()
         elif chance < 0.4 + self.deaths:
             await self.die()
+        elif chance < 0.4 + self.deaths + self.late:
+            await self.send()
         else:
             await self.work()
 
@@ -72,6 +75,17 @@ class Traffic:
         if alive:
             await self.rig.kill(stage_id, self.dice.choice(alive))
 
+    async def send(self) -> None:
+        """What engines have held back goes out; from now on some of them hold back what they make."""
+        for client in self.clients():
+            client.sends_late = self.dice.random() < 0.5
+            if not client.sends_late:
+                client.send()
+        await self.rig.settle()
+
+    def clients(self) -> list[Any]:
+        return [client for pool in self.rig.omni.stage_pools for client in pool.clients if client is not None]
+
     async def work(self) -> bool:
         able = [
             (client, name)
@@ -90,13 +104,17 @@ class Traffic:
             if not self.rig.omni.request_states:
                 return
             if not await self.work():
+                for client in self.clients():
+                    client.send()
                 await self.rig.tick(1.0)
-        raise AssertionError(f"these do not end: {list(self.rig.omni.request_states)}; left: {self.rig.left_over()}")
+        raise AssertionError(
+            f"these do not end: {list(self.rig.omni.request_states)}; left: {sorted(self.rig.left_over())}"
+        )
 
 
-async def run(seed: int, deaths: float) -> None:
-    async with Rig(*STAGES, **OPTIONS) as rig:
-        traffic = Traffic(rig, Random(seed), deaths)
+async def run(seed: int, deaths: float, late: float = 0.0, *, async_chunk: bool = False) -> None:
+    async with Rig(*STAGES, async_chunk=async_chunk, **OPTIONS) as rig:
+        traffic = Traffic(rig, Random(seed), deaths, late)
         for _ in range(70):
             await traffic.happen()
         await traffic.all_end()
@@ -121,3 +139,10 @@ async def test_every_request_leaves_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_request_leaves_once_while_replicas_die(seed: int) -> None:
     await run(1000 + seed, 0.06)
+
+
+@pytest.mark.parametrize("async_chunk", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+async def test_every_request_leaves_once_though_replicas_die_before_they_send(seed: int, async_chunk: bool) -> None:
+    """A replica says that it is done before it has sent what it has made; what it has not sent dies with it."""
+    await run(2000 + seed, 0.08, 0.12, async_chunk=async_chunk)

@@ -136,6 +136,29 @@ async def test_a_stage_that_was_whole_and_ends_the_request_when_it_runs_again_sa
     assert [one.finished for one in client.queue._queue] == [False, True]
 
 
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+async def test_a_stage_says_once_that_it_is_done_though_it_ends_the_request_in_a_further_run(kind: Any) -> None:
+    client = Client(kind)
+    await client.told([1, 2], "ab", stage=0, last=True)
+    for stage in (0, 1):
+        client.outlet.runs_again("r", stage)
+    assert await client.told([3], "c", stage=1, last=True)
+    assert await client.told([1, 2], "ab", stage=0, last=True, ends=True)
+    done = [one.stage_id for one in client.queue._queue if one.engine_outputs.finished]
+    assert done == [0, 1]
+    assert [one.finished for one in client.queue._queue] == [False, False, True]
+
+
+async def test_what_a_stage_says_after_it_was_done_is_dropped_but_for_a_session() -> None:
+    client = Client(CUMULATIVE)
+    assert await client.told([1], "a", last=True)
+    assert not await client.told([1], "a", last=True)
+    session = Client(CUMULATIVE)
+    session.outlet._streams = lambda request_id: True
+    assert await session.told([1], "a", last=True)
+    assert await session.told([2], "b", last=True)
+
+
 async def test_a_name_is_free_again_when_its_request_has_left() -> None:
     client = Client(CUMULATIVE)
     await client.told([1], "a", last=True, ends=True)

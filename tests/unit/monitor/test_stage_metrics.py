@@ -32,7 +32,7 @@ def key(name: str, **labels: object) -> tuple[str, frozenset]:
 
 @pytest.fixture
 def board():
-    board = StageBoard([0, 1], anomalies=["stuck_queue"], incidents=["died"])
+    board = StageBoard([0, 1], anomalies=["stuck_queue"], incidents=["died"], reasons=["stalled", "waited"])
     board.submitted(0, 1, "a", 0.0)
     board.started(0, 1, "a", 0.3)
     board.finished(0, 1, "a", 0.7)
@@ -52,6 +52,7 @@ def board():
     board.redispatched(0, 1, 2)
     board.incident(0, 1, "died")
     board.anomaly(1, "stuck_queue")
+    board.given_up(1, "stalled")
     board.merged(0, 6)
     board.credits(1, 9)
     board.load("image", observed=1.5, forecast=2.5)
@@ -92,6 +93,8 @@ def test_a_page_says_what_the_board_was_told(board):
         key("stage_incidents_total", kind="died", **of): 1,
         key("stage_anomalies_total", kind="stuck_queue", stage=1): 1,
         key("stage_anomalies_total", kind="stuck_queue", stage=0): 0,
+        key("stage_given_up_requests_total", reason="stalled", stage=1): 1,
+        key("stage_given_up_requests_total", reason="waited", stage=1): 0,
         key("stage_arrivals_observed", modality="image"): 1.5,
         key("stage_arrivals_forecast", modality="image"): 2.5,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from vllm_omni_sched.connectors.bounds import Count, Seconds
 
@@ -27,3 +29,27 @@ class RoutingOptions(BaseModel):
     )
     first_retry_seconds: Seconds = Field(0.5, gt=0, description="When a sick path is tried again; then twice that.")
     longest_retry_seconds: Seconds = Field(30.0, gt=0, description="The most that this becomes.")
+
+    @field_validator("edges")
+    @classmethod
+    def _edges_are_named(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for edge, ways in value.items():
+            stages = edge.split("->")
+            if len(stages) != 2 or not all(stages) or edge != "".join(edge.split()):
+                raise ValueError(f"{edge!r} names no edge: write the ids of its two stages, as '0->1'")
+            if not ways:
+                raise ValueError(f"{edge!r} has no path: name one or more, or leave it out for all of them")
+        return value
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _stages_are_named(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for stage, count in value.items():
+                if not str(stage).strip() or "->" in str(stage):
+                    raise ValueError(f"{stage!r} names no stage: write its id, as '1'")
+                if isinstance(count, bool) or (isinstance(count, int) and count < 1):
+                    raise ValueError(
+                        f"stage {stage!r} must have 1 replica or more, got {count}; leave out what has none"
+                    )
+        return value

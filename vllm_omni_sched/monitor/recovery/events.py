@@ -20,6 +20,9 @@ class FailReason(str, Enum):
     REDISPATCHES = "redispatches"  # moved too often
     WAITED = "waited"  # no replica came back in time
     NO_REPLICA = "no_replica"  # none is left, and none is restarted any more
+    COMPANIONS = "companions"  # requests that belong together by their names cannot run again
+    SESSION = "session"  # its state was in the replica that died
+    STALLED = "stalled"  # it made no progress for longer than the last-resort deadline
 
 
 class IncidentKind(str, Enum):
@@ -73,6 +76,13 @@ class OutputLost:
 
     request_id: str
     stage: int
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A request was taken back from a replica that lives, since its input was lost with the one that should send it."""
+
+    request_id: str
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ Event: TypeAlias = (
     | Finished
     | Aborted
     | OutputLost
+    | Recalled
     | Suspected
     | Cleared
     | Died

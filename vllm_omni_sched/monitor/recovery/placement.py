@@ -88,6 +88,15 @@ class Placement:
             else:
                 self.ledger.wait(entry, now + self._options.max_wait_seconds)
 
+    def recalled(self, request_id: str, now: float, actions: list[Action]) -> None:
+        """A request waits for an input that nobody sends any more: it leaves its replica, as if that had died."""
+        entry = self.ledger.entries.get(request_id)
+        if entry is None or request_id in self.ledger.waiting:
+            return
+        if entry.replica is not None:
+            self._replicas[entry.replica].requests.pop(request_id)
+        self.interrupted((request_id,), now, actions)
+
     def place_waiting(self, now: float, actions: list[Action]) -> None:
         """Every waiting request that has a place gets it; who has waited before is not told so again."""
         for entry in tuple(self.ledger.waiting.values()):

@@ -13,6 +13,7 @@ from vllm_omni_sched.monitor.recovery.events import (
     Finished,
     Incident,
     OutputLost,
+    Recalled,
     Replica,
     ReplicaEvent,
     Tick,
@@ -32,6 +33,7 @@ class Recovery:
        wait for one, first come first served, up to ``max_wait_seconds``; else they fail. When no replica of the stage
        is left or coming, they fail at once.
     3. A request goes on where it was; a finished stage runs again only if its output is held no longer (`plan_rerun`).
+       One whose input was lost on its way is taken back from where it waits for it (`Recalled`), and goes on likewise.
     4. A request in flight at ``poison_deaths`` deaths in a row fails, rather than kill one replica after the other.
        Of those that the next death would condemn at most ``last_chance_together`` share a replica, so that
        one of them takes few others with it.
@@ -115,6 +117,8 @@ class Recovery:
                 self._placement.leave(request_id)
             case OutputLost(request_id, stage):
                 self._placement.output_lost(request_id, stage)
+            case Recalled(request_id):
+                self._placement.recalled(request_id, now, actions)
             case Tick():
                 self._replicas.tick(now, actions)
             case ReplicaEvent():

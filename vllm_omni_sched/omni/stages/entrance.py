@@ -124,13 +124,13 @@ class Entrance(GateTerms):
         return found
 
     def _described(self, work: Work) -> GateRequest:
-        known, credits = work.known, self._shared.credits
+        known = work.known
         return GateRequest(
             self._waiting(work),
             low=known.low,
             units=self._sights.units(work),
             needs=(
-                credits.needed(str(self._stage_id), work.request_id) if credits is not None else (),
+                self._shared.credits_needed(self._stage_id, work.request_id),
                 known.modality if self._shared.waits_for_memory(work.request_id) else None,
             ),
         )
@@ -159,10 +159,7 @@ class Entrance(GateTerms):
         return credits is None or all(credits.free(stage) > 0 for stage in needs[0])
 
     def take(self, request_id: str) -> bool:
-        credits = self._shared.credits
-        if not self._shared.has_memory(request_id):
-            return False
-        return credits is None or credits.take(str(self._stage_id), request_id)
+        return self._shared.has_memory(request_id) and self._shared.take_credits(self._stage_id, request_id)
 
     def warm(self, request_id: str) -> Mapping[int, float]:
         return self._sights.warm(self._works[request_id])

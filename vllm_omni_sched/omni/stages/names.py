@@ -84,6 +84,11 @@ class Names:
         runs = self._runs.get(request_id)
         return [*runs.over, request_id + runs.suffix] if runs is not None else []
 
+    def external(self, request_id: str) -> str:
+        """The name under which connectors know the present run of a request."""
+        runs = self._runs.get(request_id)
+        return request_id if runs is None else request_id + runs.suffix
+
     def present(self, name: str) -> str:
         """What an engine calls now what it was given as ``name``."""
         return self._present.get(name, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.capacity import requests_at_once
 from vllm_omni_sched.omni.stages.hangs import Hangs
+from vllm_omni_sched.omni.stages.last_resort import LastResort
 from vllm_omni_sched.omni.stages.liveness import Liveness
 from vllm_omni_sched.omni.stages.moves import Moves
 from vllm_omni_sched.omni.stages.outlet import Outlet
@@ -31,6 +33,8 @@ from vllm_omni_sched.omni.stages.sharing import Sharing
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)
+
+LOOK_SECONDS = 0.05  # between two looks at all stages; each that looks less often keeps its own time
 
 
 class ScheduledOrchestrator(Orchestrator):
@@ -51,7 +55,7 @@ class ScheduledOrchestrator(Orchestrator):
     ) -> None:
         super().__init__(**theirs)
         self.policies, self.clock = policies, clock
-        self.outlet = self.output_async_queue = Outlet(self.output_async_queue, self._output_kind)
+        self.outlet = self.output_async_queue = Outlet(self.output_async_queue, self._output_kind, self._streams)
         self.payloads = Payloads()
         self.sharing = Sharing(self, self.payloads)
         self.repair = Repair(self, runtime, self.payloads)
@@ -59,6 +63,7 @@ class ScheduledOrchestrator(Orchestrator):
         self.moves = Moves(self, runtime, policies.config.runtime.drain_seconds)
         self.layout = policies.layout(self.moves)
         self.hangs = Hangs(self, policies.config)
+        self.last_resort = LastResort(self, policies.config.runtime.stalls_after_seconds)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = policies.publish()
         for pool in self.stage_pools:
@@ -68,7 +73,7 @@ class ScheduledOrchestrator(Orchestrator):
             pool.bound_sends()
             pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
             pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
-            pool.queue.inherited = self.sharing.inherits
+            pool.queue.inherited, pool.queue.leads = self.sharing.inherits, partial(self.sharing.leads, pool)
 
     # ---- what goes in
 
@@ -77,6 +82,7 @@ class ScheduledOrchestrator(Orchestrator):
         if (replica_id := work.replica_id) == UNPLACED:
             return  # it was lost before it could be sent
         work.sent = True
+        self.last_resort.progressed(pool.queue.receivers(work.request_id))
         self.repair.started(work)
         self.sharing.reads(work)
         try:
@@ -119,7 +125,13 @@ class ScheduledOrchestrator(Orchestrator):
                 await self._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
 
         if not self.repair.parking.parks(src_stage_id + 1, forward, req_id):
-            await super()._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
+            self.last_resort.progressed([req_id])
+            to_next = super()._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
+            await self.repair.forwarding(req_id, to_next)
+
+    def _register_running_request(self, req_state: Any) -> None:
+        super()._register_running_request(req_state)
+        self.last_resort.arrived(req_state.request_id)
 
     async def _prewarm_async_chunk_stages(self, request_id: str, stage0_request: Any, req_state: Any) -> bool:
         if self.request_states.get(request_id) is not req_state:
@@ -138,6 +150,9 @@ class ScheduledOrchestrator(Orchestrator):
             everybodys += [renamed(output, receiver) for receiver in receivers]
             ended = queue.spoke(output.request_id) or ended
             failed = getattr(output, "error", None) is not None
+            through = bool(output.finished) and not failed
+            self.last_resort.progressed(receivers)
+            self.repair.said(stage_id, replica_id, output.request_id, receivers, finished=through)
             if output.finished or failed:
                 if not failed:  # else nothing is sent on
                     self.sharing.ended(stage_id, output.request_id, receivers)
@@ -157,6 +172,10 @@ class ScheduledOrchestrator(Orchestrator):
     ) -> list[Any]:
         self.hangs.heard(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
+        for output in raw_outputs.outputs:  # of a request that is told only its end, nothing else is seen before
+            receivers = queue.receivers(output.request_id)
+            self.last_resort.progressed(receivers)
+            self.repair.said(stage_id, replica_id, output.request_id, receivers, finished=False)
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
             if queue.works_for_others(failed.request_id):  # vLLM-Omni looks only at requests that are here
                 raw_outputs.outputs.remove(failed)
@@ -187,8 +206,9 @@ class ScheduledOrchestrator(Orchestrator):
             await pool.abort_orphan(work.request_id, work.replica_id)
             self.repair.forget(work.request_id)
         for request_id in {*request_ids, *(before - set(self.request_states))}:
+            self.sharing.forget(request_id)  # while it is known under which name its payloads were sent
             self.repair.forget(request_id)
-            self.sharing.forget(request_id)
+            self.last_resort.forget(request_id)
             if request_id not in self.request_states:
                 self.outlet.forget(request_id)
                 self.policies.left(request_id, self.clock())
@@ -237,10 +257,11 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def _watch(self) -> None:
         while not self._shutdown_event.is_set():
-            await asyncio.sleep(self.policies.interval_seconds)
+            await asyncio.sleep(LOOK_SECONDS)
             self.policies.watch.look(self.stage_pools, self.clock())
             await self.liveness.look(self.stage_pools, self.clock())
             self.hangs.look(self.clock())
+            self.last_resort.look(self.clock())
             self.repair.tick()
             self.moves.tick()
             self.policies.tick(self.clock())
@@ -272,6 +293,10 @@ class ScheduledOrchestrator(Orchestrator):
         self._spawned.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("something went wrong beside the orchestrator's loop", exc_info=error)
+
+    def _streams(self, request_id: str) -> bool:
+        state = self.request_states.get(request_id)
+        return state is not None and state.streaming.enabled
 
     def _output_kind(self, request_id: str, stage_id: int) -> RequestOutputKind | None:
         state = self.request_states.get(request_id)

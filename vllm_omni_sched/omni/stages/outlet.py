@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,22 @@ class Outlet:
 
     1. A request ends once: what comes after its last message, or its error, is dropped.
     2. A stage that runs again says nothing that was said before; at temperature 0 it says the same again.
+    3. A stage says once that it is done with a request. If it is the last one to end in a further run, its message ends
+       the request, and says nothing else that the client has not heard. A streaming session is done with each input.
 
     Args:
         queue: vLLM-Omni's, of which only `put` is used.
         kind: the `RequestOutputKind` of a request at a stage, or None where it does not say.
+        streams: whether a request is a streaming session.
     """
 
-    def __init__(self, queue: Any, kind: Callable[[str, int], RequestOutputKind | None]) -> None:
-        self._queue, self._kind = queue, kind
+    def __init__(
+        self,
+        queue: Any,
+        kind: Callable[[str, int], RequestOutputKind | None],
+        streams: Callable[[str], bool] = lambda request_id: False,
+    ) -> None:
+        self._queue, self._kind, self._streams = queue, kind, streams
         self._said: dict[str, dict[int, _Said]] = {}
         self._ended: set[str] = set()
         self.dropped = 0
@@ -87,14 +95,15 @@ class Outlet:
         output = message.engine_outputs
         completions = getattr(output, "outputs", None) or []
         finished = bool(getattr(output, "finished", False))
-        if said.again and said.whole and not message.finished:
-            return None
+        if said.whole and not self._streams(request_id):
+            if not message.finished:
+                return None
+            self._ended.add(request_id)
+            return _only_ends(message, self._kind(request_id, stage_id))
         if said.again and completions:
             output = self._rest(output, said, self._kind(request_id, stage_id), finished)
             if output is None and not message.finished:
                 return None
-            if output is None and self._kind(request_id, stage_id) is RequestOutputKind.DELTA:
-                output = _silent(message.engine_outputs)  # only that it ends is new
             if output is not None and output is not message.engine_outputs:
                 message = copy.copy(message)
                 message.engine_outputs = output
@@ -120,8 +129,6 @@ class Outlet:
 
     def _rest(self, output: Any, said: _Said, kind: RequestOutputKind | None, finished: bool) -> Any | None:
         """What of an output of a further run is new; None if nothing is."""
-        if said.whole:
-            return None
         completion = output.outputs[0]
         if kind is not RequestOutputKind.DELTA:
             if not finished and len(completion.token_ids or ()) <= said.tokens:
@@ -157,12 +164,21 @@ class Outlet:
         return rest
 
 
-def _silent(output: Any) -> Any:
-    """The same output, without anything in it."""
-    its = copy.copy(output)
-    its.outputs = [copy.copy(completion) for completion in output.outputs]
-    for completion in its.outputs:
-        completion.token_ids, completion.text = [], ""
+def _only_ends(message: OutputMessage, kind: RequestOutputKind | None) -> OutputMessage:
+    """The end of a request, in a message of a stage that has told its client before that it is done."""
+    ends = copy.copy(message)
+    ends.engine_outputs = output = copy.copy(message.engine_outputs)
+    output.finished = False
+    if kind is RequestOutputKind.DELTA and getattr(output, "outputs", None):
+        output.outputs = _silent(output.outputs)
+    return ends
+
+
+def _silent(completions: Sequence[Any]) -> list[Any]:
+    """The same completions, without anything in them."""
+    silent = [copy.copy(completion) for completion in completions]
+    for completion in silent:
+        completion.token_ids, completion.text, completion.finish_reason = [], "", None
         if hasattr(completion, "multimodal_output"):
             completion.multimodal_output = None
-    return its
+    return silent

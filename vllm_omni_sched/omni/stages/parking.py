@@ -6,10 +6,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_omni_sched.monitor.recovery.events import FailReason
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 
 Again = Callable[[], Coroutine[Any, Any, None]]
-Fail = Callable[[str, int, str], Coroutine[Any, Any, None]]
+Fail = Callable[[str, int, str, FailReason], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class Parking:
         for one in self.kept.pop(stage_id, []):
             self._orchestrator.spawn(one.again())
 
-    def forget(self, request_id: str) -> None:
-        """The request has left."""
+    def forget(self, request_id: str) -> bool:
+        """The request has left, or is run again from an earlier stage. Whether it was kept here."""
+        before = sum(map(len, self.kept.values()))
         for kept in self.kept.values():
             kept[:] = [one for one in kept if one.request_id != request_id]
+        return sum(map(len, self.kept.values())) < before
 
     def tick(self, now: float) -> None:
         """Let those fail that have waited too long, or in vain."""
@@ -63,15 +66,15 @@ class Parking:
                 continue
             since = self._empty_since.setdefault(pool.stage_id, now)
             if not self._policy.coming(pool.stage_id):
-                self._fail_all(pool, now, "it has no replica, and will have none")
+                self._fail_all(pool, now, "it has no replica, and will have none", FailReason.NO_REPLICA)
             elif (first := now - self._policy.options.max_wait_seconds) >= since:
-                self._fail_all(pool, first, "it has had no replica for too long")
+                self._fail_all(pool, first, "it has had no replica for too long", FailReason.WAITED)
 
-    def _fail_all(self, pool: Any, until: float, why: str) -> None:
+    def _fail_all(self, pool: Any, until: float, why: str, reason: FailReason) -> None:
         """Those that came to the stage by then."""
         waiting = [name for name, work in pool.queue.waiting.items() if work.arrived <= until]
         names = [receiver for name in waiting for receiver in pool.queue.receivers(name)]
         kept = self.kept.pop(pool.stage_id, [])
         self.kept[pool.stage_id] = [one for one in kept if one.since > until]
         for request_id in [*names, *(one.request_id for one in kept if one.since <= until)]:
-            self._orchestrator.spawn(self._fail(request_id, pool.stage_id, why))
+            self._orchestrator.spawn(self._fail(request_id, pool.stage_id, why, reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
@@ -21,33 +21,47 @@ class Payloads:
 
     def __init__(self) -> None:
         self._connectors: dict[int, Any] = {}
+        self.external: Callable[[str], str] = lambda request_id: request_id  # the name of its present run
 
     @staticmethod
     def arrive_at(pool: Any) -> bool:
         """Whether a stage gets payloads by a connector."""
         return pool.stage_id > 0 and _connector_config(pool) is not None
 
-    def copy(self, pool: Any, owner: str, names: Sequence[str]) -> bool:
-        """Take what was sent to a stage for ``owner`` and send it to each of ``names``, `owner` perhaps among them.
+    def copy(self, pool: Any, sent_as: str, names: Sequence[str]) -> bool:
+        """Take what was sent to a stage under the name of a run, and send it to each of these requests.
 
-        Whether there was anything.
+        Args:
+            sent_as: the name of the run that it was sent for, as `external` gives it.
+            names: requests, perhaps that of this run among them.
+
+        Returns:
+            Whether there was anything.
         """
-        connector = self._connector(pool)
-        edge = str(pool.stage_id - 1), str(pool.stage_id)
-        found = connector.get(*edge, f"{owner}_{edge[0]}_0")
+        found = self.take(pool, sent_as)
         if found is None:
             return False
-        for name in names:
-            sent, _, _ = connector.put(*edge, f"{name}_{edge[0]}_0", found[0])
-            if not sent:
-                logger.error("the payload of %s for stage %d could not be sent on to %s", owner, pool.stage_id, name)
+        self.send(pool, names, found[0])
         return True
+
+    def take(self, pool: Any, sent_as: str) -> Any | None:
+        """What was sent to a stage under the name of a run, as the first of a tuple; None if nothing is there."""
+        edge = str(pool.stage_id - 1), str(pool.stage_id)
+        return self._connector(pool).get(*edge, f"{sent_as}_{edge[0]}_0")
+
+    def send(self, pool: Any, names: Sequence[str], payload: Any) -> None:
+        """Send a payload to a stage, to each of these requests."""
+        edge = str(pool.stage_id - 1), str(pool.stage_id)
+        for name in names:
+            sent, _, _ = self._connector(pool).put(*edge, f"{self.external(name)}_{edge[0]}_0", payload)
+            if not sent:
+                logger.error("a payload for request %s could not be sent on to stage %d", name, pool.stage_id)
 
     def take_back(self, pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
         """Which of these requests' payloads nobody has got; they are sent again, so that somebody may. It blocks."""
         until, found = monotonic_seconds() + wait_seconds, set[str]()
         while len(found) < len(names):
-            found |= {name for name in names if name not in found and self.copy(pool, name, [name])}
+            found |= {name for name in names if name not in found and self.copy(pool, self.external(name), [name])}
             if monotonic_seconds() >= until:
                 break
             sleep_seconds(POLL_SECONDS)

@@ -20,7 +20,7 @@ from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
 from vllm_omni_sched.monitor.recovery.chosen import recovery_options
-from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind, Replica
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
@@ -76,6 +76,7 @@ class Policies:
             [stage.stage_id for stage in graph.stages],
             anomalies=[kind.value for kind in AnomalyKind],
             incidents=[kind.value for kind in IncidentKind],
+            reasons=[reason.value for reason in FailReason],
         )
         forecast = config.monitoring.forecast
         self.foresight = Foresight(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
@@ -85,8 +86,8 @@ class Policies:
         watch = Watch if config.monitoring.enabled else Unwatched
         self.watch = watch(config.monitoring.anomaly, graph, self.board)
         self.merges = config.graph.merging.enabled
-        self.interval_seconds = config.batching.adjust_interval_ms / 1e3
         self.known: dict[str, Known] = {}
+        self._waived: set[str] = set()  # requests that need no credits any more
         self._stages: dict[int, StagePolicies] = {}
 
     def of(self, pool: Any) -> StagePolicies:
@@ -142,6 +143,29 @@ class Policies:
             self.pools.release(grant)
         if self.credits is not None:
             self.credits.give_back(request_id)
+            self._waived.discard(request_id)
+
+    def credits_needed(self, stage_id: int, request_id: str) -> tuple[str, ...]:
+        """The stages that must have a credit for a request to start in a stage."""
+        if self.credits is None or request_id in self._waived:
+            return ()
+        return self.credits.needed(str(stage_id), request_id)
+
+    def take_credits(self, stage_id: int, request_id: str) -> bool:
+        """Whether a request may start in a stage, as far as credits go; if so, they are taken."""
+        if self.credits is None or request_id in self._waived:
+            return True
+        return self.credits.take(str(stage_id), request_id)
+
+    def waive_credits(self, request_id: str, now: float) -> None:
+        """A request goes back to an earlier stage: it gives its credits back, and waits for none any more.
+
+        It has waited for them once. Were it to wait again, what holds the credits might wait for it.
+        """
+        if self.credits is not None and request_id in self.known:
+            self._waived.add(request_id)
+            self.credits.give_back(request_id)
+            self.credits_changed(request_id, now)
 
     def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
         """What is submitted to a stage, and what it will cost there."""

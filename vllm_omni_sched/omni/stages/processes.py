@@ -35,8 +35,11 @@ def let_go(client: Any) -> None:
     if resources is None:
         return
 
+    context = getattr(resources, "ctx", None)
+
     def give_back() -> None:
-        resources.ctx.term()  # waits until the loop that they belong to has closed the sockets
+        if context is not None:
+            context.term()  # waits until the loop that they belong to has closed the sockets
         resources.engine_manager = None
 
     threading.Thread(target=give_back, name="omni-sched-let-go", daemon=True).start()

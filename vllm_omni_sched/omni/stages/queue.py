@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from vllm_omni_sched.graph.merging import Merger, Role
@@ -44,12 +43,13 @@ class StageQueue:
         self.merger: Merger = policies.merger()
         self.joined: Callable[[Work], None] = lambda work: None
         self.ended: Callable[[Work], None] = lambda work: None
+        self.leads: Callable[[Work], None] = lambda work: None
         self.inherited: Callable[[str, Work], None] = lambda owner, heir: None
         self.waiting: dict[str, Work] = {}
         self.running: dict[str, Work] = {}  # by whom it was begun for
         self._parked: dict[str, Work] = {}  # followers
         self._serves: dict[str, str] = {}  # who was begun for -> who leads now, where that is another one
-        self.held: dict[str, asyncio.Future[Any]] = {}  # requests that wait for a payload of their own
+        self.held: set[str] = set()  # requests that wait for a payload of their own
         self._releasing = False
 
     async def submit(self, request_id: str, state: Any, request: Any, how: dict[str, Any]) -> int:
@@ -65,6 +65,7 @@ class StageQueue:
             self._parked[request_id] = work
             self.joined(work)
             return UNPLACED
+        self.leads(work)
         await self.wait(work)
         return work.replica_id
 
@@ -84,14 +85,17 @@ class StageQueue:
         self.policies.waits_no_more(request_id)
         return self.waiting.pop(request_id, None)
 
-    def hold(self, request_id: str, until: asyncio.Future[Any]) -> None:
+    def hold(self, request_id: str) -> None:
         """A request is not to be released before `let_go`."""
-        self.held[request_id] = until
+        self.held.add(request_id)
         self.policies.waits_no_more(request_id)
 
     def let_go(self, request_id: str) -> None:
         """It may be released; nothing if it was not held."""
-        if self.held.pop(request_id, None) is not None and request_id in self.waiting:
+        if request_id not in self.held:
+            return
+        self.held.remove(request_id)
+        if request_id in self.waiting:
             self.policies.waits(self.pool, self.waiting[request_id], self._clock())
 
     async def release(self) -> None:
@@ -125,6 +129,14 @@ class StageQueue:
         """One that comes again has lost its group if it had finished here."""
         if not self.merger.members(work.request_id) and work.request_id not in self._serves:
             self.merger.join(None, work.request_id)
+
+    def regroup(self, request_id: str, receivers: Sequence[str]) -> None:
+        """A work that has ended here is to run again, for all who get its output in any stage."""
+        if self.merger.members(self._serves.get(request_id, request_id)):
+            return  # it has not ended here
+        self.merger.regroup(receivers[0], receivers[1:])
+        if receivers[0] != request_id:
+            self._serves[request_id] = receivers[0]
 
     def has(self, request_id: str) -> bool:
         """Whether a work that was begun for a request waits or runs here."""
@@ -160,6 +172,11 @@ class StageQueue:
         leader = self._serves.get(request_id, request_id)
         return self.merger.members(leader) or (request_id,)
 
+    def leader_of(self, request_id: str) -> str:
+        """For whom the work was begun whose output a request gets here."""
+        leader = self.merger.leader(request_id)
+        return next((began for began, leads in self._serves.items() if leads == leader), leader)
+
     def works_for_others(self, request_id: str) -> bool:
         """Whether the work that was begun for a request is wanted by others, and by it no more."""
         return request_id in self._serves
@@ -193,8 +210,8 @@ class StageQueue:
         left = self.merger.leave(request_id)
         if left.promoted is not None:
             began = next((name for name, leader in self._serves.items() if leader == request_id), request_id)
-            heir = self._parked.pop(left.promoted)
-            if began in self.running or self._together:
+            heir = self._parked.pop(left.promoted, None)
+            if heir is None or began in self.running or self._together:
                 self._serves[began] = left.promoted
             else:
                 self.take_out(began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,13 @@ from vllm_omni.engine.messages import ErrorMessage
 
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
-from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
 from vllm_omni_sched.omni.stages.caches import sends_caches
+from vllm_omni_sched.omni.stages.handover import Handover, Handovers
+from vllm_omni_sched.omni.stages.names import Names
 from vllm_omni_sched.omni.stages.parking import Parking
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.stages.together import Together
+from vllm_omni_sched.omni.stages.together import Together, abort_run
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)
@@ -36,10 +39,26 @@ class Repair:
         self._policy = orchestrator.policies.recovery(orchestrator.stage_pools)
         self._works: dict[str, dict[int, Work]] = {}  # of requests that are here, by stage
         self._lost: dict[str, Work] = {}  # works of dead replicas, until they have a place
-        self.parking = Parking(orchestrator, self._policy, self._fail)
+        self.handovers = Handovers(pieces=orchestrator.async_chunk)
+        self._forwarding: dict[str, asyncio.Future[None]] = {}  # requests on their way into the next stage
+        self.parking = Parking(orchestrator, self._policy, self.fail)
+        self.names: Names | None = None
         self._together: Together | None = None
-        if self._policy is not None and orchestrator.async_chunk:
-            self._together = Together(orchestrator, payloads)
+        if self._policy is not None:
+            self.names = self._named()
+            payloads.external = self.names.external
+            if orchestrator.async_chunk:
+                self._together = Together(orchestrator, payloads, self.names, self.handovers)
+
+    def _named(self) -> Names:
+        """Names of runs, for all clients of all stages."""
+        names = Names()
+        for pool in self._pools:
+            pool.names = names
+            for client in pool.clients:
+                if client is not None:
+                    names.put_on(client)
+        return names
 
     @property
     def on(self) -> bool:
@@ -49,6 +68,7 @@ class Repair:
 
     def started(self, work: Work) -> None:
         """A work goes to its replica."""
+        self.handovers.runs_again(work.request_id, work.stage_id)
         if self._policy is None or work.again:
             work.again = False
             return
@@ -61,6 +81,11 @@ class Repair:
             self._do(events.Dispatched(self._name(work), replica, work.request_id))
         except ValueError:
             logger.exception("recovery does not know where request %s is", work.request_id)
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request waits for a replica to come back; how long it may has a limit of its own."""
+        parked = any(one.request_id == request_id for kept in self.parking.kept.values() for one in kept)
+        return parked or any(work.request_id == request_id for work in self._lost.values())
 
     def works_of(self, request_id: str) -> dict[int, Work] | None:
         """By stage, of a request that is here."""
@@ -77,8 +102,37 @@ class Repair:
             name = self._name(work)
             self._do(events.Finished(name, self._policy.attempt(name)))
 
+    def said(self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool) -> None:
+        """A replica has put out something of the work that was begun for ``owner``, for all who receive it."""
+        self.handovers.spoke(stage_id, {owner, *receivers}, finished=finished)
+        if finished and self._policy is not None and self._sends_on(stage_id):
+            states = self._orchestrator.request_states
+            going_on = [name for name in receivers if name in states and states[name].final_stage_id > stage_id]
+            if self._orchestrator.async_chunk:  # the stages exchange pieces under one name
+                going_on = [owner] if going_on else []
+            self.handovers.finished(stage_id, replica_id, owner, going_on)
+
+    def _sends_on(self, stage_id: int) -> bool:
+        """Whether what a stage makes goes to the next one past the front end."""
+        if stage_id + 1 >= len(self._pools):
+            return False
+        pool, after = self._pools[stage_id], self._pools[stage_id + 1]
+        return self._orchestrator.async_chunk or self._payloads.arrive_at(after) or sends_caches([pool])
+
+    async def forwarding(self, request_id: str, forward: Coroutine[Any, Any, None]) -> None:
+        """Take a request to the next stage; until it is there, it is not taken back from it."""
+        done = self._forwarding[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            await forward
+        finally:
+            done.set_result(None)
+            if self._forwarding.get(request_id) is done:
+                del self._forwarding[request_id]
+
     def forget(self, request_id: str) -> None:
         """The request has left."""
+        if not any(pool.queue.works_for_others(request_id) for pool in self._pools):
+            self.handovers.forget(request_id)
         if self._policy is None or any(pool.queue.works_for_others(request_id) for pool in self._pools):
             return
         works = self._works.pop(request_id, {})
@@ -88,6 +142,9 @@ class Repair:
         self.parking.forget(request_id)
         if self._together is not None:
             self._together.forget(request_id, works)
+        if self.names is not None:
+            self.names.forget(request_id)
+        if self._together is not None:
             for name in list(self._works):  # of those that this one has left last, who had left before
                 if name not in self._orchestrator.request_states:
                     self.forget(name)
@@ -132,6 +189,8 @@ class Repair:
                 else:
                     for stage_id in range(pool.stage_id):
                         self._do(events.OutputLost(self._name(work), stage_id))
+        if not self._orchestrator.async_chunk:
+            await self._recall_unsent(pool, replica)
         if sends_caches(self._pools[: pool.stage_id]):  # it has got them
             for work in lost:
                 for stage_id in range(pool.stage_id):
@@ -139,8 +198,98 @@ class Repair:
         for work in lost:
             if self._together is not None and not self._together.may_run_again(work.request_id):
                 self._do(events.Aborted(self._name(work)))
-                await self._give_up(work, "it has companions")
+                await self._give_up(work, FailReason.COMPANIONS)
         self._do(events.Died(replica, cause))
+
+    async def _recall_unsent(self, pool: Any, replica: Replica) -> None:
+        """Take back from the next stage what waits there for an output that the dead replica had not sent yet."""
+        if not self.handovers.of_replica(pool.stage_id, replica.index):
+            return
+        after, held = self._pools[pool.stage_id + 1], set[str]()
+        if self._payloads.arrive_at(after):
+            open_ = self.handovers.of_replica(pool.stage_id, replica.index)
+            names = sorted({name for one in open_ for name in (one.request_id, one.owner)})
+            look = partial(self._payloads.take_back, after, names, HELD_SECONDS)
+            held = await asyncio.get_running_loop().run_in_executor(None, look)
+        while True:
+            open_ = self.handovers.of_replica(pool.stage_id, replica.index)
+            on_their_way = [self._forwarding[one.request_id] for one in open_ if one.request_id in self._forwarding]
+            if not on_their_way:
+                break
+            await asyncio.wait(on_their_way)
+        for one in open_:  # without a pause, so that nothing of it starts meanwhile
+            if held.isdisjoint((one.request_id, one.owner)):
+                self._recall(one, after)
+
+    def lacks_input(self, pool: Any, request_id: str) -> None:
+        """A request waits in a stage for a payload that will not come: its input is made again."""
+        if self._policy is not None:
+            self._orchestrator.spawn(self._remake(request_id, pool))
+
+    async def _remake(self, request_id: str, after: Any) -> None:
+        while request_id in self._forwarding:
+            await asyncio.wait([self._forwarding[request_id]])
+        some = min(self._pools[after.stage_id - 1].live_replica_ids(), default=0)
+        self._recall(Handover(request_id, after.stage_id - 1, some, request_id), after)
+
+    def _recall(self, one: Handover, after: Any) -> None:
+        """Run a request again from where its input of the next stage can be made; nobody waits for it there any more.
+
+        The run that is over keeps its name, and the next one gets another, so that neither the engine nor a connector
+        takes what is left of the first for a part of the second.
+        """
+        name, stage_id, orchestrator = one.request_id, one.stage_id, self._orchestrator
+        if self._is_session(name):
+            orchestrator.spawn(self.fail(name, after.stage_id, "its input was lost with a replica", FailReason.SESSION))
+            return
+        works, names, policy = self._works.get(name), self.names, self._policy
+        if works is None or names is None or policy is None:
+            return
+        work = after.queue.running.get(name)
+        if work is not None:
+            self._stop_run(after, work)
+        elif (work := after.queue.take_out(name)) is not None:
+            orchestrator.sharing.wait_no_more(after, name)
+        elif self.parking.forget(name):
+            work = works[stage_id]
+        else:
+            return  # another one's work serves it there, or it is through
+        logger.warning("request %s waits in stage %d for what was lost with its sender", name, after.stage_id)
+        if name in orchestrator.request_states:  # else it runs again in the name of who leads now
+            names.again(name, {each.runs_as for each in works.values()})
+        self.handovers.forget(name)
+        orchestrator.sharing.lost(name, after.stage_id)
+        for receiver in {name, *after.queue.receivers(name)}:
+            orchestrator.policies.waive_credits(receiver, orchestrator.clock())
+            state = orchestrator.request_states.get(receiver)
+            if state is not None:
+                state.finished_stage_ids.discard(stage_id)
+                state.stage_submit_ts.pop(after.stage_id, None)
+        if not policy.attempt(name):  # another one's work has served it so far
+            self._dispatched(works[stage_id], one.replica_id)
+        for earlier in range(after.stage_id):
+            self._do(events.OutputLost(name, earlier))
+        work.replica_id, work.started, work.spoke = UNPLACED, None, False
+        self._lost[self._name(work)] = work
+        self._do(events.Recalled(name))
+
+    def _stop_run(self, pool: Any, work: Work) -> None:
+        """Take a work back from a replica that lives."""
+        assert self.names is not None
+        replica_id, run = work.replica_id, self.names.present(work.runs_as)
+        pool.queue.withdraw(work)
+        pool._request_bindings.pop(work.request_id, None)
+        self._orchestrator.policies.board.aborted(pool.stage_id, replica_id, work.request_id)
+        if pool.output_processor is not None:
+            pool.output_processor.abort_requests([work.runs_as], internal=True)
+        client = pool.clients[replica_id]
+        if client is not None:
+            self._orchestrator.spawn(abort_run(client, run))
+
+    def _is_session(self, request_id: str) -> bool:
+        """Whether it has state in replicas, so that it cannot run again."""
+        state = self._orchestrator.request_states.get(request_id)
+        return state is not None and (state.streaming.enabled or state.session_owned)
 
     def _fail_sessions(self, pool: Any, replica_id: int, error: Exception) -> None:
         """What did not come through the queue and is not done there: it has state in the replica that is gone."""
@@ -150,11 +299,9 @@ class Repair:
                 continue
             pool._request_bindings.pop(request_id)
             state = orchestrator.request_states.get(request_id)
-            direct = state is not None and (
-                state.streaming.enabled or state.session_owned or orchestrator._cfg_tracker.is_companion(request_id)
-            )
-            if direct and pool.stage_id not in state.finished_stage_ids:
-                orchestrator.spawn(self._fail(request_id, pool.stage_id, str(error)))
+            direct = self._is_session(request_id) or orchestrator._cfg_tracker.is_companion(request_id)
+            if state is not None and direct and pool.stage_id not in state.finished_stage_ids:
+                orchestrator.spawn(self.fail(request_id, pool.stage_id, str(error), FailReason.SESSION))
 
     # ---- what is asked for
 
@@ -169,7 +316,7 @@ class Repair:
                 case events.Fail(name, reason):
                     work = self._lost.pop(name, None)
                     if work is not None:
-                        orchestrator.spawn(self._give_up(work, reason.value))
+                        orchestrator.spawn(self._give_up(work, reason))
                 case events.Record(incident):
                     orchestrator.policies.incident(incident)
 
@@ -192,12 +339,17 @@ class Repair:
         for receiver in receivers:
             orchestrator.outlet.runs_again(receiver, work.stage_id)
         if stages[0] != work.stage_id:
+            for receiver in receivers:
+                orchestrator.policies.waive_credits(receiver, orchestrator.clock())
             work = self._rewound(work, stages[0], receivers[0])
             if work.request_id == name:
                 work.again = True
             else:
-                self._do(events.Aborted(name))
+                self._do(events.Aborted(name))  # it has left before; who leads now runs in its own name
                 self._works.pop(name, None)
+                self.handovers.forget(name)
+                if self.names is not None:
+                    self.names.forget(name)
         else:
             work.again = True
         await orchestrator.stage_pools[replica.stage].queue.place(work, replica.index)
@@ -222,12 +374,14 @@ class Repair:
         earlier.replica_id, earlier.started, earlier.spoke = UNPLACED, None, False
         return earlier
 
-    async def _give_up(self, work: Work, why: str) -> None:
+    async def _give_up(self, work: Work, reason: FailReason) -> None:
         for receiver in self._orchestrator.stage_pools[work.stage_id].queue.receivers(work.request_id):
-            await self._fail(receiver, work.stage_id, f"the replica that ran it died ({why})")
+            await self.fail(receiver, work.stage_id, f"the replica that ran it died ({reason.value})", reason)
 
-    async def _fail(self, request_id: str, stage_id: int, why: str) -> None:
+    async def fail(self, request_id: str, stage_id: int, why: str, reason: FailReason) -> None:
+        """End a request with an error."""
         orchestrator = self._orchestrator
+        orchestrator.policies.board.given_up(stage_id, reason.value)
         await orchestrator.output_async_queue.put(
             ErrorMessage(error=f"Stage-{stage_id}: {why}", fatal=True, request_id=request_id, stage_id=stage_id)
         )

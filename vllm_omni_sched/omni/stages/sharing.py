@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,18 @@ from vllm_omni_sched.omni.stages.content import first_key, next_key, seeded
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
 
-PAYLOAD_SECONDS = 30.0  # as long as a stage may take to send what it has made
+PAYLOAD_SECONDS = 30.0  # how long a payload is looked for that nobody wants any more
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks for it
 SEALED = 4096  # keys that are remembered to be closed
+
+
+@dataclass(eq=False)
+class _Sending:
+    """A payload that was sent for one request, and that these are to get."""
+
+    sent_as: str  # the name of the run that it was sent for
+    names: list[str]
+    taken: bool = False
 
 
 class Sharing:
@@ -33,6 +43,8 @@ class Sharing:
     4. What was sent to a stage for a request that never runs there is taken back when that request leaves: one that
        joins another, until then it may have to run by itself yet; or one that leaves while it waits. Who leads in its
        place gets it.
+    5. Those that part wait until the payload is there, however long the stage takes to send it. If its replica dies
+       before, they run again (`Repair`), and wait no longer.
 
     Args:
         orchestrator: ours.
@@ -43,6 +55,8 @@ class Sharing:
         self._keys: dict[str, dict[int, str | None]] = {}  # of each request, by stage
         self._sealed: OrderedDict[str, int] = OrderedDict()  # content -> how often its key was closed
         self._unread: dict[str, set[int]] = {}  # stages where a payload lies, by whom it is for
+        self._shares: dict[tuple[int, str], str] = {}  # by stage and request: who got the payload for it
+        self._sendings: dict[tuple[int, str], _Sending] = {}  # by stage, and who waits for it
 
     def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
         """What a submission is."""
@@ -73,6 +87,10 @@ class Sharing:
         """A payload is, or will be, there."""
         self._unread.setdefault(request_id, set()).add(stage_id)
 
+    def lost(self, request_id: str, stage_id: int) -> None:
+        """No payload will be there, unless it is made again."""
+        self._unread.get(request_id, set()).discard(stage_id)
+
     def reads(self, work: Work) -> None:
         """A replica has a work, and gets its payload."""
         self._unread.get(work.request_id, set()).discard(work.stage_id)
@@ -80,11 +98,36 @@ class Sharing:
     def inherits(self, owner: str, heir: Work) -> None:
         """Who leads now runs on the payload of the one that has left, unless it has one of its own."""
         stages, own = self._unread.get(owner, set()), self._unread.setdefault(heir.request_id, set())
-        if heir.stage_id in stages and heir.stage_id not in own:
+        pool, name = self._orchestrator.stage_pools[heir.stage_id], heir.request_id
+        if heir.stage_id in own or self._orchestrator.async_chunk or not self._payloads.arrive_at(pool):
+            return
+        if heir.stage_id not in stages:  # it is gone with a replica, or was being made again for who has left
+            self._orchestrator.repair.lacks_input(pool, name)
+        else:
             stages.discard(heir.stage_id)
             own.add(heir.stage_id)
-            pool, name = self._orchestrator.stage_pools[heir.stage_id], heir.request_id
-            pool.queue.hold(name, self._orchestrator.spawn(self._send_on(pool, owner, [name])))
+            sending = self._sendings.pop((pool.stage_id, owner), None)
+            pool.queue.let_go(owner)
+            if sending is None or sending.taken:
+                self._begin(pool, self._payloads.external(owner), [name])
+            else:
+                sending.names[sending.names.index(owner)] = name
+                self._sendings[pool.stage_id, name] = sending
+                pool.queue.hold(name)
+
+    def leads(self, pool: Any, work: Work) -> None:
+        """A request runs by itself in a stage, and gets the payload that went to another one, which it was to share.
+
+        So it is when the group of that one has no room for it.
+        """
+        name = work.request_id
+        other = self._shares.get((pool.stage_id, name), name)
+        if other == name or pool.stage_id in self._unread.get(name, ()):
+            return
+        if pool.stage_id in self._unread.get(other, ()) and pool.queue.leader_of(other) != other:
+            self.inherits(other, work)
+        else:  # that one needs it, or has it
+            self._orchestrator.repair.lacks_input(pool, name)
 
     def ended(self, stage_id: int, request_id: str, receivers: Sequence[str]) -> None:
         """A work has ended well that was begun for ``request_id``: see to it that all that part get the payload."""
@@ -96,23 +139,50 @@ class Sharing:
         pool = self._orchestrator.stage_pools[stage_id + 1]
         if not self._payloads.arrive_at(pool):
             return
-        names = [request_id] if list(receivers) == [request_id] else self._parting(stage_id, receivers)
+        shares = {request_id: request_id} if list(receivers) == [request_id] else self._parting(stage_id, receivers)
+        names = list(dict.fromkeys(shares.values()))
+        self._shares.update({(pool.stage_id, name): other for name, other in shares.items()})
         for name in names:
             state = self._orchestrator.request_states.get(name)
             if state is not None and state.final_stage_id > stage_id:
                 self.lies(name, pool.stage_id)
         if names and names != [request_id]:
-            sending = self._orchestrator.spawn(self._send_on(pool, request_id, names))
-            for name in names:
-                pool.queue.hold(name, sending)
+            self._begin(pool, self._payloads.external(request_id), names)
 
-    async def _send_on(self, pool: Any, owner: str, names: Sequence[str]) -> None:
+    def _begin(self, pool: Any, sent_as: str, names: Sequence[str]) -> None:
+        sending = _Sending(sent_as, list(names))
+        for name in names:
+            self.wait_no_more(pool, name)
+            self._sendings[pool.stage_id, name] = sending
+            pool.queue.hold(name)
+        self._orchestrator.spawn(self._send_on(pool, sending))
+
+    async def _send_on(self, pool: Any, sending: _Sending) -> None:
+        loop, pause = asyncio.get_running_loop(), SHORTEST_PAUSE
         try:
-            await self._when_there(partial(self._payloads.copy, pool, owner, names))
+            while sending.names:
+                found = await loop.run_in_executor(None, self._payloads.take, pool, sending.sent_as)
+                if found is not None:
+                    sending.taken = True
+                    await loop.run_in_executor(None, self._payloads.send, pool, sending.names, found[0])
+                    break
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
         finally:
-            for name in names:
-                pool.queue.let_go(name)
+            for name in list(sending.names):
+                if self._sendings.get((pool.stage_id, name)) is sending:
+                    self.wait_no_more(pool, name)
             await pool.queue.release()
+
+    def wait_no_more(self, pool: Any, request_id: str) -> bool:
+        """A request has its payload, or will never get it. Whether it has waited for one that another was sent."""
+        sending = self._sendings.pop((pool.stage_id, request_id), None)
+        if sending is None:
+            return False
+        if not sending.taken:
+            sending.names.remove(request_id)
+        pool.queue.let_go(request_id)
+        return True
 
     async def _when_there(self, take: Callable[[], bool]) -> None:
         """Take a payload as soon as it is there; no thread waits for it."""
@@ -122,9 +192,10 @@ class Sharing:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _parting(self, stage_id: int, receivers: Sequence[str]) -> list[str]:
-        """Those that will run at the next stage themselves: the first with each key there."""
+    def _parting(self, stage_id: int, receivers: Sequence[str]) -> dict[str, str]:
+        """For each who goes on, whose work at the next stage it should share: that of the first with its key there."""
         found: dict[str, str] = {}
+        shares: dict[str, str] = {}
         for name in receivers:
             state = self._orchestrator.request_states.get(name)
             if state is None or state.final_stage_id <= stage_id:
@@ -133,8 +204,8 @@ class Sharing:
             key = next_key(state, stage_id + 1, upstream) if upstream is not None else None
             if self._orchestrator.stage_pools[stage_id + 1].queue.merger.members(name):
                 key = None  # it was there before a death, and comes again as the leader that it is
-            found.setdefault(key or f"only {name}", name)
-        return list(found.values())
+            shares[name] = found.setdefault(key or f"only {name}", name)
+        return shares
 
     def _seal(self, request_id: str) -> None:
         """Nobody may join what this request has begun."""
@@ -150,6 +221,14 @@ class Sharing:
 
     def forget(self, request_id: str) -> None:
         self._keys.pop(request_id, None)
+        for pool in self._orchestrator.stage_pools:
+            self._shares.pop((pool.stage_id, request_id), None)
+        for pool in self._orchestrator.stage_pools:
+            sending = self._sendings.get((pool.stage_id, request_id))
+            if self.wait_no_more(pool, request_id) and sending is not None and not (sending.taken or sending.names):
+                self._orchestrator.spawn(self._when_there(partial(self._payloads.copy, pool, sending.sent_as, ())))
+                self._unread.get(request_id, set()).discard(pool.stage_id)
         for stage_id in self._unread.pop(request_id, ()):
             pool = self._orchestrator.stage_pools[stage_id]
-            self._orchestrator.spawn(self._when_there(partial(self._payloads.copy, pool, request_id, ())))
+            take = partial(self._payloads.copy, pool, self._payloads.external(request_id), ())
+            self._orchestrator.spawn(self._when_there(take))

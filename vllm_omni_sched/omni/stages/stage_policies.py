@@ -78,7 +78,11 @@ class StagePolicies:
     def load(self, replica_id: int) -> ReplicaLoad:
         if replica_id not in self._loads:
             limits, batching = self._limits, self._shared.config.batching
-            self._loads[replica_id] = ReplicaLoad(control_of(batching, limits, self._most), window_of(batching, limits))
+            self._loads[replica_id] = ReplicaLoad(
+                control_of(batching, limits, self._most),
+                window_of(batching, limits),
+                target_seconds=limits.target_latency_ms / 1e3,
+            )
         return self._loads[replica_id]
 
     # ---- what happens

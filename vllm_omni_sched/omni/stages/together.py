@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.omni.stages.handover import Handovers
 from vllm_omni_sched.omni.stages.names import Names
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
@@ -30,14 +31,9 @@ class Together:
         orchestrator: ours.
     """
 
-    def __init__(self, orchestrator: Any, payloads: Payloads) -> None:
+    def __init__(self, orchestrator: Any, payloads: Payloads, names: Names, handovers: Handovers) -> None:
         self._orchestrator, self._payloads = orchestrator, payloads
-        self.names = Names()
-        for pool in orchestrator.stage_pools:
-            pool.names = self.names
-            for client in pool.clients:
-                if client is not None:
-                    self.names.put_on(client)
+        self._names, self._handovers = names, handovers
 
     def may_run_again(self, request_id: str) -> bool:
         """Not with the companions of classifier-free guidance: their names make a pair of them."""
@@ -48,13 +44,11 @@ class Together:
         if pool.stage_id + 1 >= len(self._orchestrator.stage_pools):
             return []
         after = self._orchestrator.stage_pools[pool.stage_id + 1].queue
+        names = [one.request_id for one in self._handovers.of_replica(pool.stage_id, replica_id)]
         return [
-            of[pool.stage_id]
-            for name, of in works.items()
-            if pool.stage_id in of
-            and of[pool.stage_id].replica_id == replica_id
-            and not pool.queue.has(name)
-            and after.has(name)
+            works[name][pool.stage_id]
+            for name in names
+            if pool.stage_id in works.get(name, ()) and not pool.queue.has(name) and after.has(name)
         ]
 
     def stop(self, lost: Work, works: dict[int, Work]) -> list[Work]:
@@ -73,8 +67,16 @@ class Together:
             waiting = pool.queue.take_out(name)
             if waiting is not None:
                 works[pool.stage_id] = waiting
-        present = {stage_id: self.names.present(work.runs_as) for stage_id, work in works.items()}
-        self.names.again(name, {work.runs_as for work in works.values()})
+        present_in = [pool.queue.receivers(name) for pool in orchestrator.stage_pools]
+        everybody = max(present_in, key=len)  # all who share a stage share all; where it has ended, nobody is told
+        if name not in orchestrator.request_states:  # and who began it has left
+            everybody = next((these for these in present_in if these[0] != name), everybody)
+        for pool in orchestrator.stage_pools:
+            if pool.stage_id in works:
+                pool.queue.regroup(name, everybody)
+        present = {stage_id: self._names.present(work.runs_as) for stage_id, work in works.items()}
+        self._names.again(name, {work.runs_as for work in works.values()})
+        self._handovers.forget(name)
         for stage_id, work in works.items():
             pool = orchestrator.stage_pools[stage_id]
             self._is_told_again(pool, name)
@@ -87,7 +89,7 @@ class Together:
                 pool.output_processor.abort_requests([work.runs_as], internal=True)
             client = pool.clients[replica_id]
             if client is not None:
-                orchestrator.spawn(self._abort(client, present[stage_id]))
+                orchestrator.spawn(abort_run(client, present[stage_id]))
         return taken
 
     def _is_told_again(self, pool: Any, name: str) -> None:
@@ -100,13 +102,6 @@ class Together:
                 state.finished_final_output_stage_ids.discard(stage_id)
                 if state.pending_final_output is not None and state.pending_final_output.stage_id == stage_id:
                     state.pending_final_output = None
-
-    @staticmethod
-    async def _abort(client: Any, name: str) -> None:
-        try:
-            await client.abort_as_named([name])
-        except Exception as error:  # noqa: BLE001 - it may be dead, too
-            logger.warning("%s could not be aborted: %s", name, error)
 
     async def resume(self, lost: Work, replica_id: int, works: Mapping[int, Work]) -> None:
         """Run a request again: in the stage where it was lost on this replica, in the others as they have room."""
@@ -126,13 +121,20 @@ class Together:
 
     def forget(self, request_id: str, works: Mapping[int, Work]) -> None:
         """It has left."""
-        names = self.names.runs(request_id)
-        self.names.forget(request_id)
+        names = self._names.runs(request_id)
         for pool in self._orchestrator.stage_pools:
             if names and self._payloads.arrive_at(pool) and pool.stage_id - 1 in works:
                 most = _pieces(works[pool.stage_id - 1])
                 discard = partial(self._payloads.discard, pool, names, most)
                 self._orchestrator.spawn(_in_thread(discard))
+
+
+async def abort_run(client: Any, name: str) -> None:
+    """Abort a run in an engine, by the name that it has there."""
+    try:
+        await client.abort_as_named([name])
+    except Exception as error:  # noqa: BLE001 - the engine may be dead, too
+        logger.warning("the run %s could not be aborted: %s", name, error)
 
 
 async def _in_thread(work: Any) -> None:

@@ -89,6 +89,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: values are nested more deeply than can be read; no scenario needs that") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path.name}: not valid TOML: {' '.join(str(error).split())}") from None
 

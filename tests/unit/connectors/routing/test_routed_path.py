@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.paths import ScriptedPath
+from vllm_omni_sched.connectors.auto import AutoOptions
 from vllm_omni_sched.connectors.base import Edge, Status, Traffic
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.framing import make_message
@@ -23,6 +25,7 @@ from vllm_omni_sched.errors import (
     ReceiverBehindError,
     RendezvousError,
 )
+from vllm_omni_sched.omni.extra import options_from_extra
 
 EDGE = Edge("0", "1")
 
@@ -244,3 +247,21 @@ def test_what_fits_no_path_is_said_to_be_too_large() -> None:
     stage.far.fails = NoRoomError("full")
     with pytest.raises(NoRoomError, match="near: at most 8 bytes; far: full"):
         stage.send()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"edges": {"0-1": ["arena"]}}, "'0-1' names no edge: write the ids of its two stages, as '0->1'"),
+        ({"edges": {"0->": ["arena"]}}, "'0->' names no edge"),
+        ({"edges": {"0 -> 1": ["arena"]}}, "'0 -> 1' names no edge"),
+        ({"edges": {"0->1": []}}, "'0->1' has no path"),
+        ({"replicas": {"1": 0}}, "stage '1' must have 1 replica or more, got 0"),
+        ({"replicas": {"1": -2}}, "must have 1 replica or more"),
+        ({"replicas": {"0->1": 2}}, "'0->1' names no stage"),
+        ({"replicas": {"": 2}}, "names no stage"),
+    ],
+)
+def test_keys_that_name_nothing_are_refused(options, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        options_from_extra(AutoOptions, options, "OmniAutoConnector")

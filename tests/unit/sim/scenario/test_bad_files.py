@@ -129,3 +129,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a text file in UTF-8"):
         load(path, known=KNOWN)
+
+
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ("{a=", "}")])
+def test_one_that_is_nested_too_deeply_is_named(tmp_path: Path, opens: str, closes: str) -> None:
+    (tmp_path / "deep.toml").write_text(f"seed = {opens * 5000}1{closes * 5000}\n")
+    with pytest.raises(ConfigError, match=r"deep\.toml: values are nested more deeply"):
+        load(tmp_path / "deep.toml", known=KNOWN)

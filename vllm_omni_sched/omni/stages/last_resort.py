@@ -1,0 +1,101 @@
+"""Requests that come no further in their stage fail with a reason, rather than keep their client waiting for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.monitor.recovery.events import FailReason
+from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
+
+logger = get_logger(__name__)
+
+OPTION = "runtime.stall_seconds"
+LOOK_SECONDS = 1.0  # between two looks, or a tenth of the deadline where that is less
+
+
+class LastResort:
+    """Watches all requests of a pipeline, and fails those that stall (`StalledRequests`).
+
+    Streaming sessions do not stall: there the next input is the client's to send. A companion of classifier-free
+    guidance is not watched either; what it does is progress of the request that it belongs to.
+
+    Args:
+        orchestrator: ours.
+        deadline_seconds: None: nothing fails.
+    """
+
+    def __init__(self, orchestrator: Any, deadline_seconds: float | None) -> None:
+        self._orchestrator = orchestrator
+        self._stalled = StalledRequests(deadline_seconds)
+        self._interval_seconds = min(LOOK_SECONDS, (deadline_seconds or LOOK_SECONDS) / 10)
+        self._next = float("-inf")
+
+    def __len__(self) -> int:
+        """Requests that are watched."""
+        return len(self._stalled)
+
+    def arrived(self, request_id: str) -> None:
+        """A request has come."""
+        self._stalled.arrived(request_id, self._orchestrator.clock())
+
+    def progressed(self, request_ids: Iterable[str]) -> None:
+        """These requests have come further."""
+        now, companions = self._orchestrator.clock(), self._orchestrator._cfg_tracker
+        for request_id in request_ids:
+            self._stalled.progressed(request_id, now)
+            parent = companions.get_parent_id(request_id)
+            if parent is not None:
+                self._stalled.progressed(parent, now)
+
+    def forget(self, request_id: str) -> None:
+        """The request has left."""
+        self._stalled.forget(request_id)
+
+    def look(self, now: float) -> None:
+        """Fail what stalls."""
+        if now < self._next:
+            return
+        self._next = now + self._interval_seconds
+        for request_id, seconds in self._stalled.overdue(now, self._waits):
+            state = self._orchestrator.request_states.get(request_id)
+            if state is None:
+                continue
+            if state.streaming.enabled or state.session_owned:
+                self._stalled.arrived(request_id, now)
+            else:
+                stage_id, where = self._place(request_id)
+                logger.error("request %s stalls in stage %d: %s", request_id, stage_id, where)
+                why = (
+                    f"{where} has shown no progress with it for {seconds:.4g} s, which is more than option "
+                    f"'{OPTION}' ({self._stalled.deadline_seconds:g}) allows ({FailReason.STALLED.value})"
+                )
+                fail = self._orchestrator.repair.fail(request_id, stage_id, why, FailReason.STALLED)
+                self._orchestrator.spawn(fail)
+
+    def _waits(self, request_id: str) -> bool:
+        orchestrator = self._orchestrator
+        return orchestrator.repair.waits(request_id) or any(
+            pool.queue.leader_of(request_id) in pool.queue.waiting for pool in orchestrator.stage_pools
+        )
+
+    def _place(self, request_id: str) -> tuple[int, str]:
+        """The first stage that has the request in hand, and where in it."""
+        orchestrator = self._orchestrator
+        for pool in orchestrator.stage_pools:
+            leader = pool.queue.leader_of(request_id)
+            work = pool.queue.running.get(leader)
+            if work is not None and work.sent:
+                owed = orchestrator.repair.handovers.to_stage(work.request_id, pool.stage_id)
+                lacks = ""
+                if owed is not None:
+                    lacks = f" (its input from stage {owed.stage_id} replica {owed.replica_id} may not have arrived)"
+                return pool.stage_id, f"replica {work.replica_id}{lacks}"
+            if leader in pool.queue.waiting:
+                return pool.stage_id, "the queue of the stage"
+        state = orchestrator.request_states[request_id]
+        stage_id = max(state.stage_submit_ts, default=0)
+        known = orchestrator.policies.known.get(request_id)
+        replica_id = None if known is None else known.replicas.get(stage_id)
+        return stage_id, "the stage" if replica_id is None else f"replica {replica_id}"
