@@ -107,12 +107,13 @@ def test_all_are_answered_though_a_replica_is_killed(ran: Ran, mode: Mode, death
 
 
 def test_what_is_held_for_a_dead_replica_is_not_made_again(ran: Ran):
-    """The thinker, which lives, runs again only those whose payload the talker's dead replica had got."""
+    """The thinker, which lives, runs again only what the talker's dead replica had got, or had perhaps not sent on."""
     found = scheduled(ran, "full_payload")["scenarios"]["killed_1"]
     lost, held = set(found["looked_for"]), set(found["held"])
     assert len(lost) >= 1
     assert held <= lost
-    assert found["submitted"]["0"] == len(CROWD) + len(lost - held)
+    made_again = found["submitted"]["0"] - len(CROWD)
+    assert len(lost - held) <= made_again <= len((lost - held) | set(found["unsent"]))
 
 
 def test_all_are_answered_while_a_replica_moves(ran: Ran):

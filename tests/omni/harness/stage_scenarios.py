@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -91,7 +91,8 @@ async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -
         for process in pool.clients[0].resources.engine_manager.processes:
             os.kill(process.pid, signal.SIGKILL)
         result = {"answers": await answers, "lost": lost, "submitted": submitted}
-    result |= {"looked_for": looked_for, "held": found}
+    result |= {"looked_for": looked_for[stage_id], "held": sorted(found[stage_id])}
+    result["unsent"] = sorted(set(looked_for[stage_id + 1]) - found[stage_id + 1])  # unless they had just arrived
     await until(lambda: pool.live_replica_ids() == before)
     return result | {"again": await ask_all(omni, spec, f"{prefix}-again", CROWD)}
 
@@ -201,17 +202,17 @@ def counted(omni: Any) -> Iterator[dict[str, int]]:
 
 
 @contextmanager
-def payloads_taken_back(omni: Any) -> Iterator[tuple[list[str], list[str]]]:
-    """Whose payloads are looked for after a death meanwhile, and whose nobody had got."""
+def payloads_taken_back(omni: Any) -> Iterator[tuple[dict[int, list[str]], dict[int, set[str]]]]:
+    """Whose payloads are looked for after a death meanwhile, and whose nobody had got, by the stage they are for."""
     payloads = omni.engine.stage_pools[0].queue._start.__self__.payloads
     theirs = payloads.take_back
-    looked_for: list[str] = []
-    found: list[str] = []
+    looked_for: defaultdict[int, list[str]] = defaultdict(list)
+    found: defaultdict[int, set[str]] = defaultdict(set)
 
     def take_back(pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
-        looked_for.extend(names)
+        looked_for[pool.stage_id].extend(names)
         held: set[str] = theirs(pool, names, wait_seconds)
-        found.extend(held)
+        found[pool.stage_id] |= held
         return held
 
     payloads.take_back = take_back
