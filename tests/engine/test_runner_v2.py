@@ -96,9 +96,11 @@ def test_the_encoder_runner_keeps_its_lists_when_a_gather_fails():
     items = items_of("nested", Random(0))
     runner = make_encoder_runner({"a": items})
     runner.encoder_cache.encoder_outputs.clear()
+    held = runner.encoder_cache.mm_features["a"]
     with pytest.raises(RuntimeError, match="Encoder cache miss"):
         gather(runner, {"a": (0, 200)})
-    assert runner.encoder_cache.mm_features["a"] is items
+    assert runner.encoder_cache.mm_features["a"] is held
+    assert list(held) == list(items)
 
 
 def known_of(runner: GPUModelRunner) -> dict[str, Any]:
