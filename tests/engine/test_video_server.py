@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,11 @@ def servers(qwen2_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def trusting() -> list[str]:
     """The flag without which newer vLLMs refuse `media_io_kwargs` of requests."""
-    if find_spec("vllm.entrypoints.launchers") is None:
-        return []
-    from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
-
-    return ["--trust-request-mm-kwargs"] if hasattr(BaseFrontendArgs, "trust_request_mm_kwargs") else []
+    for package in ("vllm.entrypoints.common", "vllm.entrypoints.launchers"):  # of 0.33, and of those before
+        if find_spec(package) is not None and find_spec(f"{package}.cli_args") is not None:
+            arguments = import_module(f"{package}.cli_args").BaseFrontendArgs
+            return ["--trust-request-mm-kwargs"] if hasattr(arguments, "trust_request_mm_kwargs") else []
+    return []
 
 
 def ask(server: Server, video: bytes, **media_io: Any) -> tuple[int, str]:
