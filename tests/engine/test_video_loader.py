@@ -123,7 +123,7 @@ def test_more_frames_than_the_limit_are_refused_before_a_rule_names_them():
     ("name", "frames", "mended"), [("av1", 40, None), ("one_frame", 1, "0.33"), ("h264_ts", 48, "0.33")]
 )
 def test_where_opencv_loses_frames_ours_does_not(service, name, frames, mended):
-    """It has no AV1 decoder, and before 0.33 it did not always find back to the beginning after vLLM's look at the end."""
+    """It has no AV1 decoder; before 0.33 it did not always find back to the beginning after vLLM looked at the end."""
     wanted = np.linspace(0, frames - 1, min(8, frames), dtype=int).tolist()
     found, metadata = FlashCodecLoader(service).load_bytes(clip(name), num_frames=8)
     assert found.shape == (len(wanted), *SIZE[::-1], 3)
