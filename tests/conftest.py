@@ -12,9 +12,11 @@ from vllm_omni_sched.logs import LOGGER
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Our records too: the logger `vllm`, under which ours are, passes none on to where pytest listens."""
     ours = logging.getLogger(LOGGER)
-    propagated = ours.propagate
+    propagated, level = ours.propagate, ours.level
     ours.addHandler(caplog.handler)
     ours.propagate = False  # else they come twice where vLLM has not set up its logger
+    ours.setLevel(logging.INFO)  # vLLM's logger may have been made quieter by an import of its command line
     yield caplog
     ours.propagate = propagated
+    ours.setLevel(level)
     ours.removeHandler(caplog.handler)

@@ -54,6 +54,32 @@ QWEN2_5_VL: dict[str, Any] = {
     },
 }
 
+# Linear attention in three layers of four, as in the real model, and a layer that predicts a further token.
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "bos_token_id": ID_OF["<s>"],
+    "eos_token_id": ID_OF["</s>"],
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 4096,
+    "vocab_size": 512,
+    "dtype": "float16",
+}
+
 PIXELS: dict[str, Any] = {
     "min_pixels": 3136,
     "max_pixels": 12_845_056,
@@ -79,6 +105,10 @@ def write_models(root: Path) -> None:
     (qwen / "config.json").write_text(json.dumps(QWEN2_5_VL, indent=1))
     (qwen / "preprocessor_config.json").write_text(json.dumps(image, indent=1))
     (qwen / "video_preprocessor_config.json").write_text(json.dumps(video, indent=1))
+    qwen_next = root / "Qwen" / "Qwen3-Next-80B-A3B-Instruct"
+    qwen_next.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(qwen_next)
+    (qwen_next / "config.json").write_text(json.dumps(QWEN3_NEXT, indent=1))
 
 
 def _write_tokenizer(folder: Path) -> None:
