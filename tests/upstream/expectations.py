@@ -14,7 +14,13 @@ _TOKEN_OUT_OF_STEP = "hands back tokens that no scheduled step is waiting for; a
 _SYNCHRONOUS = "is about synchronous scheduling, by its name"
 _WAITS = "expects that a request is not scheduled before its tokens are back; asynchronous scheduling is there to do so"
 
-STOCK_FAILS: dict[str, dict[str, str]] = {
+_NEEDS_TRITON = "asks for pipeline parallelism of model runner V2, which needs Triton"
+_EVERY_STEP = "counts steps and expects an empty one, where asynchronous scheduling has run ahead"
+
+_FAILS_EVERYWHERE: dict[str, str] = {
+    f"{SCHEDULER_TESTS}::test_async_scheduling_pp_allows_rescheduling_with_output_placeholders": _NEEDS_TRITON,
+}
+_STOCK_FAILS: dict[str, dict[str, str]] = {
     "async": {
         f"{SCHEDULER_TESTS}::test_update_from_output_routes_sampling_masks_by_request": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_update_from_output_routes_multi_position_sampling_masks": _TOKEN_OUT_OF_STEP,
@@ -22,17 +28,49 @@ STOCK_FAILS: dict[str, dict[str, str]] = {
         f"{SCHEDULER_TESTS}::test_abort_request_when_structured_output_fsm_cannot_advance": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_spec_decode_padding_skipped_for_diffusion": _TOKEN_OUT_OF_STEP,
         f"{SCHEDULER_TESTS}::test_ec_connector_allocate_encoder_tokens_with_external_load": _TOKEN_OUT_OF_STEP,
+        f"{SCHEDULER_TESTS}::test_priority_scheduling_ec_connector_preemption_and_resumption": _TOKEN_OUT_OF_STEP,
+        f"{SCHEDULER_TESTS}::test_empty_schedule_does_not_advance_the_prefill_cadence": _EVERY_STEP,
+        f"{SCHEDULER_TESTS}::test_prefill_cadence_counts_executed_steps_not_schedule_calls": _EVERY_STEP,
         f"{SCHEDULER_TESTS}::test_schedule_concurrent_batches": _WAITS,
         f"{SCHEDULER_TESTS}::test_preempt_during_execution": _WAITS,
         f"{CORE}/test_deferred_block_free.py::test_non_async_abort_defers_via_last_sched_seq": _SYNCHRONOUS,
     },
 }
-"""Guise -> tests that vLLM's own class in the same place fails, with the reason; they judge nobody there."""
 
-SINCE: dict[str, tuple[int, ...]] = {
+_SINCE: dict[str, tuple[int, ...]] = {
     f"{SCHEDULER_TESTS}::test_update_from_output_routes_multi_position_sampling_masks": (0, 32),
+    f"{SCHEDULER_TESTS}::test_async_scheduling_pp_allows_rescheduling_with_output_placeholders": (0, 33),
+    f"{SCHEDULER_TESTS}::test_priority_scheduling_ec_connector_preemption_and_resumption": (0, 33),
+    f"{SCHEDULER_TESTS}::test_empty_schedule_does_not_advance_the_prefill_cadence": (0, 33),
+    f"{SCHEDULER_TESTS}::test_prefill_cadence_counts_executed_steps_not_schedule_calls": (0, 33),
 }
-"""Listed tests that older versions of vLLM do not have -> the first version that has them."""
+_UNTIL: dict[str, tuple[int, ...]] = {
+    f"{SCHEDULER_TESTS}::{test}": (0, 33)
+    for test in (
+        "test_update_from_output_routes_sampling_masks_by_request",
+        "test_update_from_output_routes_multi_position_sampling_masks",
+        "test_stop_via_update_from_output",
+        "test_abort_request_when_structured_output_fsm_cannot_advance",
+        "test_spec_decode_padding_skipped_for_diffusion",
+        "test_ec_connector_allocate_encoder_tokens_with_external_load",
+    )
+}
+_ALWAYS, _NEVER = (0,), (1_000,)
+
+
+def stock_fails(guise: str, version: tuple[int, ...]) -> dict[str, str]:
+    """Return the tests that vLLM's own class of that version fails in the same place, with the reason.
+
+    They judge nobody there. A listed test has an entry in ``_SINCE`` with the first version in which that is so, and in
+    ``_UNTIL`` with the first in which it no longer is.
+    """
+    listed = {**_FAILS_EVERYWHERE, **_STOCK_FAILS.get(guise, {})}
+    return {
+        test: reason
+        for test, reason in listed.items()
+        if _SINCE.get(test, _ALWAYS) <= version < _UNTIL.get(test, _NEVER)
+    }
+
 
 _WRITES_BOOKS = "writes the manager's own fields (`cached = {}`, `num_free_slots = 50`) to set its scene"
 

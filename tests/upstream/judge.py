@@ -85,6 +85,11 @@ def installed_version() -> str:
     raise importlib.metadata.PackageNotFoundError("vllm")
 
 
+def version() -> tuple[int, ...]:
+    """The installed version as numbers."""
+    return tuple(map(int, installed_version().split(".")))
+
+
 @cache
 def source_tree() -> Path:
     named = os.environ.get(f"OMNI_SCHED_VLLM_SOURCE_{installed_version().replace('.', '_')}")
