@@ -28,6 +28,7 @@ def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) ->
             **({"error": finding.error} if finding.error else {"summary": finding.summary}),
             **({"over_time": finding.over_time} if changes and finding.over_time else {}),
             **({"found": finding.found} if finding.found is not None else {}),
+            **({"tuned": finding.tuned} if finding.tuned is not None else {}),
         }
         for finding in findings
     ]

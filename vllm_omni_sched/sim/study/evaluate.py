@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Progress, Result, Run
@@ -26,6 +27,7 @@ class Finding:
     ``summary``: of its run; of a search, of the run that it ends at. ``found``: by the search, under ``value`` and
     with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run;
     ``over_time``: columns of bins. ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
+    ``tuned``: which of its choices were made, and how.
     """
 
     variant: str
@@ -40,6 +42,7 @@ class Finding:
     sources: dict[str, str] = field(default_factory=dict)
     runs: int = 0
     error: str = ""
+    tuned: Mapping[str, Any] | None = None
 
 
 def evaluate(
@@ -69,6 +72,24 @@ def evaluate(
     return finding
 
 
+def score(point: Point, search: Search | None, run: Run) -> float | None:
+    """What a point is worth when choices are compared: what is searched for, or the part within the SLO, and of equals
+    the lower P99 TTFT; None where it cannot be."""
+    try:
+        finding = evaluate(point, search, run)
+    except ConfigError:
+        return None
+    if search is None:
+        late = finding.summary["ttft_seconds"]["p99"] or finding.summary["simulated_seconds"]
+        return float(finding.summary["within_slo"] or 0.0) - _TIE * late / (1 + late)
+    assert finding.found is not None
+    value = finding.found["value"]
+    if search.kind == "tightest_slo":
+        return -math.inf if value is None else -float(value)
+    return float(value)
+
+
+_TIE = 1e-6  # below what one request in a million changes
 _One = Callable[[Mapping[str, Any]], Result]
 
 
@@ -86,7 +107,8 @@ def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], 
             kept[:] = [(held, value, result)]
         return held
 
-    edge = largest(holds, search.start or float(value_at(point, search.key)), search.precision, search.doublings)
+    start = point.start or search.start or float(value_at(point, search.key))
+    edge = largest(holds, start, search.precision, search.doublings, search.step)
     found = {
         "kind": search.kind,
         "key": search.key,
@@ -126,8 +148,9 @@ def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, An
 
 def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
     rate = float(value_at(point, search.key)) * search.factor
-    result = one({search.key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0})
-    seconds = point.scenario().duration_seconds
+    overrides = {search.key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0}
+    result = one(overrides)
+    seconds = point.scenario(overrides).duration_seconds
     begin, end = seconds / 4, seconds * 3 / 4
     ended = [record for record in result.records if record.outcome is Outcome.DONE and begin <= record.end < end]
     waiting = result.lost + sum(record.arrival < end <= record.end for record in result.records)
@@ -136,6 +159,7 @@ def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any]
         "key": search.key,
         "value": sum(record.output_tokens for record in ended) / (end - begin),
         "requests_per_second": len(ended) / (end - begin),
+        "requests": len(ended),
         "offered": rate,
         "saturated": waiting > 0.05 * (len(result.records) + result.lost),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.result import Result
 from vllm_omni_sched.sim.scenario import Scenario
-from vllm_omni_sched.sim.study import Finding, load_study, run_study, spread
+from vllm_omni_sched.sim.study import Finding, interval, load_study, ratio_interval, run_study, spread
 
 
 def findings(tmp_path: Path, more: str = "", simulate: Any = run, before: str = "", jobs: int = 1) -> list[Finding]:
@@ -162,5 +163,29 @@ def test_seeds_are_spread(tmp_path: Path) -> None:
     assert [row["values"] for row in rows] == [{"workload.rate": 1}, {"workload.rate": 2}]
     assert rows[0]["seeds"] == [3, 4, 5]
     times = sorted(one.summary["ttft_seconds"]["p99"] for one in found[:3])
-    assert rows[0]["ttft_p99_seconds"] == {"median": times[1], "least": times[0], "most": times[2]}
+    spread_of = rows[0]["ttft_p99_seconds"]
+    assert {key: spread_of[key] for key in ("median", "least", "most")} == {
+        "median": times[1],
+        "least": times[0],
+        "most": times[2],
+    }
+    mean, half = interval(times)
+    assert [spread_of[key] for key in ("mean", "low", "high")] == [mean, mean - half, mean + half]
     assert "value" not in rows[0]
+
+
+def test_an_interval_is_that_of_students_t() -> None:
+    assert interval([3.0]) == (3.0, 0.0)
+    mean, half = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3.0
+    assert half == pytest.approx(2.776 * math.sqrt(2.5 / 5))
+
+
+def test_a_ratio_is_of_pairs_of_seeds() -> None:
+    # the seeds differ by far more than the two systems do under each of them
+    ratio, low, high = ratio_interval([2.0, 20.0, 200.0], [1.0, 10.1, 99.0])
+    assert low < ratio < high
+    assert ratio == pytest.approx(2.0, rel=0.01)
+    assert high - low < 0.1
+    with pytest.raises(ValueError, match="as many"):
+        ratio_interval([1.0], [1.0, 2.0])
