@@ -7,6 +7,7 @@ from vllm_omni_sched.config import Toggle, load_config
 from vllm_omni_sched.engine import metrics_bridge
 from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
 
 
 def check_and_attach(vllm_config: Any) -> None:
@@ -40,31 +41,37 @@ def check_and_attach(vllm_config: Any) -> None:
         metrics_bridge.attach()
 
 
+def lane_facts(vllm_config: Any) -> LaneFacts:
+    """Read off vLLM's configuration what decides whether this engine may encode ahead."""
+    return LaneFacts(
+        multimodal=bool(vllm_config.model_config.is_multimodal_model),
+        workers=vllm_config.parallel_config.world_size,
+        device=vllm_config.device_config.device_type,
+        vllm=compat.vllm_version(),
+        connectors_hold_back=compat.ec_connectors_hold_back(),
+        runner_runs_connectors=not getattr(vllm_config, "use_v2_model_runner", False)
+        or compat.runner_v2_runs_ec_connectors(),
+        compiled_encoder=bool(getattr(vllm_config.compilation_config, "compile_mm_encoder", False)),
+        other_connector=vllm_config.ec_transfer_config is not None,
+        speculates=vllm_config.speculative_config is not None,
+        lora=vllm_config.lora_config is not None,
+        encoder_decoder=bool(vllm_config.model_config.is_encoder_decoder),
+        weights_change=vllm_config.weight_transfer_config is not None,
+    )
+
+
 def attach_encode_ahead(vllm_config: Any) -> None:
-    """Let this engine have the encode-ahead connector, unless it can make no use of it."""
-    if not vllm_config.model_config.is_multimodal_model:
+    """Let this engine have the encode-ahead connector, unless it can make no use of it.
+
+    Raises:
+        ConfigError: it cannot encode ahead; `refusal` says why.
+    """
+    facts = lane_facts(vllm_config)
+    why_not = refusal(facts)
+    if why_not is not None:
+        raise ConfigError(why_not)
+    if not facts.multimodal:
         return
-    parallel = vllm_config.parallel_config
-    device = vllm_config.device_config.device_type
-    why_not = {
-        f"connectors of vLLM {compat.vllm_version()} cannot hold requests back": not compat.ec_connectors_hold_back(),
-        f"model runner V2 of vLLM {compat.vllm_version()} does not run connectors in every step": bool(
-            getattr(vllm_config, "use_v2_model_runner", False) and not compat.runner_v2_runs_ec_connectors()
-        ),
-        f"it knows no lane for the device {device!r}": device not in ("cpu", "cuda"),
-        "encoders that are compiled whole give way to nobody (compile_mm_encoder)": bool(
-            getattr(vllm_config.compilation_config, "compile_mm_encoder", False)
-        ),
-        "--ec-transfer-config names another connector": vllm_config.ec_transfer_config is not None,
-        "several workers would have to encode together": parallel.world_size > 1,
-        "it does not know how to look ahead of speculative tokens": vllm_config.speculative_config is not None,
-        "encoders may have LoRA weights": vllm_config.lora_config is not None,
-        "this is an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
-        "weights may change behind the lane's back": vllm_config.weight_transfer_config is not None,
-    }
-    for reason, holds in why_not.items():
-        if holds:
-            raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}: set it to false")
     from vllm.config import ECTransferConfig
 
     vllm_config.ec_transfer_config = ECTransferConfig(

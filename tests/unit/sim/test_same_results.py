@@ -28,7 +28,7 @@ ALL = OURS + 'pieces = true\nencoder_split = true\nbatch_control = "aimd"\nprefi
 DEATHS = '[[failures]]\nstage = "llm"\nkind = "replica"\nevery_seconds = 5.0\nrestart_seconds = 2.0\n'
 CASES = {
     "stock": (10.0, "", 3, ""),
-    "short of KV memory": (16.0, "", 1, "kv_tokens = 60000\nmax_num_seqs = 128"),
+    "short of KV memory": (16.0, "", 1, "kv_tokens = 60000\nmax_num_seqs = 128\nlargest_item_embeds = 8192"),
     "ours": (10.0, OURS, 3, 'encoder = "lane"'),
     "ours, short of KV memory": (8.0, OURS, 1, 'encoder = "lane"\nkv_tokens = 60000'),
     "on shared processors": (6.0, OURS, 2, 'encoder = "lane"\nlane_on = "shared"'),

@@ -6,6 +6,7 @@ from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
@@ -25,19 +26,33 @@ from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
 
 
 def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLimits:
-    """Those of vLLM where the scenario says nothing."""
+    """Return those of vLLM where the scenario says nothing.
+
+    Encoder cache and budget hold the model's largest item, as ``compute_mm_encoder_budget`` of vLLM has it.
+    """
     tokens = stage.max_num_batched_tokens
+    embeds = max(tokens, largest_item(stage))
     return EngineLimits(
         stage.kv_tokens or kv_tokens,
         stage.max_num_seqs,
         tokens,
-        stage.encoder_budget_embeds or tokens,
-        stage.encoder_cache_embeds or tokens,
+        stage.encoder_budget_embeds or embeds,
+        stage.encoder_cache_embeds or embeds,
         encodes,
         lane_items=stage.lane_items,
         paced=stage.lane_on != "device",
         lane_beside=stage.lane_on == "beside",
     )
+
+
+def largest_item(stage: EngineStage) -> int:
+    """Return the embeddings of the model's largest item; 0 where only a calibration is known."""
+    if stage.largest_item_embeds is not None:
+        return stage.largest_item_embeds
+    if stage.model is None:
+        return 0
+    shape = model(stage.model)
+    return shape.largest_item(stage.max_model_len or shape.max_model_len)
 
 
 class Engines:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
+from vllm_omni_sched.sim.costs.largest import fixed, qwen25_vl, tiles
 from vllm_omni_sched.sim.costs.registry import pick
 from vllm_omni_sched.sim.costs.shapes import Encoding, LlmShape, ModelShape, TowerShape
 
@@ -56,7 +57,9 @@ def _models() -> Iterator[ModelShape]:
         ("72b", large, 3456, 73_410_777_344),
     ):
         source = card(f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct")
-        yield ModelShape(f"qwen2.5-vl-{size}", llm, _qwen25_pictures(ffn, llm.hidden), parameters, source)
+        yield ModelShape(
+            f"qwen2.5-vl-{size}", llm, _qwen25_pictures(ffn, llm.hidden), parameters, source, 128_000, qwen25_vl
+        )
 
     sound = TowerShape(  # windows of 2 s are 100 positions of it, 50 embeddings
         32, 1280, 5120, 2, 128 * 3, (1280, 3584), full_layers=0, window_patches=100, other_parameters=3 * 1280**2
@@ -67,6 +70,8 @@ def _models() -> Iterator[ModelShape]:
         {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, _SOUND_SECONDS)},
         8_931_813_888,
         Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B; the thinker, as Transformers counts it"),
+        32_768,
+        qwen25_vl,
     )
 
     clip = TowerShape(23, 1024, 4096, 1, 3 * 14 * 14, (1024, 4096, 4096), other_parameters=577 * 1024)
@@ -76,18 +81,29 @@ def _models() -> Iterator[ModelShape]:
         {"image": Encoding(clip, 336 * 336 / 576 * PIXEL_SECONDS, 576)},
         7_063_427_072,
         card("llava-hf/llava-1.5-7b-hf, whose last vision layer is not run"),
+        4096,
+        fixed(576),
     )
 
     on_card = Source(SourceKind.PUBLISHED, "config.json and card of OpenGVLab/InternVL2_5-8B")
     internlm = LlmShape(32, 4096, 32, 8, 14336, 92553)
-    yield ModelShape("internvl2.5-8b", internlm, _tiles(_small_vit(4096)), 8_080_000_000, on_card)
+    yield ModelShape(
+        # vLLM takes no video for it: its tokenizer has no token for one
+        "internvl2.5-8b",
+        internlm,
+        _tiles(_small_vit(4096)),
+        8_080_000_000,
+        on_card,
+        32_768,
+        tiles(256, video=False),
+    )
     for size, llm, tower, parameters in (
         ("8b", _qwen25_llm(28, 3584, 28, 4, 18944, 151674), _small_vit(3584), 7_944_373_760),
         ("38b", _qwen25_llm(64, 5120, 40, 8, 27648, 151674), _large_vit(5120), 38_388_452_992),
         ("78b", _qwen25_llm(80, 8192, 64, 8, 29568, 151674), _large_vit(8192), 78_408_606_336),
     ):
         source = card(f"OpenGVLab/InternVL3-{size.upper()}")
-        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, source)
+        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, source, 32_768, tiles(256))
 
 
 MODELS = {shape.name: shape for shape in _models()}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vllm_omni_sched.sim.costs.base import Source
+from vllm_omni_sched.sim.costs.largest import LargestItem, no_items
 
 BF16_BYTES = 2
 
@@ -120,7 +121,8 @@ class Encoding:
 class ModelShape:
     """An LLM with the encodings of its modalities.
 
-    ``published_parameters``: what its card says, of all that is counted here.
+    ``published_parameters``: what its card says, of all that is counted here. ``max_model_len``: tokens of its context,
+    as its configuration says. ``largest_item``: embeddings of its largest item, where it takes items.
     """
 
     name: str
@@ -128,6 +130,8 @@ class ModelShape:
     encodings: Mapping[str, Encoding]
     published_parameters: int
     source: Source
+    max_model_len: int = 32768
+    largest_item: LargestItem = no_items
 
     @property
     def parameters(self) -> int:

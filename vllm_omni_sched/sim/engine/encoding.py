@@ -13,7 +13,7 @@ class Encoding:
     """The encoder cache, and the encoder's part of the step that is being planned.
 
     1. A content is encoded once while it is in the cache, whoever needs it.
-    2. A step encodes at most its budget; an item that is larger goes when no other does.
+    2. A step encodes at most its budget, and each item whole.
     3. What somebody who runs needs stays; the rest goes in the order of `WorthIndex` when room is needed.
     4. What the lane has ready goes into the cache, and is not encoded.
 
@@ -85,10 +85,10 @@ class Encoding:
 
     def _in_budget(self, item: Item) -> bool:
         left = min(self._left, self._parts.get(item.modality, self._left))
-        return item.embeds <= left or (not self.step and item.embeds > self._limits.encoder_budget_embeds)
+        return item.embeds <= left
 
     def _room(self, embeds: int) -> bool:
-        while self._used + embeds > self._limits.encoder_cache_embeds and self._embeds:
+        while self._used + embeds > self._limits.encoder_cache_embeds:
             victim = self._index.evict()
             if victim is None:
                 return False

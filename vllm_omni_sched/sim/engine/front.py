@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
@@ -20,6 +21,7 @@ class FrontEnd(ABC):
         "_done",
         "_epoch",
         "_front_until",
+        "_item_embeds",
         "_jobs",
         "_kv_tokens",
         "_sim",
@@ -28,9 +30,10 @@ class FrontEnd(ABC):
     )
 
     def __init__(
-        self, sim: Simulator, costs: EngineCosts, kv_tokens: int, done: Done, spoke: Done | None = None
+        self, sim: Simulator, costs: EngineCosts, limits: EngineLimits, done: Done, spoke: Done | None = None
     ) -> None:
-        self._sim, self._costs, self._kv_tokens, self._done, self._spoke = sim, costs, kv_tokens, done, spoke
+        self._sim, self._costs, self._done, self._spoke = sim, costs, done, spoke
+        self._kv_tokens, self._item_embeds = limits.kv_tokens, limits.item_embeds
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}  # with its sequence, while it is in the engine
         self._front_until = 0.0
         self._epoch = 0
@@ -40,9 +43,16 @@ class FrontEnd(ABC):
         """A job comes to the front end.
 
         Raises:
-            ConfigError: it never fits into the KV cache.
+            ConfigError: it never fits into the KV cache, or one of its items never into the encoder cache.
         """
         request = job.request
+        largest = max((item.embeds for item in request.items), default=0)
+        if largest > self._item_embeds:
+            raise ConfigError(
+                f"request {request.number} has an item of {largest} embeddings, and the engine takes items of "
+                f"{self._item_embeds} at most, as vLLM would refuse it: set 'largest_item_embeds' to what the model's "
+                "processor can make, or send smaller items"
+            )
         needs = request.prompt_tokens + request.output_tokens
         if needs > self._kv_tokens:
             raise ConfigError(

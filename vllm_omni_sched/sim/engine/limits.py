@@ -10,7 +10,7 @@ class EngineLimits:
     """Sizes of one engine, with vLLM's names where it has them.
 
     ``encoder_budget_embeds``, ``encoder_cache_embeds``: of a step, and of the encoder cache; an item that is larger
-    goes alone. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: that the lane works
+    is refused. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: that the lane works
     at at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
     ``lane_beside``: whether it has some of its own, too.
 
@@ -39,3 +39,8 @@ class EngineLimits:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
+    @property
+    def item_embeds(self) -> int:
+        """Embeddings of the largest item that the engine takes."""
+        return min(self.encoder_budget_embeds, self.encoder_cache_embeds)

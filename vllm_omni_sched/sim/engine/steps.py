@@ -79,7 +79,7 @@ class Steps(FrontEnd):
         watcher: Watcher | None = None,
         spoke: Done | None = None,
     ) -> None:
-        super().__init__(sim, costs, limits.kv_tokens, done, spoke)
+        super().__init__(sim, costs, limits, done, spoke)
         self._policies = policies
         self._itl, self._watcher = itl, watcher
         self.waiting = policies.waiting()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ def problems_of(scenario: "Scenario") -> Iterator[str]:
     """Each in one sentence, with dotted keys and the fix."""
     yield from _of_times(scenario)
     yield from _of_stages(scenario)
+    yield from _of_lanes(scenario)
     yield from _of_names(scenario)
     yield from _of_host(scenario)
     yield from _of_room(scenario)
@@ -66,6 +68,21 @@ def _of_encoder(scenario: "Scenario", stage: EngineStage, encoder: str | None, l
     elif (stage.encoder == "lane" and not ahead) or (stage.encoder == "in_step" and ahead):
         on = "true" if ahead else "false"
         yield f"{key} is '{stage.encoder}', but 'policy.encode_ahead' is {on}: leave {key} out, and the policy decides"
+
+
+def _of_lanes(scenario: "Scenario") -> Iterator[str]:
+    """What the product refuses at start, in its own words."""
+    if not scenario.policy.encode_ahead:
+        return
+    for stage in scenario.stages:
+        if not isinstance(stage, EngineStage):
+            continue
+        apart = scenario.encoder_of(stage) == "elsewhere"
+        # a stage with a prompt of its own length sees no items: it is a model of text
+        facts = LaneFacts(multimodal=stage.prompt_tokens is None, workers=stage.devices, other_connector=apart)
+        if (why_not := refusal(facts)) is not None:
+            what = "encodings come from another stage" if apart else f"'stages.{stage.name}.devices' is {stage.devices}"
+            yield f"'stages.{stage.name}': {what}, and 'policy.encode_ahead' is true; {why_not}"
 
 
 def _of_names(scenario: "Scenario") -> Iterator[str]:

@@ -17,7 +17,8 @@ from vllm_omni_sched.sim.scenario.known import Known, installed
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.telling import tell
-from vllm_omni_sched.stage_config import read_stage_options
+from vllm_omni_sched.stage_config import check_against, edge_connectors, read_stage_options
+from vllm_omni_sched.video.options import VideoOptions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -127,7 +128,9 @@ def _policy(options: Any) -> OmniSchedConfig:
         raise ConfigError(f"'policy' must be a table, got {options!r}")
     try:
         read_options(OmniSchedConfig, options, "policy", group="policy")
-        return load_config({KEY: dict(options)})
+        config = load_config({KEY: dict(options)})
+        read_options(VideoOptions, config.video, "policy", group="policy.video")
+        return config
     except ConfigError as error:
         said = str(error)
         for prefix in ("policy: ", f"additional_config[{KEY!r}]: "):
@@ -165,6 +168,13 @@ def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
                 f"'stages.{stage.name}.calibration': there is no file {Path(file).name!r} where the scenario lies; "
                 "`vllm-omni-sched calibrate` writes one"
             )
+    if scenario.orchestration is not None:
+        try:
+            names = {at: stage.name for at, stage in enumerate(scenario.stages)}
+            check_against(scenario.orchestration, names)
+            edge_connectors(scenario.orchestration.runtime, names, [(at, at + 1) for at in range(len(names) - 1)])
+        except ConfigError as error:
+            yield f"[orchestration]: {error}"
     yield from _of_workload(scenario, known, folder)
 
 

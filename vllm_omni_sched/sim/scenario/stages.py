@@ -68,11 +68,27 @@ class EngineStage(_Stage):
     kv_tokens: int | None = Field(
         None, ge=1, description="Room for KV cache of a replica, in tokens; default: what memory leaves."
     )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Tokens of the context, as in vLLM; default: the model's. Bounds `largest_item_embeds`."
+    )
+    largest_item_embeds: int | None = Field(
+        None,
+        ge=1,
+        description="Embeddings of the model's largest item, as vLLM finds it at start; default: by the limits of the "
+        "model's processor and `max_model_len`; of a calibration: none is larger than a step. Pixel limits in "
+        "`--mm-processor-kwargs` and modalities switched off by `--limit-mm-per-prompt` lower it.",
+    )
     encoder_cache_embeds: int | None = Field(
-        None, ge=1, description="Room for encodings, in embeddings; default: `max_num_batched_tokens`, as in vLLM."
+        None,
+        ge=1,
+        description="Room for encodings, in embeddings, to see what another size would do: vLLM has no flag for it. "
+        "Default, as in vLLM: the larger of `max_num_batched_tokens` and `largest_item_embeds`.",
     )
     encoder_budget_embeds: int | None = Field(
-        None, ge=1, description="Embeddings encoded in a step; default: `max_num_batched_tokens`, as in vLLM."
+        None,
+        ge=1,
+        description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
+        "either). Default: as for `encoder_cache_embeds`.",
     )
     lane_items: int = Field(1, ge=1, description="Items that the lane of encode-ahead works at at a time.")
     lane_on: Literal["device", "beside", "shared"] = Field(

@@ -72,10 +72,10 @@ def test_a_chunk_ends_before_an_item_for_which_the_encoder_has_no_budget_left() 
     assert [facts["prefill_tokens"] for _, _, facts in run.steps] == [100, 190]
 
 
-def test_an_item_larger_than_the_budget_goes_alone() -> None:
-    limits = {"encoder_budget_embeds": 150, "encoder_cache_embeds": 150}
-    run = Run(PlainCosts(base=0.01), limits).serve([Request(0, 0.0, 50, 1, (picture(400), picture(100, 2)))])
-    assert [facts["prefill_tokens"] for _, _, facts in run.steps] == [400, 150]
+@pytest.mark.parametrize("smaller", ["encoder_budget_embeds", "encoder_cache_embeds"])
+def test_an_item_larger_than_budget_or_cache_is_refused_as_vllm_does(smaller: str) -> None:
+    with pytest.raises(ConfigError, match="request 7 has an item of 400 embeddings, and the engine takes items of 150"):
+        Run(limits={smaller: 150}).serve([Request(7, 0.0, 50, 1, (picture(100), picture(400, 2)))])
 
 
 def test_no_more_run_than_may() -> None:
