@@ -4,9 +4,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-
-pytest.importorskip("vllm")
-
 from vllm.model_executor.models.internvl import InternVLProcessingInfo
 from vllm.model_executor.models.qwen2_vl import Qwen2VLProcessingInfo
 from vllm.v1.core.encoder_cache_manager import compute_mm_encoder_budget

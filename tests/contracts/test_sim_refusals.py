@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
-
 from vllm_omni_sched.engine.start import attach_encode_ahead
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.scenario import load

@@ -47,7 +47,7 @@ def lane_facts(vllm_config: Any) -> LaneFacts:
         multimodal=bool(vllm_config.model_config.is_multimodal_model),
         workers=vllm_config.parallel_config.world_size,
         device=vllm_config.device_config.device_type,
-        vllm=compat.vllm_version(),
+        vllm=str(compat.vllm_version()),
         connectors_hold_back=compat.ec_connectors_hold_back(),
         runner_runs_connectors=not getattr(vllm_config, "use_v2_model_runner", False)
         or compat.runner_v2_runs_ec_connectors(),

@@ -8,6 +8,7 @@ import numpy as np
 
 from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
 from vllm_omni_sched.sim.scenario.cluster import ClassTargets, Slo
+from vllm_omni_sched.sim.server import busy_in_all
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans
@@ -148,10 +149,14 @@ class Result:
         return {name: self._of(parts[name], gaps.get(name)) for name in sorted(parts)}
 
     def _utilisation(self, stage: str) -> dict[str, float]:
-        """Part of the time that its servers were busy, in all and by kind of work."""
+        """Return the part of the time that its servers were busy, in all and by kind of work.
+
+        An engine's ``lane`` is the part in which its lane encoded, mostly beside steps, whose time it is as well. The
+        part of it beside which no step ran is ``lane_alone``, and that counts in ``all``.
+        """
         held, busy = self.held_seconds[stage], self.busy_seconds.get(stage, {})
         parts = {work: seconds / held if held else 0.0 for work, seconds in busy.items()}
-        return {"all": sum(parts.values()), **parts}
+        return {"all": busy_in_all(parts), **parts}
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -13,6 +13,7 @@ from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.pools.autoscale import Ahead
 from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.server import busy_in_all
 
 _EVENTS = 20_000  # between two words of progress
 _SAMPLES, _FEWEST = 200, 40  # of a timeline, while requests arrive
@@ -107,7 +108,7 @@ class _Run:
         queued, replicas, utilisation, serving = {}, {}, {}, {}
         for pool in self._pools:
             name = pool.spec.name
-            busy, held = sum(pool.busy_seconds().values()), pool.replica_seconds()
+            busy, held = busy_in_all(pool.busy_seconds()), pool.replica_seconds()
             passed = held - self._held_before.get(name, 0.0)
             queued[name], replicas[name], serving[name] = pool.present, pool.held, pool.serving
             worked = busy - self._busy_before.get(name, 0.0)
@@ -169,7 +170,12 @@ class _Run:
             counters["encoder_cache_hits"] += engine.encoding.hits
             counters["encoded_in_step"] += engine.encoding.encoded
             if engine.ahead is not None:
-                counters.update({f"encode_{reason.value}": n for reason, n in engine.ahead.placements.items()})
+                counters.update(
+                    {
+                        f"encode_{where.value}_{reason.value}": n
+                        for (where, reason), n in engine.ahead.placements.items()
+                    }
+                )
         counters.update(self._changes() - self._changes_at_start)
         return Result(
             scenario.name,

@@ -1,6 +1,6 @@
 """What does the work of a stage: the interface of a simulated replica."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from vllm_omni_sched.sim.work import Request
@@ -28,6 +28,14 @@ class Job:
 
 Done = Callable[[Job], None]
 
+BESIDE = frozenset({"lane"})
+"""Work of which seconds are counted elsewhere, too: it goes on beside other work of the same device."""
+
+
+def busy_in_all(busy: Mapping[str, float]) -> float:
+    """Return the seconds in which something was done, each once."""
+    return sum(seconds for work, seconds in busy.items() if work not in BESIDE)
+
 
 class Server(Protocol):
     """One replica of a stage.
@@ -50,4 +58,5 @@ class Server(Protocol):
         """Die: what it had is lost, and returned in the order in which it came."""
 
     def busy_seconds(self) -> dict[str, float]:
-        """Device seconds so far by what they went to, such as ``llm``, ``encode``, ``decode``."""
+        """Device seconds so far, up to now, by what they went to, such as ``llm``, ``encode``, ``decode``; those in
+        `BESIDE` are counted under another name as well."""

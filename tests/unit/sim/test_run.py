@@ -94,7 +94,7 @@ def test_ours_keeps_tokens_coming_while_pictures_are_encoded(tmp_path: Path) -> 
     ours = simulate(written(tmp_path, PICTURES, **OURS))
     assert ours.gaps.quantile(0.99) < 0.5 * stock.gaps.quantile(0.99)
     assert ours.attainment > stock.attainment
-    assert ours.counters["encode_would_stall_decode"] > 0
+    assert ours.counters["encode_lane_would_stall_decode"] > 0
 
 
 def test_the_same_scenario_gives_the_same_records(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ CASES = {
 DIGESTS = {
     "stock": "66f32f55b9395260",
     "short of KV memory": "a5960ae76df66330",
-    "ours": "f88b12c264f4b5b7",
-    "ours, short of KV memory": "bc31b21b85cbb7c5",
-    "on shared processors": "1b79e13fda8f4f23",
-    "all policies": "0ed2aa52ebc3301e",
+    "ours": "45040556d6c47ba7",
+    "ours, short of KV memory": "c8fb430285427359",
+    "on shared processors": "9c73a6a7f5445dd0",
+    "all policies": "052f26eff4236697",
     "two choices": "1b86759fe1a8a033",
-    "deaths": "00cbbe92fcc13aad",
+    "deaths": "5a519b2fef2036a2",
 }
 
 

@@ -110,7 +110,8 @@ def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: R
     def make(index: int, done: Done) -> Server:
         if stage.collaborative:
             return VideoServer(sim, done, costs, stage.per_replica, stage.decoders, threads)
-        return stock_decoding(sim, done, costs, stage.per_replica, rng, stage.per_replica)
+        seeks = stage.decoders == "nvdec"
+        return stock_decoding(sim, done, costs, stage.per_replica, rng, stage.per_replica, seeks=seeks)
 
     return make
 

@@ -55,7 +55,7 @@ class Ahead:
         self.held: dict[str, Sequence] = {}
         self._wanted: dict[str, tuple[str, int, set[str]]] = {}  # content -> modality, embeddings, who is held for it
         self._anybody = (DecodeLoad("all", 1, policies.itl_target_seconds),)
-        self.placements: dict[WhereReason, int] = {}
+        self.placements: dict[tuple[Where, WhereReason], int] = {}  # groups of items that went there for that reason
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
 
     def _seconds(self, modality: str, embeds: int) -> float:
@@ -101,7 +101,8 @@ class Ahead:
         )
         others = () if alone else self._running() or self._anybody
         (placed,) = self.policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
-        self.placements[placed.reason] = self.placements.get(placed.reason, 0) + 1
+        decided = placed.where, placed.reason
+        self.placements[decided] = self.placements.get(decided, 0) + 1
         in_step = placed.where is Where.IN_STEP
         self.in_step_seconds += group.seconds if in_step else 0.0
         return in_step

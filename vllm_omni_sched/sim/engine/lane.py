@@ -39,15 +39,36 @@ class SimLane:
         encoded: called with the content, the ticket and the seconds of each that is done.
     """
 
-    __slots__ = ("_encoded", "_epoch", "_places", "_seconds", "_sim", "busy_seconds", "until", "working")
+    __slots__ = (
+        "_encoded",
+        "_epoch",
+        "_places",
+        "_seconds",
+        "_sim",
+        "_since",
+        "_worked",
+        "busy_seconds",
+        "until",
+        "working",
+    )
 
     def __init__(self, sim: Simulator, seconds: Callable[[str, int], float], encoded: Encoded, places: int = 1) -> None:
         self._sim, self._seconds, self._encoded = sim, seconds, encoded
         self._places = [_Place() for _ in range(places)]
         self._epoch = 0
         self.working = 0  # items that are being encoded
-        self.busy_seconds = 0.0
+        self.busy_seconds = 0.0  # of all places together
+        self._worked = self._since = 0.0
         self.until = 0.0  # when the last of those that are being encoded will be done, or was
+
+    def worked_seconds(self) -> float:
+        """Return the seconds so far in which at least one item was being encoded."""
+        return self._worked + (self._sim.now - self._since if self.working else 0.0)
+
+    def _count(self, items: int) -> None:
+        """So many more are being encoded, or fewer."""
+        self._worked, self._since = self.worked_seconds(), self._sim.now
+        self.working += items
 
     def submit(self, content: str, ticket: int, modality: str, embeds: int) -> None:
         """Encode an item when its turn comes."""
@@ -72,7 +93,7 @@ class SimLane:
         place.content, place.ticket, modality, embeds = place.queue.popleft()
         place.left = self._seconds(modality, embeds)
         place.begun = self._sim.now
-        self.working += 1
+        self._count(1)
         self._plan(place)
 
     def _plan(self, place: _Place) -> None:
@@ -89,7 +110,7 @@ class SimLane:
             return
         seconds = self._sim.now - place.begun
         self.busy_seconds += seconds
-        self.working -= 1
+        self._count(-1)
         place.content = None
         ticket = place.ticket
         self._begin(place)
@@ -98,7 +119,7 @@ class SimLane:
     def kill(self) -> None:
         """Forget everything."""
         self._epoch += 1
-        self.working = 0
+        self._count(-self.working)
         for place in self._places:
             place.queue.clear()
             place.content = None

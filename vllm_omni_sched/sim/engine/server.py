@@ -58,6 +58,10 @@ class EngineServer(Steps):
         """Die."""
         self.catch_up()
         self._leap = None
+        llm, encode = self._to_come()
+        self._llm_seconds -= llm
+        self._encode_seconds -= encode
+        self._step_ends = self._sim.now
         lost = self._die()
         if self.ahead is not None:
             self.ahead.kill()
@@ -71,6 +75,10 @@ class EngineServer(Steps):
             self.decodes.remove(sequence)
         self.prompts.forget()
         self.encoding.clear()
+        if self.ahead is not None and not self._stepping:
+            self._lane_seconds += self.ahead.lane.worked_seconds() - self._lane_before
+        if self.ahead is not None:
+            self._lane_before = self.ahead.lane.worked_seconds()
         self._stepping = self._plain = False
         return lost
 

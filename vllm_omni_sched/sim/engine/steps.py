@@ -42,8 +42,8 @@ class Steps(FrontEnd):
     __slots__ = (
         "_encode_seconds",
         "_gap",
-        "_idle_since",
         "_itl",
+        "_lane_before",
         "_lane_seconds",
         "_lane_shares",
         "_last_end",
@@ -56,6 +56,9 @@ class Steps(FrontEnd):
         "_policies",
         "_rest",
         "_run",
+        "_step_encode",
+        "_step_ends",
+        "_step_llm",
         "_step_seconds",
         "_stepping",
         "_view",
@@ -98,7 +101,9 @@ class Steps(FrontEnd):
         self._last_end = 0.0
         self._rest = 0.0
         self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
-        self._idle_since = 0.0
+        self._lane_before = 0.0  # what the lane had worked when the engine became idle
+        # of the step that runs: when it ends, and its seconds of each kind of work, which come last in it
+        self._step_ends = self._step_llm = self._step_encode = 0.0
         self._measures = policies.measures
         self._may_be_plain = watcher is None and not self._lane_shares
         self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # whose every step draws
@@ -109,20 +114,33 @@ class Steps(FrontEnd):
         self._run = sim.soon  # a step
 
     def busy_seconds(self) -> dict[str, float]:
-        """Seconds of steps by what they went to, and those of the lane in which no step ran."""
+        """Return seconds of steps by what they went to, up to now; those in which the lane encoded while no step ran
+        (``lane_alone``), and those in which it encoded at all (``lane``), which are of steps, too.
+        """
         self.catch_up()
-        busy = {"llm": self._llm_seconds, "encode": self._encode_seconds}
+        llm, encode = self._to_come()
+        busy = {"llm": self._llm_seconds - llm, "encode": self._encode_seconds - encode}
         if self.ahead is not None:
-            busy["lane"] = self._lane_seconds
+            worked = self.ahead.lane.worked_seconds()
+            alone = 0.0 if self._stepping else worked - self._lane_before
+            busy |= {"lane_alone": self._lane_seconds + alone, "lane": worked}
         return busy
+
+    def _to_come(self) -> tuple[float, float]:
+        """Seconds of the step that runs that have not passed, of the LLM and of encoding."""
+        left = self._step_ends - self._sim.now
+        if left <= 0.0 or not self._step_llm:
+            return 0.0, 0.0
+        llm, encode = self._step_llm, self._step_encode
+        part = min(left, llm + encode) / (llm + encode)  # in front of them it may rest
+        return part * llm, part * encode
 
     def _wake(self) -> None:
         """Begin a step, after all that happens at this time."""
         if not self._stepping:
             self._stepping = True
             if self.ahead is not None:
-                lane = min(self.ahead.lane.until, self._sim.now) - self._idle_since
-                self._lane_seconds += lane if lane > 0 else 0.0
+                self._lane_seconds += self.ahead.lane.worked_seconds() - self._lane_before
             self._sim.soon(0.0, self._woken, self._epoch)
 
     def _woken(self, epoch: int) -> None:
@@ -151,7 +169,8 @@ class Steps(FrontEnd):
             return
         if not decoding and not tokens:
             self._stepping = False
-            self._idle_since = sim.now
+            if self.ahead is not None:
+                self._lane_before = self.ahead.lane.worked_seconds()
             if self._lane_shares:
                 self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
             return
@@ -159,6 +178,7 @@ class Steps(FrontEnd):
         if self.ahead is not None and self.ahead.lane.working:
             seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
         self._llm_seconds += seconds
+        self._step_llm, self._step_encode = seconds, encode
         if encode:
             self._encode_seconds += encode
             seconds += encode
@@ -170,6 +190,7 @@ class Steps(FrontEnd):
         if self._lane_shares and seconds:
             left = (self._rest + _BESIDE_STEPS * (seconds - self._rest)) / seconds
             self.ahead.lane.slow_last(left)  # type: ignore[union-attr]
+        self._step_ends = sim.now + seconds
         self._run(seconds, self._end, self._epoch)
 
     def _make_room(self) -> int:
@@ -226,6 +247,7 @@ class Steps(FrontEnd):
             self._sim.at(leap.bound(), self._land, leap)
         else:
             self._run(seconds, self._end, self._epoch)
+        self._step_ends, self._step_llm, self._step_encode = self._sim.now + seconds, seconds, 0.0
         return True
 
     # -- steps that are computed together ------------------------------------
@@ -271,6 +293,7 @@ class Steps(FrontEnd):
         self.decodes.pass_steps(gaps)
         self._last_end, self._llm_seconds = last, llm_seconds
         leap.end, leap.seconds, leap.left = end, seconds, left
+        self._step_ends, self._step_llm, self._step_encode = end, seconds, 0.0
 
     @abstractmethod
     def _first(self, sequence: Sequence, now: float) -> None:

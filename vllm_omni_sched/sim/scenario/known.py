@@ -1,7 +1,7 @@
 """Names that a scenario may use, as those who own them list them."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ class Known:
 
     ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
     of a ``[workload]`` table, and raises `ConfigError` where it cannot; ``where`` is for messages, files are named from
-    ``folder``. ``video_kinds``: workloads whose requests bring videos that have to be decoded.
+    ``folder``. ``video_kinds``: workloads whose requests bring videos that have to be decoded. ``video_engines``: how
+    many a GPU has, by device.
     """
 
     devices: Collection[str]
@@ -22,6 +23,7 @@ class Known:
     workloads: Mapping[str, type[BaseModel]]
     make_workload: Callable[[Mapping[str, Any], str, Path], object]
     video_kinds: Collection[str] = ("video-clips",)
+    video_engines: Mapping[str, int] = field(default_factory=dict)
 
 
 def installed() -> Known:
@@ -31,4 +33,5 @@ def installed() -> Known:
     from vllm_omni_sched.sim.costs.models import MODELS
     from vllm_omni_sched.sim.workloads.registry import KINDS, build
 
-    return Known(tuple(DEVICES), tuple(MODELS), KINDS, build)
+    engines = {name: kind.nvdec_engines for name, kind in DEVICES.items()}
+    return Known(tuple(DEVICES), tuple(MODELS), KINDS, build, video_engines=engines)

@@ -16,6 +16,7 @@ from vllm_omni_sched.options import OmniSchedConfig
 from vllm_omni_sched.sim.scenario.known import Known, installed
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.stages import VideoStage
 from vllm_omni_sched.sim.scenario.telling import tell
 from vllm_omni_sched.stage_config import check_against, edge_connectors, read_stage_options
 from vllm_omni_sched.video.options import VideoOptions
@@ -158,6 +159,7 @@ def _resolve(values: dict[str, Any], folder: Path) -> None:
 def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
     """Names and files that are not there."""
     yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
+    yield from _of_video_engines(scenario, known)
     for stage in scenario.stages:
         model = getattr(stage, "model", None)
         if model is not None:
@@ -176,6 +178,24 @@ def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
         except ConfigError as error:
             yield f"[orchestration]: {error}"
     yield from _of_workload(scenario, known, folder)
+
+
+def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
+    """More of them than the GPUs have."""
+    device = scenario.cluster.device
+    each = known.video_engines.get(device)
+    if each is None:
+        return
+    for stage in scenario.stages:
+        if not isinstance(stage, VideoStage) or stage.decoders != "nvdec":
+            continue
+        gpus = scenario.cluster.devices_per_node if stage.collaborative else 1
+        if stage.per_replica > gpus * each:
+            whose = (
+                f"a node of {gpus} {device}" if stage.collaborative else f"the {device} that an API server decodes on"
+            )
+            key = f"stages.{stage.name}.per_replica"
+            yield f"'{key}' is {stage.per_replica}, and {whose} has {gpus * each} video engines: lower it"
 
 
 def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:

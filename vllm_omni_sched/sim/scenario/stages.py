@@ -1,12 +1,15 @@
 """The kinds of stages a request goes through, in order."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from vllm_omni_sched.sim.scenario.seconds import Seconds
 from vllm_omni_sched.stage_options.base import Options
 
+HW_DECODERS = 2
+"""vLLM's default of `hw_decoders`: videos that its backend `pynvvideocodec` decodes at a time."""
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 
 
@@ -129,11 +132,21 @@ class EncoderStage(_Stage):
 
 
 class VideoStage(_Stage):
-    """Nodes that decode video; a replica is a node."""
+    """Nodes that decode video; a replica is a node.
+
+    Without ``collaborative`` it is stock vLLM, and a replica is an API server: with ``cpu`` its loader threads run
+    OpenCV, with ``nvdec`` its backend ``pynvvideocodec`` decodes on one GPU, ``hw_decoders`` videos at a time.
+    """
 
     kind: Literal["video"] = Field(description="Nodes that decode video.")
     decoders: Literal["cpu", "nvdec"] = Field("cpu", description="Processor cores, or engines of a GPU.")
-    per_replica: int = Field(8, ge=1, le=4096, description="Decoders of a node.")
+    per_replica: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="Decoders of a node. Without `collaborative`, of `nvdec`: `hw_decoders` in vLLM's "
+        "`--media-io-kwargs`, and the default is 2, as there.",
+    )
     collaborative: bool = Field(True, description="All decoders of a node work on one video; else one for each video.")
     calibration: str | None = Field(None, description="File of measured costs; default: the published ones.")
     megapixels_per_second: float | None = Field(
@@ -142,6 +155,17 @@ class VideoStage(_Stage):
     piece_seconds: float | None = Field(
         None, ge=0, description="To begin one more piece of a video; default: as the costs say."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_vllm(cls, value: Any) -> Any:
+        if (
+            not isinstance(value, Mapping)
+            or value.get("decoders") != "nvdec"
+            or value.get("collaborative") is not False
+        ):
+            return value
+        return {"per_replica": HW_DECODERS, **value}
 
     @property
     def cores_each(self) -> int:

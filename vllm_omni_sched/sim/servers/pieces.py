@@ -57,6 +57,11 @@ def pieces_of(clip: Clip, costs: DecoderCosts, decoders: int) -> list[float]:
     return sorted((begin + costs.frames_seconds(clip, last - first + 1) for first, last in joined), reverse=True)
 
 
+def sought_seconds(clip: Clip, costs: DecoderCosts) -> float:
+    """Return seconds of one decoder that seeks to the key frame before each wanted frame, and decodes from there."""
+    return sum(costs.piece_seconds + costs.frames_seconds(clip, last - first + 1) for first, last in spans_of(clip))
+
+
 def whole_seconds(clip: Clip, costs: DecoderCosts) -> float:
     """Of one decoder that goes through the file from its start to its end, whatever is wanted: as OpenCV's loop does,
     which grabs every frame."""

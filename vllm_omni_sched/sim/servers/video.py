@@ -8,7 +8,7 @@ from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.sim.costs.base import DecoderCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
-from vllm_omni_sched.sim.servers.pieces import pieces_of, whole_seconds
+from vllm_omni_sched.sim.servers.pieces import pieces_of, sought_seconds, whole_seconds
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.video.share import PieceLeft, Seat, Share, Take, VideoWork
 
@@ -164,14 +164,24 @@ class VideoServer:
 
 
 def stock_decoding(
-    sim: Simulator, done: Done, costs: DecoderCosts, decoders: int, rng: Random, loaders: int = LOADER_THREADS
+    sim: Simulator,
+    done: Done,
+    costs: DecoderCosts,
+    decoders: int,
+    rng: Random,
+    loaders: int = LOADER_THREADS,
+    *,
+    seeks: bool = False,
 ) -> QueueServer:
-    """Decoding without collaboration: each request by one decoder, from the start of each clip to its end.
+    """Return decoders that do not collaborate: each request has one, and at most ``loaders`` decode at once.
 
-    First come first served; at most ``loaders`` at once, whatever decoders there are.
+    1. First come first served.
+    2. On cores, OpenCV goes through a clip from its start to its end. With ``seeks``, as vLLM's ``pynvvideocodec``
+       does on a GPU, only frames from a key frame to the last wanted one behind it are decoded.
     """
+    of_clip = sought_seconds if seeks else whole_seconds
 
     def seconds(job: Job, _: Random) -> float:
-        return sum(whole_seconds(item.clip, costs) for item in job.request.items if item.clip is not None)
+        return sum(of_clip(item.clip, costs) for item in job.request.items if item.clip is not None)
 
     return QueueServer(sim, done, min(decoders, loaders), seconds, rng, kind="decode")

@@ -147,3 +147,56 @@ def test_steps_over_pixels() -> None:
         distribution="steps", steps=28, pixels=2_000_000, seconds_per_step_megapixel=0.05, fixed_seconds=0.2
     )  # fmt: skip
     assert dit.mean == pytest.approx(0.2 + 28 * 2 * 0.05)
+
+
+VIDEO = """
+name = "clips"
+[workload]
+kind = "video-clips"
+rate = 1.0
+[[stages]]
+name = "video"
+kind = "video"
+{video}
+[[stages]]
+name = "llm"
+kind = "engine"
+model = "qwen2.5-vl-7b"
+"""
+
+
+@pytest.mark.parametrize(
+    ("video", "decoders"),
+    [
+        ('decoders = "nvdec"\ncollaborative = false', 2),  # vLLM's hw_decoders
+        ('decoders = "nvdec"\ncollaborative = false\nper_replica = 5', 5),
+        ('decoders = "nvdec"', 8),
+        ("collaborative = false", 8),
+    ],
+)
+def test_stock_decodes_on_a_gpu_with_as_many_decoders_as_vllm_has_by_default(
+    tmp_path: Path, video: str, decoders: int
+) -> None:
+    path = tmp_path / "clips.toml"
+    path.write_text(VIDEO.format(video=video))
+    assert load(path).stage("video").per_replica == decoders  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("video", "said"),
+    [
+        (
+            'decoders = "nvdec"\ncollaborative = false\nper_replica = 6',
+            "'stages.video.per_replica' is 6, and the a100-80gb that an API server decodes on has 5 video engines",
+        ),
+        (
+            'decoders = "nvdec"\nper_replica = 41',
+            "'stages.video.per_replica' is 41, and a node of 8 a100-80gb has 40 video engines",
+        ),
+    ],
+)
+def test_there_are_no_more_video_engines_than_the_gpus_have(tmp_path: Path, video: str, said: str) -> None:
+    path = tmp_path / "clips.toml"
+    path.write_text(VIDEO.format(video=video))
+    with pytest.raises(ConfigError, match=said):
+        load(path)

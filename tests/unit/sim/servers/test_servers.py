@@ -177,6 +177,13 @@ def test_stock_decodes_every_frame_by_one_decoder_few_at_once():
     assert found == pytest.approx({0: 2.501, 1: 2.501, 2: 5.002})
 
 
+def test_stock_on_a_gpu_seeks_to_the_key_frames_before_wanted_frames():
+    # frames 0 and 249 of 250, a key frame every 50: 1 and 50 are decoded
+    videos = [job(number, Item("video", 1, number, clip(seconds=10.0, wanted=2, gop=50))) for number in range(3)]
+    found, _ = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 2, random.Random(0), seeks=True), *videos)
+    assert found == pytest.approx({0: 0.512, 1: 0.512, 2: 1.024})
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -1,0 +1,93 @@
+"""How busy stages were: never more than all the time, and the lane by its own name."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.sim_engine import PlainCosts, Run
+from vllm_omni_sched.sim.run import simulate
+from vllm_omni_sched.sim.scenario import load
+from vllm_omni_sched.sim.work import Item, Request
+
+SCENARIO = """
+name = "busy"
+seed = 2
+duration_seconds = 30.0
+warm_up_seconds = 7.0
+[workload]
+kind = "{workload}"
+rate = {rate}
+{more}
+[[stages]]
+name = "video"
+kind = "video"
+replicas = 2
+per_replica = 3
+{decoding}
+[[stages]]
+name = "llm"
+kind = "engine"
+model = "qwen2.5-vl-7b"
+replicas = 2
+{stage}
+"""
+AHEAD = "[policy]\nencode_ahead = true\n"
+DEATHS = '[[failures]]\nstage = "llm"\nevery_seconds = 6.0\nrestart_seconds = 1.0\n'
+MORE_DEATHS = DEATHS + DEATHS.replace("llm", "video")
+VIDEOS, PICTURES = "video-clips", "servegen-mm-image"
+CASES = {
+    "overloaded": (PICTURES, 16.0, "", "", ""),
+    "overloaded, with a lane": (PICTURES, 16.0, AHEAD, "", ""),
+    "videos": (VIDEOS, 2.0, "", "", ""),
+    "videos, each by one decoder, with a lane": (VIDEOS, 2.0, AHEAD, "collaborative = false", ""),
+    "deaths": (PICTURES, 12.0, DEATHS, "", ""),
+    "deaths, with a lane": (VIDEOS, 2.0, AHEAD + MORE_DEATHS, "", ""),
+    "respawned": (VIDEOS, 2.0, "respawn = true\n", "", ""),
+    "on processors": (PICTURES, 8.0, AHEAD, "", 'lane_on = "shared"'),
+    "on processors of its own": (PICTURES, 8.0, AHEAD, "", 'lane_on = "beside"\nlane_items = 2'),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_busy_for_longer_than_it_is_there(case: str, tmp_path: Path) -> None:
+    workload, rate, more, decoding, stage = CASES[case]
+    path = tmp_path / "busy.toml"
+    if more.startswith("respawn"):
+        text, more = more + SCENARIO, DEATHS
+    else:
+        text = SCENARIO
+    path.write_text(text.format(workload=workload, rate=rate, more=more, decoding=decoding, stage=stage))
+    result = simulate(load(path))
+    seen = [part for sample in result.timeline for part in sample.utilisation.values()]
+    seen += [part for parts in result.summary()["utilisation"].values() for part in parts.values()]
+    assert max(seen) > 0.2
+    assert min(seen) >= -1e-12
+    assert max(seen) <= 1 + 1e-12
+
+
+def test_of_a_step_that_runs_only_what_has_passed_is_counted() -> None:
+    run = Run(PlainCosts(base=1.0, embed=0.01), watched=False)
+    seen = []
+    for at in (0.5, 1.25, 1.75):
+        run.sim.at(at, lambda _: seen.append(run.engine.busy_seconds()))
+    run.serve([Request(0, 0.0, 10, 1, (Item("image", 100, 1),))])
+    assert [one["llm"] + one["encode"] for one in seen] == pytest.approx([0.5, 1.25, 1.75])
+    assert run.engine.busy_seconds() == pytest.approx({"llm": 1.0, "encode": 1.0})
+
+
+def test_what_a_dead_engine_had_not_done_is_not_counted() -> None:
+    run = Run(PlainCosts(base=1.0))
+    run.sim.at(1.5, lambda _: run.engine.kill())
+    run.serve([Request(0, 0.0, 10, 9)])
+    assert run.engine.busy_seconds()["llm"] == pytest.approx(1.5)
+
+
+def test_the_lane_is_busy_beside_steps_and_alone() -> None:
+    run = Run(PlainCosts(base=0.1, embed=0.01), encode_ahead=True)
+    # the first decodes for 2 s; the items of the second take the lane 3 s
+    items = tuple(Item("image", 100, content) for content in range(3))
+    run.serve([Request(0, 0.0, 10, 20), Request(1, 0.05, 10, 1, items)])
+    busy = run.engine.busy_seconds()
+    assert busy["lane"] == pytest.approx(3.0)
+    assert busy["lane_alone"] == pytest.approx(run.lane_seconds - (2.0 - 0.1), abs=0.2)
+    assert busy["encode"] == 0.0
