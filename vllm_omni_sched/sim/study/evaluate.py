@@ -14,7 +14,7 @@ from vllm_omni_sched.sim.result import Progress, Result, Run
 from vllm_omni_sched.sim.study.options import FOLLOWS, Search
 from vllm_omni_sched.sim.study.over_time import over_time
 from vllm_omni_sched.sim.study.plan import Point, value_at
-from vllm_omni_sched.sim.study.searching import largest, needed
+from vllm_omni_sched.sim.study.searching import Edge, largest, needed
 
 PARTS = tuple(at / 200 for at in range(201))
 _MOST_SAMPLES = 400
@@ -112,13 +112,23 @@ def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], 
     found = {
         "kind": search.kind,
         "key": search.key,
-        "value": edge.holds,
+        "value": _crossing(edge, attained, attainment),
+        "holds": edge.holds,
         "fails_at": edge.fails,
         "precision": search.precision,
         "monotone": edge.monotone,
         "tried": [{"value": value, "within_slo": attained[value]} for value, _ in edge.tried],
     }
     return found, kept[0][2]
+
+
+def _crossing(edge: Edge, attained: Mapping[float, float], attainment: float) -> float:
+    """Where the part within the SLO falls below what is asked for: by the straight line between the last value that
+    holds and the first one that fails, which are as near to each other as the search was told to be."""
+    low, high = edge.holds, edge.fails
+    if not low or high is None or attained[low] <= attained[high]:
+        return low
+    return low + (high - low) * (attained[low] - attainment) / (attained[low] - attained[high])
 
 
 def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:

@@ -69,7 +69,7 @@ class Tune(Options):
     final_seeds: int = Field(2, ge=1, le=100, description="Training seeds of the finalists.")
     trial: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for trials.")
     final: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for the finalists.")
-    precision: float = Field(0.1, gt=0, lt=1, description="Of the searches on the way, relative.")
+    precision: float = Field(0.25, gt=0, lt=1, description="Of the searches on the way, relative.")
 
 
 class Ablation(Options):

@@ -22,9 +22,9 @@ class Edge:
 def largest(holds: Callable[[float], bool], start: float, precision: float, doublings: int, step: float = 2.0) -> Edge:
     """The largest value that holds, by steps and bisection.
 
-    1. From ``start`` it goes up by factors of ``step`` while the value holds, and stops when a value and the next one
-       both fail: one failure may be chance, and a rate beyond it that holds shows that it was.
-    2. If ``start`` and the next one fail, it goes down until a value holds: by ``step``, then by 2 where that is more.
+    1. From ``start`` it goes up by factors of ``step`` while the value holds. Where ``step`` is 2 or more, it stops
+       when a value and the next one both fail: one failure may be chance, which a rate beyond it that holds shows.
+    2. If none of these holds, it goes down until a value holds: by ``step``, then by 2 where that is more.
     3. Between the largest that held and the next that failed it bisects, by the geometric mean, until they are within
        ``precision`` of each other.
 
@@ -42,7 +42,7 @@ def largest(holds: Callable[[float], bool], start: float, precision: float, doub
 
     value = start
     for _ in range(doublings):
-        if not ask(value) and not ask(step * value):
+        if not ask(value) and (step < 2 or not ask(step * value)):
             break
         value *= step
     if not any(asked.values()):

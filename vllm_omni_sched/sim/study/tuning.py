@@ -64,13 +64,16 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
     for count in counts.values():
         possible *= count
     best: float | None = None
+    coarse = _coarser(search, options.precision)
+    # far below the best one nobody asks how far
+    near = None if coarse is None else coarse.model_copy(update={"doublings": _NEAR})
 
     def tried(which: Mapping[str, int], seeds: int, more: Mapping[str, Any], start: float | None) -> float | None:
         chosen = {name: point.choices[name][at] for name, at in which.items()}
         found = []
         for seed in range(TRAINING, TRAINING + seeds):
             of = point.chosen(chosen, seed, start)
-            value = score(_with(of, more), _coarser(search, options.precision))
+            value = score(_with(of, more), coarse if best is None else near)
             if value is None:
                 return None
             found.append(value)
@@ -114,6 +117,7 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
 
 
 _WORST = -1e9
+_NEAR = 3
 
 
 def _with(point: Point, more: Mapping[str, Any]) -> Point:
@@ -131,7 +135,10 @@ def _as_found(search: Search | None, score: float) -> float:
 
 
 def _coarser(search: Search | None, precision: float) -> Search | None:
-    return None if search is None else search.model_copy(update={"precision": max(search.precision, precision)})
+    if search is None:
+        return None
+    step = max(search.step, 1 + precision)
+    return search.model_copy(update={"precision": max(search.precision, precision), "step": step})
 
 
 def _study(label: str) -> Any:

@@ -52,7 +52,9 @@ def test_max_rate_ends_where_the_slo_is_met_no_more(tmp_path: Path) -> None:
 
     (one,) = findings(tmp_path, '[search]\nkind = "max_rate"\n', simulate)
     assert one.found is not None
-    assert 11 / 1.05 <= one.found["value"] <= 11 < one.found["fails_at"]
+    assert 11 / 1.05 <= one.found["holds"] <= 11 < one.found["fails_at"]
+    # attainment falls from 1.0 to 0.8 between them, and 0.9 is asked for
+    assert one.found["value"] == pytest.approx((one.found["holds"] + one.found["fails_at"]) / 2)
     assert one.found["monotone"] is True
     assert one.runs == len(rates) == len(one.found["tried"])
     assert one.summary["within_slo"] == 1.0  # of the run at the rate that was found
