@@ -94,12 +94,14 @@ _One = Callable[[Mapping[str, Any]], Result]
 
 
 def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    """The largest value at which the SLO is met; a whole number is asked for where the key has one."""
     attained: dict[float, float] = {}
+    whole = isinstance(value_at(point, search.key), int) and search.key != "workload.rate"
     kept: list[tuple[bool, float, Result]] = []  # one: results are large
     attainment = point.scenario().slo.attainment
 
     def holds(value: float) -> bool:
-        result = one({search.key: value})
+        result = one({search.key: max(round(value), 1) if whole else value})
         attained[value] = result.attainment
         held = result.attainment >= attainment
         # the largest that holds; while none does, the smallest
@@ -157,16 +159,32 @@ def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, An
 
 
 def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    """What is finished per second in the middle half of the time in which requests arrive.
+
+    Where the scenario says how many `requests`, a quarter of them find out what can be served, and the others come
+    half as fast again: a slow system is measured on as many requests as a fast one.
+    """
     rate = float(value_at(point, search.key)) * search.factor
-    overrides = {search.key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0}
+    wanted = point.scenario().requests
+    if wanted is not None:
+        pilot, _ = _saturate(point, search.key, rate, {"requests": max(wanted // 4, 1)}, one)
+        if pilot["saturated"] and pilot["requests_per_second"]:
+            rate = _BEYOND * pilot["requests_per_second"]
+    found, result = _saturate(point, search.key, rate, {}, one)
+    return {"kind": search.kind, "key": search.key, **found}, result
+
+
+_BEYOND = 1.5  # of what can be served
+
+
+def _saturate(point: Point, key: str, rate: float, more: Mapping[str, Any], one: _One) -> tuple[dict[str, Any], Result]:
+    overrides = {key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0, **more}
     result = one(overrides)
     seconds = point.scenario(overrides).duration_seconds
     begin, end = seconds / 4, seconds * 3 / 4
     ended = [record for record in result.records if record.outcome is Outcome.DONE and begin <= record.end < end]
     waiting = result.lost + sum(record.arrival < end <= record.end for record in result.records)
     found = {
-        "kind": search.kind,
-        "key": search.key,
         "value": sum(record.output_tokens for record in ended) / (end - begin),
         "requests_per_second": len(ended) / (end - begin),
         "requests": len(ended),
