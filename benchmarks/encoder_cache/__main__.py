@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 variant,
                 f"{record['device_share']['median']:.1%}",
                 f"{record['host_share']['median']:.1%}",
-                f"{spread['median']:.1f} ({spread['best']:.1f} to {spread['worst']:.1f})",
+                f"{spread['median']:.1f} ({spread['least']:.1f} to {spread['most']:.1f})",
                 f"{record['first_seconds']['median']:.1f}",
                 f"{record['restore_seconds']['median']:.2f}",
             )

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """Repeated samples of one quantity, in the unit of the samples."""
+    """Repeated samples of one quantity, in their unit; whether ``least`` or ``most`` is good, it does not say."""
 
     median: float
-    best: float
-    worst: float
+    least: float
+    most: float
     iqr: float
     samples: int
 
@@ -28,6 +28,11 @@ class Summary:
 
     def as_dict(self, digits: int = 6) -> dict[str, float]:
         return {key: round(value, digits) for key, value in asdict(self).items()}
+
+
+def bounds(record: Mapping[str, float]) -> tuple[float, float]:
+    """Return the least and the most of a summary in a result file, whose older ones call them best and worst."""
+    return (record["least"], record["most"]) if "least" in record else (record["best"], record["worst"])
 
 
 def quantile(samples: Sequence[float], q: float) -> float:

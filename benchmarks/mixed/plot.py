@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import style
+from benchmarks.harness.stats import bounds
 
 PANELS = {
     "within SLO %, all rounds together": ("requests within their SLO, %", False),
@@ -39,8 +40,8 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
             axis.plot([load for load, _ in points], medians, color=colour, linewidth=2.2, marker="o", markersize=4)
             axis.fill_between(
                 [load for load, _ in points],
-                [record["best"] for _, record in points],
-                [record["worst"] for _, record in points],
+                [bounds(record)[0] for _, record in points],
+                [bounds(record)[1] for _, record in points],
                 color=colour,
                 alpha=0.12,
                 linewidth=0,

@@ -59,7 +59,7 @@ def _tasks(words: str) -> list[str]:
 
 
 def table(task: str, records: Sequence[dict[str, Any]]) -> Table:
-    title = f"{task}: medians of {records[0]['ours']['samples']}, worst in parentheses"
+    title = f"{task}: medians of {records[0]['ours']['samples']}, the most in parentheses"
     shown = Table(title=title, title_justify="left")
     for column in ("", "stock", "ours", "of stock", "bar", ""):
         shown.add_column(column, justify="right" if column else "left")
@@ -73,7 +73,7 @@ def table(task: str, records: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(summary: dict[str, float] | None) -> str:
-    return f"{summary['median']:,.4g} ({summary['worst']:,.4g})" if summary else ""
+    return f"{summary['median']:,.4g} ({summary['most']:,.4g})" if summary else ""
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def table(records: list[dict[str, Any]]) -> Table:
     for entry in records:
         shown.add_row(
             *(str(entry[name]) for name in ("task", "clip", "variant")),
-            f"{entry['median']:.3f} ({entry['best']:.3f}-{entry['worst']:.3f})",
+            f"{entry['median']:.3f} ({entry['least']:.3f}-{entry['most']:.3f})",
             f"{entry['stock_over_it']:.2f}" if "stock_over_it" in entry else "",
             f"{entry['ffmpeg_over_it']:.2f}" if "ffmpeg_over_it" in entry else "",
             f"{entry['cpu_seconds']:.2f}",

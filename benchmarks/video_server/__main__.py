@@ -163,7 +163,7 @@ def table(records: list[dict[str, Any]]) -> Table:
         shown.add_column(column, justify="right")
     for measure in MEASURES:
         line = {entry["variant"]: entry for entry in records if entry["measure"] == measure}
-        values = [f"{line[v]['median']:.3f} ({line[v]['best']:.3f}-{line[v]['worst']:.3f})" for v in MEDIA]
+        values = [f"{line[v]['median']:.3f} ({line[v]['least']:.3f}-{line[v]['most']:.3f})" for v in MEDIA]
         same = "yes" if line[OURS]["same_answers"] else "no"
         shown.add_row(measure, *values, f"{line[OURS]['of_stock']:.2f}", same)
     return shown

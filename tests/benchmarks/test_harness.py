@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.harness import provenance, style
 from benchmarks.harness.child import Child, ChildFailed
-from benchmarks.harness.stats import Summary, fitted_exponent, quantile
+from benchmarks.harness.stats import Summary, bounds, fitted_exponent, quantile
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
@@ -33,9 +33,30 @@ def test_quantiles_interpolate():
 
 
 def test_a_summary_has_the_spread():
-    assert Summary.of([1.0, 2.0, 3.0, 4.0, 100.0]) == Summary(median=3.0, best=1.0, worst=100.0, iqr=2.0, samples=5)
+    assert Summary.of([1.0, 2.0, 3.0, 4.0, 100.0]) == Summary(median=3.0, least=1.0, most=100.0, iqr=2.0, samples=5)
     with pytest.raises(ValueError, match="at least one"):
         Summary.of([])
+
+
+def summaries_in(body):
+    """All that are in a result file, however deep."""
+    if isinstance(body, dict):
+        if {"median", "iqr"} <= body.keys():
+            yield body
+        body = list(body.values())
+    for inner in body if isinstance(body, list) else ():
+        yield from summaries_in(inner)
+
+
+def test_results_name_their_least_and_most_and_older_files_are_read():
+    record = Summary.of([2683.6, 2803.4, 3933.4]).as_dict()  # tokens per second: the most is the best
+    assert bounds(record) == (2683.6, 3933.4)
+    files = (provenance.ROOT / "benchmarks" / "results").glob("*.json")
+    summaries = [one for file in files for one in summaries_in(json.loads(file.read_text()))]
+    assert summaries
+    for one in summaries:
+        least, most = bounds(one)
+        assert least <= one["median"] <= most
 
 
 def test_labels_are_moved_apart_and_keep_their_order():

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from vllm.config import SchedulerConfig
 
 from vllm_omni_sched.engine.start import attach_encode_ahead
 from vllm_omni_sched.errors import ConfigError
@@ -104,6 +106,21 @@ def test_several_devices_without_encode_ahead_and_encode_ahead_on_one(tmp_path: 
     assert load(scenario(tmp_path)).policy.encode_ahead
     attach_encode_ahead(config := engine())
     assert config.ec_transfer_config is not None
+
+
+@pytest.mark.parametrize(("tokens", "requests"), [(255, 256), (256, 256), (1, 1), (1, 2)])
+def test_a_step_of_fewer_tokens_than_requests(tmp_path: Path, tokens: int, requests: int) -> None:
+    limits = {"max_num_batched_tokens": tokens, "max_num_seqs": requests}
+    changed = {f"stages.llm.{name}": value for name, value in limits.items()}
+    path = scenario(tmp_path, "")
+    if tokens >= requests:
+        SchedulerConfig(max_model_len=128, is_encoder_decoder=False, **limits)
+        load(path, changed)
+        return
+    with pytest.raises(ValidationError, match="must be greater than or equal to max_num_seqs"):
+        SchedulerConfig(max_model_len=128, is_encoder_decoder=False, **limits)
+    with pytest.raises(ConfigError, match=f"'stages.llm.max_num_batched_tokens' is {tokens}, and vLLM does not start"):
+        load(path, changed)
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)

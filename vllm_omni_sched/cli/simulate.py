@@ -46,7 +46,8 @@ def simulate(
 ) -> None:
     """Simulate a scenario with the real policies: latencies, goodput, utilisation, device hours.
 
-    Exit status: 0 when all is well, 1 when a point failed, 2 when the file or the call makes no sense.
+    Ctrl-C keeps the points of a study that are done. Exit status: 0 when all is well, 1 when a point failed, 2 when the
+    file or the call makes no sense, 130 when it was interrupted.
     """
     if plots and out is None:
         _leave(_USAGE, "--plots needs --out FOLDER")
@@ -66,8 +67,10 @@ def simulate(
         _leave(_USAGE, f"--trace is of one run, and {scenario.name} asks for {_many(study)}")
     spans = Spans(trace_seconds) if trace is not None else None
     try:
-        findings = _findings(study, jobs, spans, quiet=quiet or as_json)
-        body = _written(study, findings, out, plots, trace, spans)
+        findings, interrupted = _findings(study, jobs, spans, quiet=quiet or as_json)
+        if interrupted and not findings:
+            raise KeyboardInterrupt
+        body = _written(study, findings, interrupted, out, plots and not interrupted, trace, spans)
     except KeyboardInterrupt:
         _leave(_INTERRUPTED, "interrupted; no file is half-written")
     except OSError as error:
@@ -78,6 +81,9 @@ def simulate(
         Console(highlight=False).print(simulate_view.screen(study, findings))
     for finding in (wrong := [finding for finding in findings if finding.error]):
         typer.echo(f"vllm-omni-sched simulate: {finding.label}: {finding.error}", err=True)
+    if interrupted:
+        kept = "" if out is None else f"; they are in {out}, without pictures" if plots else f"; they are in {out}"
+        _leave(_INTERRUPTED, f"interrupted after {len(findings)} of {len(study.points)} points{kept}")
     if wrong:
         raise typer.Exit(_PROBLEM)
 
@@ -88,25 +94,34 @@ def runner() -> Run:
     return run
 
 
-def _findings(study: Study, jobs: int, spans: Spans | None, quiet: bool) -> list[Finding]:
-    """In the order of the points, however they came."""
+def _findings(study: Study, jobs: int, spans: Spans | None, quiet: bool) -> tuple[list[Finding], bool]:
+    """Return what was found in the order of the points, however it came, and whether Ctrl-C ended it."""
     from vllm_omni_sched.sim.study import run_study
 
     with simulate_view.Bar(study, quiet) as bar:
-        found = []
-        for finding in run_study(study, runner(), jobs, bar.progress, spans):
-            bar.done(finding)
-            found.append(finding)
+        found, interrupted = [], False
+        try:
+            for finding in run_study(study, runner(), jobs, bar.progress, spans):
+                bar.done(finding)
+                found.append(finding)
+        except KeyboardInterrupt:
+            interrupted = True
     order = {(point.label, point.seed): at for at, point in enumerate(study.points)}
-    return sorted(found, key=lambda finding: order[finding.label, finding.seed])
+    return sorted(found, key=lambda finding: order[finding.label, finding.seed]), interrupted
 
 
 def _written(
-    study: Study, findings: Sequence[Finding], out: Path | None, plots: bool, trace: Path | None, spans: Spans | None
+    study: Study,
+    findings: Sequence[Finding],
+    interrupted: bool,
+    out: Path | None,
+    plots: bool,
+    trace: Path | None,
+    spans: Spans | None,
 ) -> dict[str, Any]:
     from vllm_omni_sched.sim.output import report
 
-    body = report.report(study, findings, ["vllm-omni-sched", *sys.argv[1:]])
+    body = report.report(study, findings, ["vllm-omni-sched", *sys.argv[1:]], interrupted)
     if out is not None:
         stem = re.sub(r"[^a-z0-9]+", "-", study.base.name.lower()).strip("-") or "scenario"
         report.write(out / f"{stem}.json", body)

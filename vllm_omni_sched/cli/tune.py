@@ -16,24 +16,47 @@ from vllm_omni_sched.cli.simulate import runner
 from vllm_omni_sched.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm_omni_sched.config import OmniSchedConfig
     from vllm_omni_sched.sim.tune.gain import Comparison
-    from vllm_omni_sched.sim.tune.search import Evaluate, Search, Tried
+    from vllm_omni_sched.sim.tune.search import Evaluate, Measured, Search, Tried
     from vllm_omni_sched.sim.tune.space import Options, Parameter
 
 _USAGE = 2
-_BEST = 3  # candidates that are compared with the default
+_BEST = 3  # candidates that are compared with the baselines
+_OWN, _DEFAULTS = "the scenario's policy", "the server's defaults"
 
 
 @dataclass
 class _Job:
-    """What is tuned. ``fixed``: options of every run, in what is proposed as well; ``default``: as they are without."""
+    """What is tuned.
+
+    ``evaluate``: is given all options of a server, and none is added to them. ``accepted``: whether a server would
+    start with them. ``baselines``: all options of each by name, first what is there now. ``fixed``: options of all
+    that is tried. ``default``: as options are where a trial says nothing.
+    """
 
     evaluate: Evaluate
+    accepted: Callable[[Options], bool]
     space: list[Parameter]
+    baselines: dict[str, Options]
     fixed: Options
     default: dict[str, Any]
     what: str
     costs: dict[str, str]
+
+    def whole(self, options: Options) -> Options:
+        """Return all that a server is given where these options are tried."""
+        return self.fixed | next(iter(self.baselines.values())) | options
+
+    def trial(self, options: Options, seed: int) -> Measured:
+        """Run a trial."""
+        return self.evaluate(self.whole(options), seed)
+
+    def starts(self, options: Options) -> bool:
+        """Whether a server would start with what is tried."""
+        return self.accepted(self.whole(options))
 
 
 def tune(
@@ -49,7 +72,9 @@ def tune(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Options that are tried.")] = 60,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each of them.")] = 3,
-    held_out: Annotated[int, typer.Option(min=2, max=1000, help="Runs of the best few and of the default.")] = 20,
+    held_out: Annotated[
+        int, typer.Option(min=2, max=1000, help="Runs of the best few, and of what is there now.")
+    ] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 1,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the options here, as YAML.", show_default=False)
@@ -82,12 +107,12 @@ def tune(
         if not found.tried:
             _leave("interrupted before anything was tried")
         first, *others = (Tried(told(one.options, job.default), one.runs) for one in found.tried[:_BEST])
-        best = pruned(first, job.evaluate, range(seeds))
+        best = pruned(first, job.trial, range(seeds), job.starts)
         compared = _compare(job, [best, *others], seeds, held_out, seed, quiet)
     except ConfigError as error:
         _leave(str(error))
     said = tune_view.verdict(found, compared)
-    options = tune_view.proposal(job.fixed, best, compared)
+    options = job.whole(best.options) if compared is None else compared.proposed[1].options
     Console(highlight=False).print(tune_view.screen(job.what, said, options, found, compared))
     try:
         if out is not None:
@@ -102,6 +127,7 @@ def _trace(
     source: Path, ttft: float, itl: float, machine: tuple[str, str, int], scale: float, item_embeds: int
 ) -> _Job:
     from vllm_omni_sched.config import OmniSchedConfig
+    from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
     from vllm_omni_sched.sim.costs.hardware import DEVICES
     from vllm_omni_sched.sim.costs.models import MODELS
     from vllm_omni_sched.sim.costs.registry import pick
@@ -114,33 +140,59 @@ def _trace(
 
     model, device, devices = machine
     trace = read_trace(source)
-    costs = RooflineCosts(pick("model", model, MODELS), pick("device", device, DEVICES), devices)
-    limits = EngineLimits(costs.kv_tokens)
+    shape = pick("model", model, MODELS)
+    costs = RooflineCosts(shape, pick("device", device, DEVICES), devices)
+    embeds = max(EngineLimits(1).max_num_batched_tokens, shape.largest_item(shape.max_model_len))
+    limits = EngineLimits(costs.kv_tokens, encoder_budget_embeds=embeds, encoder_cache_embeds=embeds)
+    refused = refusal(LaneFacts(workers=devices))
     fixed: Options = {"interactive_ttft_ms": 1e3 * ttft, "interactive_itl_ms": 1e3 * itl}
     replay = TraceOptions(file=source.name, scale=scale, item_embeds=item_embeds)
     default = OmniSchedConfig().model_dump(mode="json")
     what = f"{source.name} on {costs.source.text}, TTFT {ttft:g} s, between tokens {itl:g} s"
-    evaluate = on_trace(trace, replay, costs, limits, fixed, (ttft, itl))
-    return _Job(
-        evaluate, space(itl), fixed, default, what, {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
-    )
+    evaluate = on_trace(trace, replay, costs, limits, (ttft, itl))
+
+    def accepted(options: Options) -> bool:
+        try:
+            return not (_config(options).encode_ahead and refused)
+        except ConfigError:
+            return False
+
+    parameters = space(itl, encodes=refused is None)
+    source_of = {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
+    return _Job(evaluate, accepted, parameters, {_DEFAULTS: {}}, fixed, default, what, source_of)
 
 
 def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
     from vllm_omni_sched.sim.scenario import load
-    from vllm_omni_sched.sim.tune.scenario import on_scenario, tunable
+    from vllm_omni_sched.sim.tune.scenario import has_lane, on_scenario, own_options, tunable, with_options
     from vllm_omni_sched.sim.tune.space import space
 
     given = {"slo.ttft_seconds": ttft, "slo.itl_seconds": itl}
     scenario = load(source, {key: value for key, value in given.items() if value is not None})
     engine, slo = tunable(scenario), scenario.slo
     fixed: Options = {"interactive_ttft_ms": 1e3 * slo.ttft_seconds, "interactive_itl_ms": 1e3 * slo.itl_seconds}
-    here = scenario.encoder_of(engine) != "elsewhere" and engine.encoder is None
-    parameters = space(slo.itl_seconds, encodes=here, max_num_seqs=engine.max_num_seqs)
+    own = own_options(scenario)
+    parameters = space(slo.itl_seconds, encodes=has_lane(scenario), max_num_seqs=engine.max_num_seqs)
     what = f"{scenario.name}, TTFT {slo.ttft_seconds:g} s, between tokens {slo.itl_seconds:g} s"
     default = scenario.policy.model_dump(mode="json")
     costs = {engine.name: engine.model or str(engine.calibration)}
-    return _Job(on_scenario(scenario, runner(), fixed), parameters, fixed, default, what, costs)
+    baselines = {_OWN: own} if own else {}
+
+    def accepted(options: Options) -> bool:
+        try:
+            with_options(scenario, options)
+        except ConfigError:
+            return False
+        return True
+
+    evaluate = on_scenario(scenario, runner())
+    return _Job(evaluate, accepted, parameters, baselines | {_DEFAULTS: {}}, fixed, default, what, costs)
+
+
+def _config(options: Options) -> OmniSchedConfig:
+    from vllm_omni_sched.config import KEY, load_config
+
+    return load_config({KEY: dict(options)})
 
 
 def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Search:
@@ -151,7 +203,7 @@ def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Sea
         def told(done: int, best: Tried) -> None:
             bar.at(done, f"best {best.attainment:.1%} within the SLO")
 
-        return search(job.space, job.evaluate, seeds, trials, seed, told)
+        return search(job.space, job.trial, seeds, trials, seed, told, job.starts)
 
 
 def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int, quiet: bool) -> Comparison | None:
@@ -161,7 +213,10 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
     from vllm_omni_sched.sim.tune.gain import compare
     from vllm_omni_sched.sim.tune.replay import HELD_OUT
 
-    candidates = list({json.dumps(one.options, sort_keys=True): one.options for one in best}.values())
+    wholes = [job.whole(one.options) for one in best]
+    candidates = list(
+        {json.dumps(one, sort_keys=True): one for one in wholes if one not in job.baselines.values()}.values()
+    )
     done = 0
 
     def counted(options: Options, one: int) -> Any:
@@ -171,10 +226,10 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
         bar.at(done, "held-out seeds")
         return measured
 
-    with tune_view.Bar("Comparing", (1 + len(candidates)) * held_out, quiet) as bar:
+    with tune_view.Bar("Comparing", (len(job.baselines) + len(candidates)) * held_out, quiet) as bar:
         try:
             held = range(HELD_OUT, HELD_OUT + held_out)
-            return compare(candidates, counted, held, range(seeds), np.random.default_rng(seed))
+            return compare(candidates, counted, held, range(seeds), np.random.default_rng(seed), job.baselines)
         except KeyboardInterrupt:
             return None
 
@@ -192,7 +247,7 @@ def _record(
         "options": options,
         "interrupted": found.interrupted or compared is None,
         "trials": found.trials,
-        "tried": [{"options": one.options, "attainment": one.attainment} for one in found.tried],
+        "tried": [{"options": job.whole(one.options), "attainment": one.attainment} for one in found.tried],
         "held_out": tune_view.as_record(compared),
     }
 

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.tune.gain import Comparison
-    from vllm_omni_sched.sim.tune.search import Search, Tried
+    from vllm_omni_sched.sim.tune.gain import Compared, Comparison, Gain
+    from vllm_omni_sched.sim.tune.search import Search
     from vllm_omni_sched.sim.tune.space import Options
 
 
@@ -37,52 +37,45 @@ class Bar:
 
 
 def verdict(found: Search, compared: Comparison | None) -> str:
-    """What was found, in a sentence or three."""
+    """Return what was found, in a sentence or three."""
     said = f"Interrupted after {found.trials} trials. " if found.interrupted else ""
     if compared is None:
         return said + "Interrupted before the held-out seeds were through: the gain is not known."
-    default = _within([run.attainment for run in compared.default])
-    proposed = compared.proposed
-    if proposed is None:
-        return f"{said}No option is known to help: {default} of the requests are within the SLO with the default."
-    gain = proposed.attainment
+    baselines, (name, proposed) = compared.baselines, compared.proposed
+    if name == compared.now:
+        others = [f"{_attained(one)} with {other}" for other, one in baselines.items() if other != name]
+        return (
+            f"{said}No option is known to help: {_attained(proposed)} of the requests are within the SLO with {name}"
+            + "".join(f", {one}" for one in others)
+            + "."
+        )
+    over = "; ".join(
+        f"instead of {_attained(baselines[other])} with {other}: {_points(gains.attainment)}"
+        for other, gains in proposed.over.items()
+    )
     return (
-        f"{said}Expected: {_within([run.attainment for run in proposed.runs])} of the requests within the SLO, instead "
-        f"of {default}: {100 * gain.mean:+.1f} points, 95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, "
-        f"over {len(compared.seeds)} held-out seeds, for all that were compared together. P99 "
-        f"TTFT: {_mean([run.ttft_p99 for run in proposed.runs]):.2f} s, instead of "
-        f"{_mean([run.ttft_p99 for run in compared.default]):.2f} s."
+        (f"{said}No option is known to help beyond {name}, which are better than {compared.now}. " if name else said)
+        + f"Expected: {_attained(proposed)} of the requests within the SLO, {over}, over {len(compared.seeds)} "
+        f"held-out seeds, for all that were compared together. P99 TTFT: {_late(proposed)} s, instead of "
+        + ", ".join(f"{_late(baselines[other])} s with {other}" for other in proposed.over)
+        + "."
     )
 
 
-def proposal(fixed: Options, best: Tried, compared: Comparison | None) -> Options:
-    """The options to set: none where none is known to help; the best so far where that was not found out."""
-    if compared is None:
-        return fixed | best.options
-    return {} if compared.proposed is None else fixed | compared.proposed.options
-
-
 def screen(what: str, said: str, options: Options, found: Search, compared: Comparison | None) -> Group:
-    """All of it."""
+    """Return all of it."""
     table = Table(title=what, title_justify="left", title_style="bold")
-    for name in ("options", "within SLO", "gain, points", "P99 TTFT, s"):
-        table.add_column(name, justify="left" if name == "options" else "right")
+    against = [] if compared is None else [f"over {name}, points" for name in compared.baselines]
+    for name in ("options", "within SLO", *(against or ["gain"]), "P99 TTFT, s"):
+        table.add_column(name, justify="left" if name == "options" else "right", no_wrap=name == "options")
     if compared is None:
         for tried in found.tried[:3]:
             table.add_row(_shown(tried.options), f"{tried.attainment:.1%}", "not known", "")
     else:
-        runs = compared.default
-        table.add_row(
-            "default", _within([one.attainment for one in runs]), "", f"{_mean([one.ttft_p99 for one in runs]):.2f}"
-        )
-        for one in compared.compared:
-            gain = one.attainment
-            table.add_row(
-                _shown(one.options),
-                _within([run.attainment for run in one.runs]),
-                f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]",
-                f"{_mean([run.ttft_p99 for run in one.runs]):.2f}",
-            )
+        rows = [*compared.baselines.items(), *((_shown(one.options), one) for one in compared.compared)]
+        for shown, one in rows:
+            gains = [_cell(one.over[name].attainment) if name in one.over else "" for name in compared.baselines]
+            table.add_row(shown, _attained(one), *gains, _late(one))
     parts: list[Any] = [table, "", said + " Simulated: confirm it on the real engine."]
     if options:
         parts += ["", as_yaml(options)]
@@ -98,37 +91,51 @@ def as_yaml(options: Options, what: str = "", said: str = "") -> str:
 
 
 def as_record(compared: Comparison | None) -> dict[str, Any] | None:
-    """For JSON."""
+    """Return it for JSON."""
     if compared is None:
         return None
+
+    def one_of(one: Compared) -> dict[str, Any]:
+        return {
+            "options": one.options,
+            "over": {
+                name: {
+                    "attainment_gain": asdict(gains.attainment),
+                    "ttft_p99_change_seconds": asdict(gains.ttft_p99),
+                    "verdict": gains.attainment.verdict.value,
+                }
+                for name, gains in one.over.items()
+            },
+            "runs": [run._asdict() for run in one.runs],
+        }
+
     return {
         "seeds": list(compared.seeds),
         "confidence_of_each": compared.confidence,
-        "default": [run._asdict() for run in compared.default],
-        "compared": [
-            {
-                "options": one.options,
-                "attainment_gain": asdict(one.attainment),
-                "ttft_p99_change_seconds": asdict(one.ttft_p99),
-                "verdict": one.attainment.verdict.value,
-                "runs": [run._asdict() for run in one.runs],
-            }
-            for one in compared.compared
-        ],
+        "baselines": {name: one_of(one) for name, one in compared.baselines.items()},
+        "compared": [one_of(one) for one in compared.compared],
     }
 
 
 def _shown(options: Options) -> str:
-    return "\n".join(f"{name}: {_value(value)}" for name, value in options.items()) or "default"
+    return "\n".join(f"{name}: {_value(value)}" for name, value in options.items()) or "none"
 
 
 def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values))
+def _points(gain: Gain) -> str:
+    return f"{100 * gain.mean:+.1f} points, 95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
 
 
-def _within(parts: list[float]) -> str:
-    return f"{_mean(parts):.1%}"
+def _cell(gain: Gain) -> str:
+    return f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+
+
+def _attained(one: Compared) -> str:
+    return f"{float(np.mean([run.attainment for run in one.runs])):.1%}"
+
+
+def _late(one: Compared) -> str:
+    return f"{float(np.mean([run.ttft_p99 for run in one.runs])):.2f}"

@@ -40,7 +40,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "schedule_seconds",
         "histogram",
-        "Wall time of one schedule() call.",
+        "Wall time of one schedule() call, measured in one of 16 steps.",
         {"": "schedule_seconds"},
     ),
     Metric(

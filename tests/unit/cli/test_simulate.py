@@ -155,6 +155,30 @@ def test_an_interrupt_leaves_nothing(asked: list[Scenario], tmp_path: Path, monk
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("plots", [(), ("--plots",)])
+def test_points_that_were_done_before_an_interrupt_are_kept(
+    asked: list[Scenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plots: tuple[str, ...]
+) -> None:
+    had: list[float | None] = []
+
+    def run(scenario: Scenario, *rest: Any) -> Any:
+        had.append(scenario.workload.rate)
+        if len(had) == 3:
+            raise KeyboardInterrupt
+        return sim_results.run(scenario, *rest)
+
+    monkeypatch.setattr(simulate, "runner", lambda: run)
+    study = file(tmp_path, '[sweep]\n"workload.rate" = [1.0, 2.0, 4.0, 8.0]\n')
+    status, said, wrong = call(study, "--out", tmp_path / "out", *plots)
+    assert status == 130
+    assert "interrupted after 2 of 4 points; they are in" in wrong
+    (written,) = (tmp_path / "out").iterdir()
+    body = json.loads(written.read_text())
+    assert body["interrupted"] == {"points": 2, "of": 4}
+    assert [one["values"]["workload.rate"] for one in body["results"]] == [1.0, 2.0] == had[:2]
+    assert said
+
+
 def test_searches_say_what_they_are_not_sure_of(tmp_path: Path) -> None:
     study = load_study(file(tmp_path, '[search]\nkind = "max_rate"\n'), known=KNOWN)
     (finding,) = run_study(study, sim_results.run)

@@ -8,7 +8,9 @@ import yaml
 from typer.testing import CliRunner
 
 from vllm_omni_sched.cli import app
-from vllm_omni_sched.config import OmniSchedConfig, read_options
+from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options
+from vllm_omni_sched.sim.run import simulate
+from vllm_omni_sched.sim.scenario import load
 from vllm_omni_sched.sim.tune import replay
 from vllm_omni_sched.sim.tune.search import Measured
 from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, write_trace
@@ -54,7 +56,7 @@ def test_a_quiet_server_is_told_that_nothing_helps(trace, tmp_path):
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["simulated"] is True
     assert record["provenance"]["seed"] == 1
-    assert len(record["held_out"]["default"]) == 3
+    assert len(record["held_out"]["baselines"]["the server's defaults"]["runs"]) == 3
 
 
 def test_options_that_help_are_written_as_they_are_read(trace, tmp_path, monkeypatch):
@@ -62,7 +64,7 @@ def test_options_that_help_are_written_as_they_are_read(trace, tmp_path, monkeyp
     out = tmp_path / "options.yaml"
     status, said = run(trace, "--trials", 12, "--seeds", 1, "--held-out", 4, "--quiet", "--itl", 0.05, "--out", out)
     assert status == 0
-    assert "80.0% of the requests within the SLO, instead of 30.0%: +50.0 points" in said
+    assert "80.0% of the requests within the SLO, instead of 30.0% with the server's defaults: +50.0 points" in said
     options = yaml.safe_load(out.read_text())
     assert options == {"interactive_ttft_ms": 2000.0, "interactive_itl_ms": 50.0, "pieces": True}
     read_options(OmniSchedConfig, options)
@@ -111,6 +113,91 @@ def test_a_scenario_is_tuned_with_its_own_promises(tmp_path):
     status, said = run(tmp_path / "short.toml", *QUICK, "--itl", 0.2)
     assert status == 0
     assert "short, TTFT 2 s, between tokens 0.2 s" in said
+
+
+POLICY = """
+name = "with a policy"
+duration_seconds = 6.0
+[slo]
+itl_seconds = 0.05
+[workload]
+kind = "servegen-mm-image"
+rate = 4.0
+[policy]
+encode_ahead = true
+prefill_control = "adaptive"
+control_target_ms = 40.0
+interactive_ttft_ms = 1500.0
+{more}
+[[stages]]
+name = "llm"
+kind = "engine"
+model = "qwen2.5-vl-7b"
+devices = {devices}
+"""
+
+
+def tuned(tmp_path, *arguments, more=""):
+    """The scenario, what was written for it, and the record."""
+    (tmp_path / "own.toml").write_text(POLICY.format(devices=1, more=more))
+    out, result = tmp_path / "options.yaml", tmp_path / "result.json"
+    status, said = run(tmp_path / "own.toml", *arguments, "--quiet", "--out", out, "--result", result)
+    assert status == 0, said
+    return load(tmp_path / "own.toml"), yaml.safe_load(out.read_text()), json.loads(result.read_text()), said
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_is_written_serves_as_it_was_measured(tmp_path, seed):
+    few = ("--trials", 4, "--seeds", 1, "--held-out", 3, "--seed", seed)
+    scenario, options, record, _ = tuned(tmp_path, *few)
+    held_out = record["held_out"]
+    (measured,) = [
+        one["runs"] for one in [*held_out["baselines"].values(), *held_out["compared"]] if one["options"] == options
+    ]
+    # a server that reads the file has its options, and no others
+    policy = load_config({"omni_sched": options})
+    for one, run_of in zip(held_out["seeds"], measured, strict=True):
+        result = simulate(scenario.model_copy(update={"policy": policy, "seed": one}))
+        assert result.attainment == run_of["attainment"]
+        assert result.summary()["ttft_seconds"]["p99"] == run_of["ttft_p99"]
+
+
+def test_what_is_tried_is_the_policy_of_the_scenario_with_changes(tmp_path):
+    _, options, record, said = tuned(tmp_path, "--trials", 1, "--seeds", 1, "--held-out", 2)
+    own = {"encode_ahead": True, "prefill_control": "adaptive", "control_target_ms": 40.0}
+    own |= {"interactive_ttft_ms": 1500.0}
+    baselines = record["held_out"]["baselines"]
+    assert baselines["the scenario's policy"]["options"] == own
+    assert baselines["the server's defaults"]["options"] == {}
+    assert baselines["the server's defaults"]["over"].keys() == {"the scenario's policy"}
+    assert "with the server's defaults" in said
+    if "No option is known to help:" in said:
+        assert options == own
+    for one in record["held_out"]["compared"]:
+        assert one["over"].keys() == baselines.keys()
+        assert own.keys() <= one["options"].keys()
+        assert one["options"]["interactive_ttft_ms"] == 1500.0  # the scenario's, not that of its SLO
+
+
+def test_only_what_a_server_accepts_is_tried(tmp_path):
+    text = POLICY.replace("encode_ahead = true\n", "")
+    (tmp_path / "two.toml").write_text(text.format(devices=2, more=""))
+    result = tmp_path / "result.json"
+    status, _ = run(tmp_path / "two.toml", *QUICK, "--trials", 8, "--result", result)
+    assert status == 0
+    tried = [one["options"] for one in json.loads(result.read_text())["tried"]]
+    assert tried
+    assert not any("encode_ahead" in options for options in tried)
+    _, _, record, _ = tuned(tmp_path, *QUICK, "--trials", 8, more="encoder_cache_host_bytes = 1000000")
+    for one in record["tried"]:
+        load_config({"omni_sched": one["options"]})
+
+
+def test_a_trace_on_several_devices_is_tried_without_encode_ahead(trace, tmp_path):
+    result = tmp_path / "result.json"
+    status, _ = run(trace, *QUICK, "--trials", 6, "--devices", 2, "--result", result)
+    assert status == 0
+    assert not any("encode_ahead" in one["options"] for one in json.loads(result.read_text())["tried"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
     Encoder cache and budget hold the model's largest item, as ``compute_mm_encoder_budget`` of vLLM has it.
     """
     tokens = stage.max_num_batched_tokens
-    embeds = max(tokens, largest_item(stage))
+    embeds = max(tokens, largest_item(stage, stage.kv_tokens or kv_tokens))
     return EngineLimits(
         stage.kv_tokens or kv_tokens,
         stage.max_num_seqs,
@@ -45,14 +45,17 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
     )
 
 
-def largest_item(stage: EngineStage) -> int:
-    """Return the embeddings of the model's largest item; 0 where only a calibration is known."""
+def largest_item(stage: EngineStage, kv_tokens: int) -> int:
+    """Return the embeddings of the model's largest item; 0 where only a calibration is known.
+
+    vLLM does not start where the KV cache does not hold one request of ``max_model_len``: an operator has to lower it.
+    """
     if stage.largest_item_embeds is not None:
         return stage.largest_item_embeds
     if stage.model is None:
         return 0
     shape = model(stage.model)
-    return shape.largest_item(stage.max_model_len or shape.max_model_len)
+    return shape.largest_item(stage.max_model_len or min(shape.max_model_len, kv_tokens))
 
 
 class Engines:
@@ -110,8 +113,8 @@ def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: R
     def make(index: int, done: Done) -> Server:
         if stage.collaborative:
             return VideoServer(sim, done, costs, stage.per_replica, stage.decoders, threads)
-        seeks = stage.decoders == "nvdec"
-        return stock_decoding(sim, done, costs, stage.per_replica, rng, stage.per_replica, seeks=seeks)
+        engines = stage.decoders == "nvdec"
+        return stock_decoding(sim, done, costs, stage.per_replica, rng, stage.per_replica, engines=engines)
 
     return make
 

@@ -11,11 +11,14 @@ from vllm_omni_sched.sim.output.provenance import provenance
 from vllm_omni_sched.sim.study import Finding, Study, spread
 
 
-def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) -> dict[str, Any]:
-    """All that was found, as JSON can hold it: what is no finite number is null.
+def report(
+    study: Study, findings: Sequence[Finding], command: Sequence[str], interrupted: bool = False
+) -> dict[str, Any]:
+    """Return all that was found, as JSON can hold it: what is no finite number is null.
 
     ``results`` has a record for each point, bin by bin too where replicas come and go, and
-    ``spread`` over seeds where there are several.
+    ``spread`` over seeds where there are several. ``interrupted``, where it was: how many points are there, and of how
+    many.
     """
     base, changes = study.base, study.changes
     sources = {stage: text for finding in findings for stage, text in finding.sources.items()}
@@ -36,6 +39,7 @@ def report(study: Study, findings: Sequence[Finding], command: Sequence[str]) ->
         "simulated": True,
         "scenario": scenario_record(study),
         "provenance": provenance(command, base.seed, sources, base.workload.kind),
+        **({"interrupted": {"points": len(findings), "of": len(study.points)}} if interrupted else {}),
         "results": records,
         **({"spread": spread(findings)} if study.repeats > 1 else {}),
     }

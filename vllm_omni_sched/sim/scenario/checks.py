@@ -15,6 +15,7 @@ def problems_of(scenario: "Scenario") -> Iterator[str]:
     """Each in one sentence, with dotted keys and the fix."""
     yield from _of_times(scenario)
     yield from _of_stages(scenario)
+    yield from _of_steps(scenario)
     yield from _of_lanes(scenario)
     yield from _of_names(scenario)
     yield from _of_host(scenario)
@@ -68,6 +69,17 @@ def _of_encoder(scenario: "Scenario", stage: EngineStage, encoder: str | None, l
     elif (stage.encoder == "lane" and not ahead) or (stage.encoder == "in_step" and ahead):
         on = "true" if ahead else "false"
         yield f"{key} is '{stage.encoder}', but 'policy.encode_ahead' is {on}: leave {key} out, and the policy decides"
+
+
+def _of_steps(scenario: "Scenario") -> Iterator[str]:
+    """What vLLM's `SchedulerConfig` refuses."""
+    for stage in scenario.stages:
+        if isinstance(stage, EngineStage) and stage.max_num_batched_tokens < stage.max_num_seqs:
+            key, tokens = f"stages.{stage.name}.max_num_batched_tokens", stage.max_num_batched_tokens
+            yield (
+                f"'{key}' is {tokens}, and vLLM does not start with fewer tokens in a step than requests at once, "
+                f"'max_num_seqs' {stage.max_num_seqs}: lower the one or raise the other"
+            )
 
 
 def _of_lanes(scenario: "Scenario") -> Iterator[str]:

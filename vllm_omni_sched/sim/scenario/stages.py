@@ -72,7 +72,7 @@ class EngineStage(_Stage):
         None, ge=1, description="Room for KV cache of a replica, in tokens; default: what memory leaves."
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="Tokens of the context, as in vLLM; default: the model's. Bounds `largest_item_embeds`."
+        None, ge=1, description="Tokens of the context, as in vLLM; default: the model's, if the KV cache holds them."
     )
     largest_item_embeds: int | None = Field(
         None,

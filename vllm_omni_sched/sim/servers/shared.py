@@ -1,5 +1,6 @@
 """A server that all its jobs share."""
 
+import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -16,7 +17,10 @@ class SharedServer:
     each job.
 
     Args:
-        service: seconds of a job that is alone, above 0; asked when it comes.
+        service: seconds of a job at a speed of 1, above 0; asked when it begins.
+        speed: of each of n jobs, in place of 1/n.
+        units: of the server that n jobs use, for its busy seconds.
+        places: jobs that run at once; further ones wait, first come first served.
     """
 
     __slots__ = (
@@ -27,16 +31,31 @@ class SharedServer:
         "_jobs",
         "_kind",
         "_number",
+        "_places",
         "_rng",
         "_service",
         "_sim",
         "_since",
+        "_speed",
+        "_units",
         "_virtual",
+        "_waiting",
     )
 
     def __init__(
-        self, sim: Simulator, done: Done, service: Callable[[Job, Random], float], rng: Random, kind: str = "serve"
+        self,
+        sim: Simulator,
+        done: Done,
+        service: Callable[[Job, Random], float],
+        rng: Random,
+        kind: str = "serve",
+        *,
+        speed: Callable[[int], float] = lambda jobs: 1 / jobs,
+        units: Callable[[int], float] = lambda jobs: 1.0,
+        places: float = math.inf,
     ) -> None:
+        self._speed, self._units, self._places = speed, units, places
+        self._waiting: dict[Job, None] = {}  # in the order in which they came
         self._sim, self._done, self._service, self._rng, self._kind = sim, done, service, rng, kind
         self._virtual = 0.0  # seconds that one job has had since the start
         self._since = 0.0
@@ -48,9 +67,15 @@ class SharedServer:
 
     @property
     def in_flight(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._waiting)
 
     def submit(self, job: Job) -> None:
+        if len(self._jobs) < self._places:
+            self._begin(job)
+        else:
+            self._waiting[job] = None
+
+    def _begin(self, job: Job) -> None:
         self._pass()
         if not self._jobs:  # small numbers are more exact
             self._virtual = 0.0
@@ -64,8 +89,8 @@ class SharedServer:
         """Time has passed."""
         now = self._sim.now
         if self._jobs:
-            self._busy += now - self._since
-            self._virtual += (now - self._since) / len(self._jobs)
+            self._busy += (now - self._since) * self._units(len(self._jobs))
+            self._virtual += (now - self._since) * self._speed(len(self._jobs))
         self._since = now
 
     def _ask(self) -> None:
@@ -75,7 +100,7 @@ class SharedServer:
             heappop(ends)
         if ends:
             now = self._sim.now
-            self._due = now + max(ends[0][0] - self._virtual, 0.0) * len(jobs)
+            self._due = now + max(ends[0][0] - self._virtual, 0.0) / self._speed(len(jobs))
             self._sim.at(self._due, self._end, self._number)
         else:
             self._due = -1.0
@@ -87,20 +112,32 @@ class SharedServer:
         end, _, job = heappop(self._ends)
         self._virtual = max(self._virtual, end)  # up to rounding it is that already
         del self._jobs[job]
-        self._ask()
+        self._leave()
         job.first = self._sim.now
         self._done(job)
+
+    def _leave(self) -> None:
+        """A place is free."""
+        if self._waiting:
+            job = next(iter(self._waiting))
+            del self._waiting[job]
+            self._begin(job)
+        else:
+            self._ask()
 
     def abort(self, job: Job) -> None:
         if job in self._jobs:
             self._pass()
             del self._jobs[job]
-            self._ask()
+            self._leave()
+        else:
+            self._waiting.pop(job, None)
 
     def kill(self) -> list[Job]:
         self._pass()
-        lost = list(self._jobs)
+        lost = [*self._jobs, *self._waiting]
         self._jobs.clear()
+        self._waiting.clear()
         self._ends.clear()
         self._due = -1.0
         return lost

@@ -7,13 +7,21 @@ from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.sim.costs.base import DecoderCosts
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.server import Done, Job
+from vllm_omni_sched.sim.server import Done, Job, Server
 from vllm_omni_sched.sim.servers.pieces import pieces_of, sought_seconds, whole_seconds
 from vllm_omni_sched.sim.servers.queue import QueueServer
+from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.video.share import PieceLeft, Seat, Share, Take, VideoWork
 
 LOADER_THREADS = 8
 """Of vLLM's media loader (VLLM_MEDIA_LOADING_THREAD_COUNT): so many files are read at once."""
+FFMPEG_THREADS = 16
+"""Of OpenCV's FFmpeg for one file at most; it takes as many as there are processors."""
+THREAD_GAIN = 0.8
+"""What another thread adds of a core's work: assumed. Stock vLLM took 2.59 s on 2 cores for what took 4.75 s on one
+(`benchmarks/video`, clip `h264-gop60`), which is 0.83."""
+
+_NO_CLIP_SECONDS = 1e-9
 
 
 class _Video:
@@ -62,7 +70,7 @@ class VideoServer:
         decoders: int,
         kind: str = "cpu",
         threads: int = 1,
-        thread_gain: float = 0.8,
+        thread_gain: float = THREAD_GAIN,
         classes: Mapping[str, SlaClass] | None = None,
         share: Share | None = None,
     ) -> None:
@@ -171,17 +179,37 @@ def stock_decoding(
     rng: Random,
     loaders: int = LOADER_THREADS,
     *,
-    seeks: bool = False,
-) -> QueueServer:
-    """Return decoders that do not collaborate: each request has one, and at most ``loaders`` decode at once.
+    engines: bool = False,
+) -> Server:
+    """Return decoders that do not collaborate: each request is decoded by itself, at most ``loaders`` at once.
 
     1. First come first served.
-    2. On cores, OpenCV goes through a clip from its start to its end. With ``seeks``, as vLLM's ``pynvvideocodec``
-       does on a GPU, only frames from a key frame to the last wanted one behind it are decoded.
+    2. On cores, OpenCV goes through a clip from its start to its end. Its FFmpeg has as many threads as cores, up to
+       `FFMPEG_THREADS`, and so those that are decoded at once share the cores evenly.
+    3. With ``engines``, those of a GPU, each request has one. As vLLM's ``pynvvideocodec`` seeks, only frames from a
+       key frame to the last wanted one behind it are decoded.
+
+    Args:
+        decoders: cores, or engines.
     """
-    of_clip = sought_seconds if seeks else whole_seconds
+    of_clip = sought_seconds if engines else whole_seconds
 
     def seconds(job: Job, _: Random) -> float:
         return sum(of_clip(item.clip, costs) for item in job.request.items if item.clip is not None)
+
+    def threads(clips: int) -> float:
+        return min(FFMPEG_THREADS, decoders / clips)
+
+    if not engines:
+        return SharedServer(
+            sim,
+            done,
+            lambda job, rng: seconds(job, rng) or _NO_CLIP_SECONDS,
+            rng,
+            "decode",
+            speed=lambda clips: 1 + THREAD_GAIN * (threads(clips) - 1),
+            units=lambda clips: clips * threads(clips),
+            places=min(decoders, loaders),
+        )
 
     return QueueServer(sim, done, min(decoders, loaders), seconds, rng, kind="decode")

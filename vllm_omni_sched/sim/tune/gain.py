@@ -1,6 +1,6 @@
-"""What options bring beyond the default, under seeds that the search has not seen."""
+"""What options bring beyond what is there, under seeds that the search has not seen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -54,29 +54,59 @@ def paired_gain(
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Options beside the default. ``attainment``: the gain in it; ``ttft_p99``: in seconds, below 0 is sooner."""
+class Gains:
+    """What options bring beyond a baseline. ``attainment``: the gain in it; ``ttft_p99``: in seconds, below 0 is
+    sooner."""
 
-    options: Options
-    runs: tuple[Measured, ...]
     attainment: Gain
     ttft_p99: Gain
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The best few beside the default; ``proposed`` is the one of the largest gain, if its interval is above 0."""
+class Compared:
+    """Options under the held-out seeds. ``over``: their gains by the name of a baseline."""
 
-    default: tuple[Measured, ...]
+    options: Options
+    runs: tuple[Measured, ...]
+    over: Mapping[str, Gains]
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is known to be better than each of the baselines."""
+        return all(one.attainment.verdict is Verdict.HELPS for one in self.over.values())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The best few beside the baselines, by name: first what is there now, then the server's defaults where those are
+    others.
+    """
+
+    baselines: Mapping[str, Compared]
     compared: tuple[Compared, ...]
     seeds: tuple[int, ...]
     confidence: float
 
     @property
-    def proposed(self) -> Compared | None:
-        """None: no option is known to help."""
-        helps = [one for one in self.compared if one.attainment.verdict is Verdict.HELPS]
-        return max(helps, key=lambda one: one.attainment.mean, default=None)
+    def now(self) -> str:
+        """The name of what is there now."""
+        return next(iter(self.baselines))
+
+    @property
+    def proposed(self) -> tuple[str, Compared]:
+        """What to serve with, and its name where it is a baseline.
+
+        1. Of the options that are known to help over all baselines, those with the largest gain over what is there.
+        2. Else the baseline that is known to help over what is there: the server's defaults.
+        3. Else what is there.
+        """
+        helps = [one for one in self.compared if one.helps]
+        if helps:
+            return "", max(helps, key=lambda one: one.over[self.now].attainment.mean)
+        for name, one in self.baselines.items():
+            if name != self.now and one.helps:
+                return name, one
+        return self.now, self.baselines[self.now]
 
 
 def compare(
@@ -85,11 +115,15 @@ def compare(
     seeds: Sequence[int],
     training_seeds: Sequence[int],
     random: np.random.Generator,
+    baselines: Mapping[str, Options],
 ) -> Comparison:
-    """Run the candidates and the default under held-out seeds.
+    """Run the candidates and the baselines under held-out seeds.
 
     1. The same seed brings the same requests to all: differences are paired.
-    2. Intervals hold for all candidates together with 95 % (Bonferroni): to choose the best of them costs nothing.
+    2. Intervals hold for all that is compared together with 95 % (Bonferroni): to choose the best costs nothing.
+
+    Args:
+        baselines: all options of each, by name; the first is what is there now.
 
     Raises:
         ConfigError: a seed is one that the search has seen, or there are fewer than 2.
@@ -98,13 +132,19 @@ def compare(
         raise ConfigError(f"held-out seeds must not be training seeds: {sorted(shared)} are both")
     if len(seeds) < 2:
         raise ConfigError(f"at least 2 held-out seeds are needed, got {len(seeds)}")
-    confidence = 1 - 0.05 / max(1, len(candidates))
-    default = tuple(evaluate({}, seed) for seed in seeds)
-    compared = []
-    for options in candidates:
+    pairs = (len(baselines) - 1) + len(candidates) * len(baselines)
+    confidence = 1 - 0.05 / max(1, pairs)
+
+    def measured(options: Options, beside: Mapping[str, Compared]) -> Compared:
         runs = tuple(evaluate(options, seed) for seed in seeds)
-        gains = [
-            paired_gain([run[at] for run in runs], [run[at] for run in default], random, confidence) for at in range(2)
-        ]
-        compared.append(Compared(options, runs, *gains))
-    return Comparison(default, tuple(compared), tuple(seeds), confidence)
+        over = {}
+        for name, other in beside.items():
+            both = ([run[at] for run in one] for at in range(2) for one in (runs, other.runs))
+            gains = [paired_gain(ours, theirs, random, confidence) for ours, theirs in zip(both, both, strict=True)]
+            over[name] = Gains(*gains)
+        return Compared(options, runs, over)
+
+    known: dict[str, Compared] = {}
+    for name, options in baselines.items():
+        known[name] = measured(options, dict(list(known.items())[:1]))
+    return Comparison(known, tuple(measured(one, known) for one in candidates), tuple(seeds), confidence)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vllm_omni_sched.config import OmniSchedConfig, read_options
+from vllm_omni_sched.config import KEY, load_config
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
@@ -28,15 +28,14 @@ def on_trace(
     replay: TraceOptions,
     costs: EngineCosts,
     limits: EngineLimits,
-    fixed: Options,
     promise: tuple[float, float],
     drain_seconds: float = 60.0,
 ) -> Evaluate:
-    """One engine under a trace. What a trace of intervals brings is drawn anew under each seed; of a trace of requests
-    see `resample`.
+    """Return what simulates one engine under a trace, with all of the given options and no others.
+
+    What a trace of intervals brings is drawn anew under each seed; of a trace of requests see `resample`.
 
     Args:
-        fixed: options of every run.
         promise: TTFT and inter-token latency of the SLO, in seconds.
     """
     workload = Replay(trace, replay)
@@ -44,7 +43,7 @@ def on_trace(
     seconds = trace.arrivals / workload.rate
 
     def evaluate(options: Options, seed: int) -> Measured:
-        config = read_options(OmniSchedConfig, fixed | options, "these options")
+        config = load_config({KEY: dict(options)})
         arriving, length = requests(workload, seed), seconds
         if whole:
             random = np.random.default_rng(seed)

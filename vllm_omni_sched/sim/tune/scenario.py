@@ -1,24 +1,48 @@
 """A scenario, with other options of its policy."""
 
-from vllm_omni_sched.config import OmniSchedConfig, read_options
+from typing import Any
+
+from vllm_omni_sched.config import KEY, load_config
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
 from vllm_omni_sched.sim.result import Run
 from vllm_omni_sched.sim.scenario import EngineStage, Scenario
+from vllm_omni_sched.sim.scenario.checks import problems_of
 from vllm_omni_sched.sim.tune.search import Evaluate, Measured
 from vllm_omni_sched.sim.tune.space import Options
 
 
-def on_scenario(scenario: Scenario, simulate: Run, fixed: Options) -> Evaluate:
-    """Simulate the scenario with its ``policy`` changed, under other seeds.
+def own_options(scenario: Scenario) -> Options:
+    """Return what the scenario's ``[policy]`` says, as a file of options has it."""
+    options: dict[str, Any] = scenario.policy.model_dump(mode="json", exclude_unset=True)
+    return options
 
-    Args:
-        fixed: options of every run.
+
+def with_options(scenario: Scenario, options: Options) -> Scenario:
+    """Return the scenario as a server with these options and no others would serve it.
+
+    Raises:
+        ConfigError: a server would refuse them; the message says why.
     """
-    own = {name: getattr(scenario.policy, name) for name in scenario.policy.model_fields_set}
+    policy = load_config({KEY: dict(options)})
+    # where items are encoded follows the policy, as in a server
+    stages = tuple(
+        stage.model_copy(update={"encoder": None})
+        if isinstance(stage, EngineStage) and stage.encoder in ("lane", "in_step")
+        else stage
+        for stage in scenario.stages
+    )
+    changed = scenario.model_copy(update={"policy": policy, "stages": stages})
+    for problem in problems_of(changed):
+        raise ConfigError(problem)
+    return changed
+
+
+def on_scenario(scenario: Scenario, simulate: Run) -> Evaluate:
+    """Return what simulates the scenario with all of the given options, and no others, under other seeds."""
 
     def evaluate(options: Options, seed: int) -> Measured:
-        policy = read_options(OmniSchedConfig, own | fixed | options, "these options")
-        result = simulate(scenario.model_copy(update={"policy": policy, "seed": seed}))
+        result = simulate(with_options(scenario, options).model_copy(update={"seed": seed}))
         late = result.summary()["ttft_seconds"]["p99"]
         # nobody has had a first token: as late as the run was long
         return Measured(result.attainment, result.seconds if late is None else late)
@@ -27,7 +51,7 @@ def on_scenario(scenario: Scenario, simulate: Run, fixed: Options) -> Evaluate:
 
 
 def tunable(scenario: Scenario) -> EngineStage:
-    """The stage whose options are searched.
+    """Return the stage whose options are searched.
 
     Raises:
         ConfigError: there is none.
@@ -36,3 +60,13 @@ def tunable(scenario: Scenario) -> EngineStage:
     if not engines:
         raise ConfigError(f"'{scenario.name}' has no stage of kind 'engine': there is nothing to tune")
     return engines[0]
+
+
+def has_lane(scenario: Scenario) -> bool:
+    """Whether all engines that have the encoder may encode ahead."""
+    engines = [stage for stage in scenario.stages if isinstance(stage, EngineStage)]
+    return not any(
+        refusal(LaneFacts(workers=stage.devices, other_connector=scenario.encoder_of(stage) == "elsewhere"))
+        for stage in engines
+        if stage.prompt_tokens is None
+    )

@@ -58,16 +58,18 @@ def search(
     trials: int,
     seed: int,
     progress: Callable[[int, Tried], None] | None = None,
+    accepted: Callable[[Options], bool] = lambda options: True,
 ) -> Search:
     """Search by the tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of Optuna.
 
     1. Each trial runs under all training seeds, the same for each trial (common random numbers).
-    2. Options that came before are not run again.
+    2. Options that came before are not run again, and those that a server would refuse are not run at all.
     3. An interrupt ends the search after what was tried so far.
 
     Args:
         seed: of the search.
         progress: told the number of trials so far, and the best of them.
+        accepted: whether a server would start with these options.
 
     Raises:
         ConfigError: Optuna is not installed, there is no seed, or ``trials`` is below 1.
@@ -81,6 +83,10 @@ def search(
         while done < trials:
             trial = study.ask()
             options = suggest(parameters, trial)
+            if not accepted(options):
+                study.tell(trial, state=_pruned())
+                done += 1
+                continue
             key = tuple(sorted(options.items()))
             if key not in found:
                 found[key] = Tried(options, tuple(evaluate(options, one) for one in seeds))
@@ -103,18 +109,33 @@ def told(options: Options, default: Mapping[str, Any]) -> Options:
     return {name: value for name, value in options.items() if value != default.get(name)}
 
 
-def pruned(best: Tried, evaluate: Evaluate, seeds: Sequence[int]) -> Tried:
-    """The same without options that do no good under the training seeds, one after another; an interrupt ends that."""
+def pruned(
+    best: Tried,
+    evaluate: Evaluate,
+    seeds: Sequence[int],
+    accepted: Callable[[Options], bool] = lambda options: True,
+) -> Tried:
+    """Return the same without options that do no good under the training seeds, one after another; an interrupt ends
+    that. What is not ``accepted`` by a server is not tried.
+    """
     kept = best
     try:
         for name in best.options:
             options = {key: value for key, value in kept.options.items() if key != name}
+            if not accepted(options):
+                continue
             fewer = Tried(options, tuple(evaluate(options, one) for one in seeds))
             if fewer.score >= kept.score:
                 kept = fewer
     except KeyboardInterrupt:
         pass
     return kept
+
+
+def _pruned() -> Any:
+    import optuna
+
+    return optuna.trial.TrialState.PRUNED
 
 
 def _study(seed: int) -> Any:

@@ -171,16 +171,26 @@ def test_idle_processors_are_lent_to_a_piece_that_cannot_be_cut():
     assert lent[0] == pytest.approx(2.501 / 4)
 
 
-def test_stock_decodes_every_frame_by_one_decoder_few_at_once():
+def test_stock_decodes_every_frame_with_all_threads_few_clips_at_once():
     videos = [job(number, Item("video", 1, number, clip(seconds=10.0, wanted=1))) for number in range(3)]
-    found, _ = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 16, random.Random(0), loaders=2), *videos)
-    assert found == pytest.approx({0: 2.501, 1: 2.501, 2: 5.002})
+    # two have 8 cores each; the third has 16 threads for itself when both are done
+    found, server = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 16, random.Random(0), 2), *videos)
+    both, alone = 2.501 / (1 + 0.8 * 7), 2.501 / (1 + 0.8 * 15)
+    assert found == pytest.approx({0: both, 1: both, 2: both + alone})
+    assert server.busy_seconds()["decode"] == pytest.approx(16 * (both + alone))
+
+
+def test_stock_has_no_more_threads_for_a_clip_than_ffmpeg_takes():
+    one = job(0, Item("video", 1, 1, clip(seconds=10.0, wanted=1)))
+    found, server = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 64, random.Random(0)), one)
+    assert found[0] == pytest.approx(2.501 / (1 + 0.8 * 15))
+    assert server.busy_seconds()["decode"] == pytest.approx(16 * found[0])
 
 
 def test_stock_on_a_gpu_seeks_to_the_key_frames_before_wanted_frames():
     # frames 0 and 249 of 250, a key frame every 50: 1 and 50 are decoded
     videos = [job(number, Item("video", 1, number, clip(seconds=10.0, wanted=2, gop=50))) for number in range(3)]
-    found, _ = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 2, random.Random(0), seeks=True), *videos)
+    found, _ = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 2, random.Random(0), engines=True), *videos)
     assert found == pytest.approx({0: 0.512, 1: 0.512, 2: 1.024})
 
 

@@ -207,27 +207,74 @@ def test_a_gain_needs_pairs(ours, default):
         paired_gain(ours, default, np.random.default_rng(0))
 
 
+DEFAULTS = {"defaults": {}}
+
+
 def test_the_best_that_is_known_to_help_is_proposed():
     good, better, bad = {"mode": "on", "target": 40.0}, {"mode": "on", "target": 20.0}, {"mode": "on", "target": 1e3}
-    found = compare([good, better, bad], known, range(100, 110), range(3), np.random.default_rng(0))
-    assert found.proposed.options == better
-    assert [one.attainment.verdict.value for one in found.compared] == ["helps", "helps", "harms"]
-    assert found.compared[0].attainment.mean == pytest.approx(0.4 - 0.2 * np.log(2))
+    found = compare([good, better, bad], known, range(100, 110), range(3), np.random.default_rng(0), DEFAULTS)
+    name, proposed = found.proposed
+    assert (name, proposed.options) == ("", better)
+    gains = [one.over["defaults"].attainment for one in found.compared]
+    assert [gain.verdict.value for gain in gains] == ["helps", "helps", "harms"]
+    assert gains[0].mean == pytest.approx(0.4 - 0.2 * np.log(2))
     assert found.confidence == pytest.approx(1 - 0.05 / 3)
 
 
-def test_nothing_is_proposed_where_nothing_helps():
+def test_what_is_there_stays_where_nothing_helps():
     def noise(options, seed):
         return Measured(0.5 + 0.1 * np.random.default_rng([seed, len(options)]).standard_normal(), 1.0)
 
-    found = compare([{"useless": True}], noise, range(100, 120), range(3), np.random.default_rng(0))
-    assert found.proposed is None
+    baselines = {"own": {"mode": "on"}}
+    found = compare([{"useless": True}], noise, range(100, 120), range(3), np.random.default_rng(0), baselines)
+    name, proposed = found.proposed
+    assert (name, proposed.options) == ("own", {"mode": "on"})
+
+
+def test_options_that_help_over_one_baseline_only_are_not_proposed():
+    own, best = {"mode": "on", "target": 20.0}, {"mode": "on", "target": 21.0}
+    baselines = {"own": own} | DEFAULTS
+    found = compare([best], known, range(100, 110), range(3), np.random.default_rng(0), baselines)
+    assert {name: gains.attainment.verdict.value for name, gains in found.compared[0].over.items()} == {
+        "own": "harms",
+        "defaults": "helps",
+    }
+    assert found.proposed[0] == "own"
+    assert found.confidence == pytest.approx(1 - 0.05 / 3)
+
+
+def test_defaults_that_are_better_than_what_is_there_are_proposed():
+    baselines = {"own": {"mode": "on", "target": 1e3}} | DEFAULTS
+    bad = {"mode": "on", "target": 5e2}
+    found = compare([bad], known, range(100, 110), range(3), np.random.default_rng(0), baselines)
+    name, proposed = found.proposed
+    assert (name, proposed.options) == ("defaults", {})
+    assert proposed.over["own"].attainment.mean > 0
+
+
+def test_what_a_server_refuses_is_not_run():
+    had = []
+
+    def evaluate(options, seed):
+        had.append(options)
+        return known(options, seed)
+
+    def accepted(options):
+        return not options["useless"]
+
+    found = search(SPACE, evaluate, [0], trials=20, seed=1, accepted=accepted)
+    assert found.trials == 20
+    assert had
+    assert not any(options["useless"] for options in had)
+    best = Tried({"mode": "on", "useless": False}, (Measured(0.1, 1.0),))
+    kept = pruned(best, known, [0], lambda options: "useless" in options)
+    assert kept.options == {"useless": False}
 
 
 @pytest.mark.parametrize(("seeds", "said"), [([2, 3, 4], r"\[2\] are both"), ([9], "at least 2")])
 def test_held_out_seeds_are_others(seeds, said):
     with pytest.raises(ConfigError, match=said):
-        compare([{}], known, seeds, [1, 2], np.random.default_rng(0))
+        compare([{}], known, seeds, [1, 2], np.random.default_rng(0), DEFAULTS)
 
 
 # -- traces
