@@ -86,8 +86,9 @@ class Scenario(Options):
         if not isinstance(workload, Mapping) or workload.get("concurrency") is not None:
             return value
         rate, warm_up = workload.get("rate"), value.get("warm_up_seconds", 0.0)
-        numbers = isinstance(rate, (int, float)) and isinstance(warm_up, (int, float))
-        if not numbers or rate <= 0 or value["requests"] < 1:
+        if not (isinstance(rate, (int, float)) and isinstance(warm_up, (int, float))):
+            return value
+        if rate <= 0 or value["requests"] < 1:
             return value
         return {**value, "duration_seconds": warm_up + value["requests"] / rate}
 

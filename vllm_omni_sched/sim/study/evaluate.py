@@ -80,7 +80,7 @@ def score(point: Point, search: Search | None, run: Run) -> float | None:
     except ConfigError:
         return None
     if search is None:
-        late = finding.summary["ttft_seconds"]["p99"] or finding.summary["simulated_seconds"]
+        late = float(finding.summary["ttft_seconds"]["p99"] or finding.summary["simulated_seconds"])
         return float(finding.summary["within_slo"] or 0.0) - _TIE * late / (1 + late)
     assert finding.found is not None
     value = finding.found["value"]

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 from vllm_omni_sched.errors import OmniSchedError
 from vllm_omni_sched.sim.output.spans import Spans
@@ -79,7 +80,8 @@ def _at_once(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
                 submit(points, None)
         try:
             while tuning or waiting:
-                done, _ = wait([*tuning, *waiting], return_when=FIRST_COMPLETED)
+                asked: list[Future[Any]] = [*tuning, *waiting]
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
                 for tuned in [one for one in tuning if one in done]:
                     points = tuning.pop(tuned)
                     try:

@@ -93,7 +93,8 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
             value = scores[key]
             if value is not None and value > 0 and (best is None or value > best) and _rises(search):
                 best = value
-        study.tell(trial, scores[key] if scores[key] is not None else _WORST)
+        told = scores[key]
+        study.tell(trial, _WORST if told is None else max(told, _WORST))
     known = [(key, value) for key, value in scores.items() if value is not None]
     if not known:
         raise ConfigError(f"{point.source.where}, {point.label}: no combination of its choices can run")
@@ -105,7 +106,7 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
         if final is not None:
             again.append((key, final))
     again.sort(key=lambda one: -one[1])
-    told = [
+    finalists = [
         {
             **{name: point.choices[name][at] for name, at in zip(counts, key, strict=True)},
             "value": _as_found(search, value),
@@ -113,7 +114,7 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
         for key, value in again
     ]
     chosen = {name: point.choices[name][at] for name, at in zip(counts, again[0][0], strict=True)}
-    return Tuned(chosen, _as_found(search, again[0][1]), len(scores), possible, tuple(told))
+    return Tuned(chosen, _as_found(search, again[0][1]), len(scores), possible, tuple(finalists))
 
 
 _WORST = -1e9
