@@ -274,7 +274,7 @@ def headline(body: Mapping[str, Any], throughput: Mapping[str, Any] | None) -> s
         ]
         if gains:
             said += f", and {min(gains):.2g} to {max(gains):.2g} times the throughput when saturated"
-    return said + ". No GPU has run it yet: [what decides it](docs/studies/paper.md).\n"
+    return said + ". No GPU has run it yet.\n"
 
 
 # ---- how numbers are written
