@@ -191,3 +191,42 @@ def test_a_ratio_is_of_pairs_of_seeds() -> None:
     assert high - low < 0.1
     with pytest.raises(ValueError, match="as many"):
         ratio_interval([1.0], [1.0, 2.0])
+
+
+def test_a_whole_number_is_asked_for_where_the_key_has_one(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        asked.append(scenario.stage("llm").max_num_seqs)  # type: ignore[union-attr]
+        good = 10 if asked[-1] <= 37 else 5
+        return result(scenario, *[record(n, first=n + (0.5 if n < good else 9.0)) for n in range(10)])
+
+    more = '[search]\nkind = "max_rate"\nkey = "stages.llm.max_num_seqs"\nprecision = 0.02\nstep = 1.3\n'
+    path = tmp_path / "one.toml"
+    path.write_text(GOOD + more)
+    (one,) = run_study(load_study(path, {"stages.llm.max_num_seqs": 10}, KNOWN), simulate)
+    assert one.error == ""
+    assert one.found is not None
+    assert all(isinstance(number, int) for number in asked)
+    assert round(one.found["holds"]) == 37
+
+
+def test_a_slow_system_is_measured_on_as_many_requests_as_a_fast_one(tmp_path: Path) -> None:
+    finished: dict[float, int] = {}
+    for speed in (4.0, 20.0):
+        rates: list[float] = []
+
+        def simulate(scenario: Scenario, *_: Any, speed: float = speed, rates: list[float] = rates) -> Result:
+            rate, seconds = at_rate(scenario), scenario.duration_seconds
+            rates.append(rate)
+            ends = [n / speed for n in range(int(speed * seconds))]
+            records = [record(n, arrival=n / rate, first=end, end=end) for n, end in enumerate(ends)]
+            return result(scenario, *records, lost=max(int(rate * seconds) - len(records), 0))
+
+        (one,) = findings(tmp_path, '[search]\nkind = "throughput"\n', simulate, before="requests = 4000\n")
+        assert one.found is not None
+        assert rates == [40.0, pytest.approx(1.5 * speed, rel=0.03)]
+        assert one.found["requests_per_second"] == pytest.approx(speed, rel=0.01)
+        finished[speed] = one.found["requests"]
+    # half of the time, of 4,000 requests that come half as fast again as they are served
+    assert finished == {speed: pytest.approx(4000 / 1.5 / 2, rel=0.03) for speed in (4.0, 20.0)}
