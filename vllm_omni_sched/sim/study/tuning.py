@@ -47,8 +47,8 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
     """Choose for one variant, in one case.
 
     1. ``trials`` different combinations are tried under the training seeds. The first has the first value of each
-       choice; the tree-structured Parzen estimator of Optuna proposes the others. Where there are no more
-       combinations than trials, all are tried.
+       choice, a third is drawn at random, and the tree-structured Parzen estimator of Optuna proposes the others. Where
+       there are no more combinations than trials, all are tried.
     2. The best ``finalists`` are tried again with more requests and more seeds, and the best of them is chosen. Of
        equals, the one that was tried first.
     3. A combination that cannot be, such as a model that does not fit, is a trial too, and is never chosen.
@@ -65,21 +65,21 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
         possible *= count
     best: float | None = None
     coarse = _coarser(search, options.precision)
-    # far below the best one nobody asks how far
-    near = None if coarse is None else coarse.model_copy(update={"doublings": _NEAR})
 
-    def tried(which: Mapping[str, int], seeds: int, more: Mapping[str, Any], start: float | None) -> float | None:
+    def tried(which: Mapping[str, int], seeds: int, more: Mapping[str, Any], least: float | None) -> float | None:
         chosen = {name: point.choices[name][at] for name, at in which.items()}
         found = []
         for seed in range(TRAINING, TRAINING + seeds):
-            of = point.chosen(chosen, seed, start)
-            value = score(_with(of, more), coarse if best is None else near)
+            of = _with(point.chosen(chosen, seed, least or start.get(tuple(which.values()))), more)
+            value = None if least is None else _below(of, least, search, score)
+            value = score(of, coarse) if value is None else value
             if value is None:
                 return None
             found.append(value)
         return statistics.fmean(found)
 
-    study = _study(point.label)
+    start: dict[tuple[int, ...], float | None] = {}  # where the search of a finalist begins
+    study = _study(point.label, options.trials)
     study.enqueue_trial(dict.fromkeys(counts, 0))
     scores: dict[tuple[int, ...], float | None] = {}
     asked = 0
@@ -102,7 +102,8 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
     again = []
     for key, value in known[: options.finalists]:
         which = dict(zip(counts, key, strict=True))
-        final = tried(which, options.final_seeds, options.final, value if _rises(search) and value > 0 else None)
+        start[key] = value if _rises(search) and value > 0 else None
+        final = tried(which, options.final_seeds, options.final, None)
         if final is not None:
             again.append((key, final))
     again.sort(key=lambda one: -one[1])
@@ -118,7 +119,16 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
 
 
 _WORST = -1e9
-_NEAR = 3
+
+
+def _below(point: Point, rate: float, search: Search | None, score: Score) -> float | None:
+    """What a combination is worth that does not hold the best rate so far: one run tells how far it stays below. None
+    if it holds it, or cannot be."""
+    assert search is not None
+    held = score(_with(point, {search.key: rate}), None)
+    if held is None or held >= (target := point.scenario().slo.attainment):
+        return None
+    return rate * max(held, 0.0) / target
 
 
 def _with(point: Point, more: Mapping[str, Any]) -> Point:
@@ -142,13 +152,13 @@ def _coarser(search: Search | None, precision: float) -> Search | None:
     return search.model_copy(update={"precision": max(search.precision, precision), "step": step})
 
 
-def _study(label: str) -> Any:
+def _study(label: str, trials: int) -> Any:
     try:
         import optuna
     except ImportError:
         raise ConfigError("choices need Optuna: pip install 'vllm-omni-sched[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=_seed(label), n_startup_trials=8, multivariate=False)
+    sampler = optuna.samplers.TPESampler(seed=_seed(label), n_startup_trials=max(8, trials // 3))
     return optuna.create_study(direction="maximize", sampler=sampler)
 
 
