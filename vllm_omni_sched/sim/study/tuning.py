@@ -49,8 +49,8 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
     1. ``trials`` different combinations are tried under the training seeds. The first has the first value of each
        choice, a third is drawn at random, and the tree-structured Parzen estimator of Optuna proposes the others. Where
        there are no more combinations than trials, all are tried.
-    2. The best ``finalists`` are tried again with more requests and more seeds, and the best of them is chosen. Of
-       equals, the one that was tried first.
+    2. The best ``finalists``, and the first combination in any case, are tried again with more requests and more seeds,
+       and the best of them is chosen. Of equals, the one that was better before.
     3. A combination that cannot be, such as a model that does not fit, is a trial too, and is never chosen.
     4. The result depends on nothing but the point and the options: not on other variants, nor on when it is tuned.
 
@@ -100,7 +100,10 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
         raise ConfigError(f"{point.source.where}, {point.label}: no combination of its choices can run")
     known.sort(key=lambda one: -one[1])  # stable: of equals, the one that was tried first
     again = []
-    for key, value in known[: options.finalists]:
+    shipped = tuple(0 for _ in counts)
+    last = known[: options.finalists]
+    last += [one for one in known[options.finalists :] if one[0] == shipped]
+    for key, value in last:
         which = dict(zip(counts, key, strict=True))
         start[key] = value if _rises(search) and value > 0 else None
         final = tried(which, options.final_seeds, options.final, None)

@@ -80,7 +80,7 @@ def test_the_best_combination_is_chosen_and_told(tmp_path: Path) -> None:
         "stages.llm.max_num_seqs": 8,
         "layout": {"stages.llm.devices": 2, "stages.llm.replicas": 4},
     }
-    assert (first.tuned["trials"], first.tuned["possible"], len(first.tuned["finalists"])) == (8, 8, 2)
+    assert (first.tuned["trials"], first.tuned["possible"], len(first.tuned["finalists"])) == (8, 8, 3)
     assert first.found is not None
     assert fixed.found is not None
     assert first.found["value"] == pytest.approx(10, rel=0.06)
