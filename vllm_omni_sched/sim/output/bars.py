@@ -9,6 +9,7 @@ from vllm_omni_sched.sim.output import style
 from vllm_omni_sched.sim.study import Finding, interval
 from vllm_omni_sched.sim.study.spread import groups, measure
 
+_PANEL = 3.2  # inches, the width of a panel
 Bar = tuple[str, float, float]
 """A name, the mean over seeds, and half of its 95 % interval."""
 
@@ -41,9 +42,11 @@ def by_case(
     rows = math.ceil(len(cases) / columns)
     most = max((len(bars) for bars in cases.values()), default=1)
     height = 0.9 + rows * (0.75 + 0.3 * most)
-    figure, panels = style.new_figure(5.0 * columns, height, nrows=rows, ncols=columns, squeeze=False)
-    style.layout(figure, left=0.17 if columns == 2 else 0.25, right=0.96, above=1.0)
-    figure.subplots_adjust(wspace=0.5, hspace=0.75 / (0.3 * most))
+    names = 0.2 + 0.083 * max((len(system) for system in systems), default=4)  # inches, left of each panel
+    width = columns * (names + _PANEL) + 0.2
+    figure, panels = style.new_figure(width, height, nrows=rows, ncols=columns, squeeze=False)
+    style.layout(figure, left=names / width, right=1 - 0.2 / width, above=1.0)
+    figure.subplots_adjust(wspace=names / _PANEL, hspace=0.75 / (0.3 * most))
     colours = dict(zip(systems, style.COLOURS, strict=False))
     for axes, (case, bars) in zip(panels.flat, cases.items(), strict=False):
         _draw(axes, bars, [colours[name] for name, _, _ in bars])
