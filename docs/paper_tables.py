@@ -366,24 +366,34 @@ def _told(value: Any) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def _of(name: str, draw: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
+def _of(name: str, draw: Callable[[Mapping[str, Any]], str], picture: str = "") -> Callable[[], str]:
+    """A part of a page; with the words for a picture, the one that the study has left is below."""
+
     def part() -> str:
         body = study(name)
-        return NOTHING if body is None else draw(body)
+        if body is None:
+            return NOTHING
+        file = STUDIES / f"{name}-cases.png"
+        shown = f"\n![{picture}](../results/studies/{file.name})\n" if picture and file.exists() else ""
+        return draw(body) + shown
 
     return part
 
 
 PARTS = {
-    "paper-rate": _of("paper", searched),
+    "paper-rate": _of("paper", searched, "Requests within the SLO of each system, by model and clips"),
     "paper-chosen": _of("paper", chosen),
     "paper-bounds": _of("paper", bounds),
-    "paper-slo": _of("paper-slo", lambda body: searched(body, less=True)),
-    "paper-throughput": _of("paper-throughput", searched),
+    "paper-slo": _of(
+        "paper-slo",
+        lambda body: searched(body, less=True),
+        "Smallest factor on the SLO's times that is met, of each system, by model and clips",
+    ),
+    "paper-throughput": _of("paper-throughput", searched, "Tokens per second of each system, by model and clips"),
     "paper-utilisation": _of("paper-throughput", utilisation),
-    "paper-decoding": _of("paper-decoding", searched),
+    "paper-decoding": _of("paper-decoding", searched, "Tokens per second of each system, by what decoding costs"),
     "paper-decoding-chosen": _of("paper-decoding", chosen),
-    "paper-assumptions": _of("paper-assumptions", searched),
+    "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
     "paper-headline": _of("paper", lambda body: headline(body, study("paper-throughput"))),
     "ablation": _of("ablation", ablation),
