@@ -178,7 +178,10 @@ def _point(
 def _bounds(file: str) -> dict[str, float]:
     """By case, requests per second that a node of 8 can serve by the operations alone, however it is split."""
     most: dict[str, float] = {}
-    for point in load_study(FILES / file).points:
+    points = load_study(FILES / file).points
+    for point in points:
+        if point.seed != points[0].seed:  # the same requests, of other seeds
+            continue
         case = point.label.rpartition(": ")[0]
         layouts = point.choices.get("layout", ({},))
         for layout in layouts:
