@@ -200,7 +200,7 @@ def _operations_bound(scenario: Scenario) -> float:
     return scenario.cluster.devices_per_node / stage.devices / seconds
 
 
-_DRAWN = 4000  # requests over which operations are averaged
+_DRAWN = 16_000  # requests over which operations are averaged: to within a percent
 _MUCH = 1_000_000  # tokens: a step of so many is bound by operations, and one more costs what its operations cost
 
 
