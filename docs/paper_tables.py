@@ -3,15 +3,27 @@
 A file that is not there leaves `NOTHING` in its place.
 """
 
+import functools
 import json
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from result_tables import NOTHING, table
 
-STUDIES = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "studies"
-SYSTEMS = ("baseline", "split", "ours")
+from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.costs.choice import engine_costs
+from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.scenario import EngineStage, Scenario
+from vllm_omni_sched.sim.study import interval, load_study, ratio_interval
+from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.workloads import base, registry
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES, FILES = ROOT / "benchmarks" / "results" / "studies", ROOT / "benchmarks" / "studies"
+BEST, OURS = "stock at its best", "ours at its best"
 
 Record = Mapping[str, Any]
 
@@ -24,46 +36,197 @@ def study(name: str, folder: Path = STUDIES) -> Mapping[str, Any] | None:
 
 def source(body: Mapping[str, Any]) -> str:
     """Where the numbers come from, in one paragraph."""
-    p = body["provenance"]
-    return f"\n*Simulated: `{p['command']}`, {p['date'][:10]}, revision {p['revision']}, seed {p['seed']}.*\n"
+    p, seeds = body["provenance"], sorted({one["seed"] for one in body["results"]})
+    several = f"seeds {seeds[0]} to {seeds[-1]}, mean ± half of the 95 % interval" if len(seeds) > 1 else "one seed"
+    return f"\n*Simulated: `{p['command']}`, {p['date'][:10]}, revision {p['revision']}, {several}.*\n"
 
 
 def searched(body: Mapping[str, Any], less: bool = False) -> str:
-    """What was searched for, of each system in a column, and by what ours is better.
+    """What was searched for, of each system in a column, and by what ours is better than stock and split.
 
     Args:
         less: the smaller one is the better one.
     """
+    systems = _systems(body)
+    others = [system for system in (BEST, "split at its best") if system in systems]
     rows = []
-    for (name, values), systems in _lines(body).items():
-        found = {system: one["found"]["value"] for system, one in systems.items() if one.get("found")}
+    for case, found in _cases(body).items():
+        values = {system: _found(found.get(system, ())) for system in systems}
         rows.append(
             [
-                ", ".join([name, *(f"{value} embeddings a frame" for value in values)]),
-                *(_at_least(systems, system) + _number(found.get(system)) for system in _systems(body)),
-                _ratio(found.get("ours"), found.get("baseline"), less),
-                _ratio(found.get("ours"), found.get("split"), less),
+                case,
+                *(_unsure(found.get(system, ())) + _interval(values[system]) for system in systems),
+                *(_ratio(values.get(OURS, []), values[other], less) for other in others),
             ]
         )
-    return table(("", *_systems(body), "ours to baseline", "ours to split"), rows) + source(body)
+    return table(("", *systems, *(f"ours to {other}" for other in others)), rows) + source(body)
+
+
+def chosen(body: Mapping[str, Any]) -> str:
+    """Which flags the search chose, with how many trials of how many combinations."""
+    rows = []
+    for case, found in _cases(body).items():
+        for system, records in found.items():
+            tuned = records[0].get("tuned")
+            if tuned is not None:
+                trials = f"{tuned['trials']} of {tuned['possible']:,}"
+                rows.append([f"{case}: {system}", trials, _flags(tuned["chosen"])])
+    head = ("", "trials", "chosen")
+    lines = table(head, rows).replace("| --- | ---: | ---: |", "| --- | ---: | --- |")
+    return lines + source(body)
+
+
+def bounds(body: Mapping[str, Any]) -> str:
+    """What the operations of a request allow a node to serve, beside what systems do: no scheduler can do more.
+
+    A request's operations are those of its encode, of its prompt, and of its answer, at the efficiencies of the costs;
+    waiting, memory and links cost nothing here. The bound is the largest over all ways to split the node.
+    """
+    rows = []
+    for case, found in _cases(body).items():
+        most = _bounds("paper.toml").get(case, 0.0)
+        best, ours = _found(found[BEST]), _found(found.get(OURS, ()))
+        if not best or not ours or not most:
+            continue
+        rows.append(
+            [
+                case,
+                _number(most),
+                _percent(statistics.fmean(best) / most),
+                _percent(statistics.fmean(ours) / most),
+                f"{most / statistics.fmean(best):.2f}x",
+                _ratio(ours, best, less=False),
+            ]
+        )
+    head = ("", "bound, requests/s", "stock at its best", "ours", "most over stock at its best", "ours over it")
+    return table(head, rows) + source(body)
 
 
 def utilisation(body: Mapping[str, Any]) -> str:
-    """How busy each stage was, of each system in a column."""
+    """How busy each stage was, of each system in a column: mean over seeds of the part of the time."""
     rows = []
-    for (name, values), systems in _lines(body).items():
-        cells = [_busy(systems[system]["summary"]["utilisation"]) for system in _systems(body) if system in systems]
-        rows.append([", ".join([name, *(f"{value} embeddings a frame" for value in values)]), *cells])
+    for case, found in _cases(body).items():
+        rows.append([case, *(_busy(found[system]) if system in found else "" for system in _systems(body))])
     return table(("", *_systems(body)), rows) + source(body)
+
+
+# ---- the paper's summary, point by point
+
+_PAPER = {
+    "TTFT at 30 requests at a time, P50, s": (1.8, 0.9),
+    "queries per second": (12.0, 52.0),
+    "requests at a time with a TTFT of 2 s": (30.0, 90.0),
+    "GPUs busy, of the operations they allow": (0.38, 0.78),
+}
+_BASELINE = "decoding on cores, encoders apart"
+_MARK = 0.8  # of the paper's gain: from there on it counts as reproduced
+
+
+def points(body: Mapping[str, Any], concurrency: Mapping[str, Any] | None) -> str:
+    """The summary of the paper beside what is simulated in closed loops, and whether the gain is reproduced."""
+    rows = []
+    cases = dict.fromkeys(_split(one["variant"], _systems(body))[0] for one in body["results"])
+    for case in cases:
+        for what, (before, after) in _PAPER.items():
+            base_values = _point(body, concurrency, case, _BASELINE, what)
+            ours = _point(body, concurrency, case, "ours", what)
+            if not base_values or not ours:
+                continue
+            gain, paper = _gain(base_values, ours, what), _gain([before], [after], what)
+            percent = what.startswith("GPUs")
+            said = _percent if percent else _number
+            mark = "reproduced" if gain >= _MARK * paper else "*not reproduced*"
+            rows.append(
+                [
+                    f"{case}: {what}",
+                    f"{said(before)} → {said(after)}, {paper:.1f}x",
+                    f"{_interval(base_values, percent)} → {_interval(ours, percent)}, {gain:.1f}x",
+                    mark,
+                ]
+            )
+    return table(("", "the paper's summary", "simulated", ""), rows) + source(body)
+
+
+def _gain(before: Sequence[float], after: Sequence[float], what: str) -> float:
+    ratio = statistics.fmean(after) / statistics.fmean(before)
+    return 1 / ratio if what.startswith("TTFT") else ratio
+
+
+def _point(
+    body: Mapping[str, Any], concurrency: Mapping[str, Any] | None, case: str, system: str, what: str
+) -> list[float]:
+    """A value for each seed."""
+    if what.startswith("requests at a time"):
+        records = [] if concurrency is None else concurrency["results"]
+        return _found([one for one in records if one["variant"] == f"{case}: {system}" and "found" in one])
+    records = [one for one in body["results"] if one["variant"] == f"{case}: {system}" and "summary" in one]
+    loads = sorted({one["values"]["workload.concurrency"] for one in records})
+    if not loads:
+        return []
+    wanted = loads[0] if what.startswith("TTFT") else loads[-1]
+    records = [one for one in records if one["values"]["workload.concurrency"] == wanted]
+    if what.startswith("TTFT"):
+        return [one["summary"]["ttft_seconds"]["p50"] for one in records]
+    rates = [one["summary"]["requests_per_second"] for one in records]
+    return rates if what.startswith("queries") else [rate / _bounds("paper-points.toml")[case] for rate in rates]
+
+
+# ---- bounds
+
+
+@functools.cache
+def _bounds(file: str) -> dict[str, float]:
+    """By case, requests per second that a node of 8 can serve by the operations alone, however it is split."""
+    most: dict[str, float] = {}
+    points = load_study(FILES / file).points
+    for point in points:
+        if point.seed != points[0].seed:  # the same requests, of other seeds
+            continue
+        case = point.label.rpartition(": ")[0]
+        layouts = point.choices.get("layout", ({},))
+        for layout in layouts:
+            scenario = point.chosen({name: values[0] for name, values in point.choices.items()} | {"layout": layout})
+            if case:
+                most[case] = max(most.get(case, 0.0), _operations_bound(scenario.scenario()))
+    return most
+
+
+def _operations_bound(scenario: Scenario) -> float:
+    """What all devices of a node can do of the operations of such requests, however they are shared out."""
+    stage = next(one for one in scenario.stages if isinstance(one, EngineStage))
+    costs = engine_costs(stage.name, scenario.cluster.device, stage.model, None, stage.devices, Efficiency())
+    stream = base.requests(registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}), scenario.seed)
+    seconds = statistics.fmean(_operations_seconds(costs, next(stream)) for _ in range(_DRAWN))
+    return scenario.cluster.devices_per_node / stage.devices / seconds
+
+
+_DRAWN = 16_000  # requests over which operations are averaged: to within a percent
+_MUCH = 1_000_000  # tokens: a step of so many is bound by operations, and one more costs what its operations cost
+
+
+def _operations_seconds(costs: EngineCosts, request: Request) -> float:
+    """Of one request: its operations and nothing else, as if a step's weights were read once for very many requests."""
+
+    encode = sum(costs.encode_seconds(item.modality, item.embeds) for item in request.items)
+    alone = costs.step_seconds(0, 0, _MUCH, 0.0)
+    prompt, out = request.prompt_tokens, request.output_tokens
+    prefill = costs.step_seconds(0, 0, _MUCH + prompt, prompt * prompt / 2) - alone
+    return encode + prefill + costs.step_seconds(out, out * (prompt + out // 2), _MUCH, 0.0) - alone
+
+
+# ---- ablations
 
 
 def ablation(body: Mapping[str, Any]) -> str:
     """A row for each mechanism: alone → left out, of each measure."""
-    by = {one["variant"]: one["summary"] for one in body["results"] if "summary" in one}
+    by: dict[str, list[Record]] = {}
+    for one in body["results"]:
+        if "summary" in one:
+            by.setdefault(one["variant"], []).append(one["summary"])
     named = [name.removeprefix("only ") for name in by if name.startswith("only ")]
     pairs = [("none → all", "none", "all"), *((name, f"only {name}", f"all but {name}") for name in named)]
     rows = [
-        [said, *(f"{_number(of(by[first]))} → {_number(of(by[second]))}" for of in _MEASURES.values())]
+        [said, *(f"{_measured(by[first], of)} → {_measured(by[second], of)}" for of in _MEASURES.values())]
         for said, first, second in pairs
         if first in by and second in by
     ]
@@ -80,63 +243,162 @@ _MEASURES: Mapping[str, Callable[[Record], float | None]] = {
 }
 
 
+def _measured(summaries: Sequence[Record], of: Callable[[Record], float | None]) -> str:
+    return _interval([value for one in summaries if (value := of(one)) is not None])
+
+
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def _lines(body: Mapping[str, Any]) -> dict[tuple[str, tuple[Any, ...]], dict[str, Record]]:
-    """Records by what they have in common, then by system: variants are named `WHAT: SYSTEM` or `WHAT SYSTEM`."""
-    lines: dict[tuple[str, tuple[Any, ...]], dict[str, Record]] = {}
+# ---- the README's sentence
+
+
+def headline(body: Mapping[str, Any], throughput: Mapping[str, Any] | None) -> str:
+    """What the simulated comparison amounts to, in two sentences."""
+    ratios = {}
+    for case, found in _cases(body).items():
+        ours, best = _found(found.get(OURS, ())), _found(found.get(BEST, ()))
+        if ours and best:
+            ratios[case] = ratio_interval(ours, best)[0]
+    if not ratios:
+        return NOTHING
+    least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    said = (
+        f"Simulated on a node of 8 A100 that answers questions about videos, and compared with vLLM tuned by the same "
+        f"search, this package serves {ratios[least]:.2g} ({least}) to {ratios[most]:.2g} times ({most}) the requests "
+        "within the SLO"
+    )
+    if throughput is not None:
+        gains = [
+            ratio_interval(_found(found[OURS]), _found(found[BEST]))[0]
+            for found in _cases(throughput).values()
+            if OURS in found and BEST in found
+        ]
+        if gains:
+            said += f", and {min(gains):.2g} to {max(gains):.2g} times the throughput when saturated"
+    return said + ". No GPU has run it yet.\n"
+
+
+# ---- how numbers are written
+
+
+def _split(variant: str, systems: Sequence[str]) -> tuple[str, str]:
+    for system in systems:
+        if variant.endswith(f": {system}"):
+            return variant[: -len(system) - 2], system
+    return "", variant
+
+
+def _cases(body: Mapping[str, Any]) -> dict[str, dict[str, list[Record]]]:
+    """Records of all seeds, by case and system."""
+    cases: dict[str, dict[str, list[Record]]] = {}
     for one in body["results"]:
-        name, system = _named(one["variant"])
-        lines.setdefault((name, tuple(one["values"].values())), {})[system] = one
-    return lines
-
-
-def _named(variant: str) -> tuple[str, str]:
-    first, colon, last = variant.rpartition(": ")
-    return (first, last) if colon else (variant.rpartition(" ")[0], variant.rpartition(" ")[2])
+        case, system = _split(one["variant"], _systems(body))
+        case = ", ".join([case, *(f"{key.split('.')[-1]} {value}" for key, value in one["values"].items())])
+        cases.setdefault(case, {}).setdefault(system, []).append(one)
+    return cases
 
 
 def _systems(body: Mapping[str, Any]) -> Sequence[str]:
-    return list(dict.fromkeys([*SYSTEMS, *(_named(one["variant"])[1] for one in body["results"])]))
+    return list(dict.fromkeys(one["variant"].rpartition(": ")[2] for one in body["results"]))
+
+
+def _found(records: Sequence[Record]) -> list[float]:
+    """A value for each seed, in the order of the seeds; none where one seed has none."""
+    values = [(one.get("found") or {}).get("value") for one in sorted(records, key=lambda one: one["seed"])]
+    return [] if any(value is None for value in values) else values
+
+
+def _interval(values: Sequence[float], percent: bool = False) -> str:
+    if not values:
+        return ""
+    times = 100 if percent else 1
+    mean, half = interval([times * value for value in values])
+    unit = " %" if percent else ""
+    if len(values) < 2:
+        return _number(mean) + unit
+    digits = max(0, 2 - math.floor(math.log10(abs(mean)))) if mean else 2
+    return f"{mean:,.{digits}f} ± {half:,.{digits}f}{unit}"
+
+
+def _ratio(ours: Sequence[float], other: Sequence[float], less: bool) -> str:
+    if not ours or len(ours) != len(other) or min(*ours, *other) <= 0:
+        return ""
+    ratio, low, high = ratio_interval(other, ours) if less else ratio_interval(ours, other)
+    return f"{ratio:.2f}x" if len(ours) < 2 else f"{ratio:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _at_least(systems: Mapping[str, Record], system: str) -> str:
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _unsure(records: Sequence[Record]) -> str:
     """What was searched for is more where all that came was served."""
-    found = systems.get(system, {}).get("found") or {}
-    return "" if found.get("saturated", True) else "≥ "
+    return "" if all((one.get("found") or {}).get("saturated", True) for one in records) else "≥ "
 
 
-def _ratio(ours: float | None, other: float | None, less: bool) -> str:
-    if not ours or not other:
-        return ""
-    return f"{other / ours if less else ours / other:.2f}x"
+def _busy(records: Sequence[Record]) -> str:
+    stages = records[0]["summary"]["utilisation"]
+    means = {
+        stage: statistics.fmean(one["summary"]["utilisation"].get(stage, {"all": 0.0})["all"] for one in records)
+        for stage in stages
+    }
+    return ", ".join(f"{stage} {_percent(part)}" for stage, part in means.items())
 
 
-def _busy(stages: Mapping[str, Mapping[str, float]]) -> str:
-    return ", ".join(f"{stage} {100 * parts['all']:.0f} %" for stage, parts in stages.items())
+def _flags(options: Mapping[str, Any]) -> str:
+    said: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping) and "stages" in value:
+            said |= {
+                f"{stage['name']} replicas": f"{stage['replicas']} x {stage.get('devices', 1)}"
+                for stage in value["stages"]
+                if stage["kind"] != "video"
+            }
+        else:
+            said |= dict(value) if isinstance(value, Mapping) else {name: value}
+    return ", ".join(f"{'.'.join(key.split('.')[1:]) or key} {_told(value)}" for key, value in said.items())
 
 
-def _of(name: str, draw: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
+def _told(value: Any) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _of(name: str, draw: Callable[[Mapping[str, Any]], str], picture: str = "") -> Callable[[], str]:
+    """A part of a page; with the words for a picture, the one that the study has left is below."""
+
     def part() -> str:
         body = study(name)
-        return NOTHING if body is None else draw(body)
+        if body is None:
+            return NOTHING
+        file = STUDIES / f"{name}-cases.png"
+        shown = f"\n![{picture}](../results/studies/{file.name})\n" if picture and file.exists() else ""
+        return draw(body) + shown
 
     return part
 
 
 PARTS = {
-    "paper-rate": _of("paper", searched),
-    "paper-slo": _of("paper-slo", lambda body: searched(body, less=True)),
-    "paper-throughput": _of("paper-throughput", searched),
+    "paper-rate": _of("paper", searched, "Requests within the SLO of each system, by model and clips"),
+    "paper-chosen": _of("paper", chosen),
+    "paper-bounds": _of("paper", bounds),
+    "paper-slo": _of(
+        "paper-slo",
+        lambda body: searched(body, less=True),
+        "Smallest factor on the SLO's times that is met, of each system, by model and clips",
+    ),
+    "paper-throughput": _of("paper-throughput", searched, "Tokens per second of each system, by model and clips"),
     "paper-utilisation": _of("paper-throughput", utilisation),
-    "paper-decoding": _of("paper-decoding", searched),
-    "paper-assumptions": _of("paper-assumptions", searched),
+    "paper-decoding": _of("paper-decoding", searched, "Tokens per second of each system, by what decoding costs"),
+    "paper-decoding-chosen": _of("paper-decoding", chosen),
+    "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
+    "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
+    "paper-headline": _of("paper", lambda body: headline(body, study("paper-throughput"))),
     "ablation": _of("ablation", ablation),
     "ablation-mixed": _of("ablation-mixed", ablation),
     "ablation-failures": _of("ablation-failures", ablation),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,14 @@ def screen(study: Study, findings: Sequence[Finding]) -> RenderableType:
     head = Text.assemble((study.base.name, "bold"), "  ", ("simulated", "dim"))
     if study.single:
         return Group(head, "", *(_one(finding) for finding in findings if not finding.error))
-    return Group(head, "", _rows(study, findings))
+    parts: list[RenderableType] = [head, ""]
+    if study.repeats > 1:
+        parts += [_spread(study, findings), Text("mean and 95 % interval over seeds (Student's t)", "dim")]
+    else:
+        parts.append(_rows(study, findings))
+    if chosen := _chosen(findings):
+        parts += ["", chosen]
+    return Group(*parts)
 
 
 def _one(finding: Finding) -> RenderableType:
@@ -125,13 +132,12 @@ def _rows(study: Study, findings: Sequence[Finding]) -> Table:
     keys = list(study.points[0].values)
     table = Table(box=None, pad_edge=False, header_style="dim")
     named = any(point.variant for point in study.points)
-    heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys] + ["seed"] * (study.repeats > 1)
+    heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys]
     heads += [_FOUND[study.search.kind]] if study.search is not None else []
     for at, name in enumerate([*heads, "within SLO", "TTFT P99", "ITL P99", "goodput/s", "device h/1,000"]):
         table.add_column(name, justify="left" if at == 0 and named else "right")
     for finding in findings:
         cells = [finding.variant] * named + [str(finding.values[key]) for key in keys]
-        cells += [str(finding.seed)] * (study.repeats > 1)
         if finding.error:
             table.add_row(*cells, Text("failed", "red"))
             continue
@@ -150,6 +156,58 @@ def _rows(study: Study, findings: Sequence[Finding]) -> Table:
             "–" if hours is None else f"{hours:.3g}",
         )
     return table
+
+
+def _spread(study: Study, findings: Sequence[Finding]) -> Table:
+    """A row for all seeds of a point."""
+    from vllm_omni_sched.sim.study import spread
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    named = any(point.variant for point in study.points)
+    keys = list(study.points[0].values)
+    heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys]
+    heads += [_FOUND[study.search.kind]] if study.search is not None else []
+    for at, name in enumerate([*heads, "within SLO", "TTFT P99, s", "ITL P99, ms", "goodput/s", "seeds"]):
+        table.add_column(name, justify="left" if at == 0 and named else "right")
+    for row in spread(findings):
+        cells = [row["variant"]] * named + [str(row["values"][key]) for key in keys]
+        cells += [_interval(row.get("value"))] if study.search is not None else []
+        cells += [_interval(row.get("within_slo"), 100, " %")]
+        cells += [_interval(row.get("ttft_p99_seconds")), _interval(row.get("itl_p99_seconds"), 1000)]
+        table.add_row(*cells, _interval(row.get("goodput_per_second")), str(len(row["seeds"])))
+    for finding in findings:
+        if finding.error:
+            cells = [finding.variant] * named + [str(finding.values[key]) for key in keys]
+            table.add_row(*cells, Text(f"seed {finding.seed} failed", "red"))
+    return table
+
+
+def _interval(measured: dict[str, float] | None, times: float = 1.0, unit: str = "") -> str:
+    if measured is None:
+        return "–"
+    mean, half = times * measured["mean"], times * (measured["high"] - measured["mean"])
+    return f"{mean:.3g} ± {half:.2g}{unit}"
+
+
+def _chosen(findings: Sequence[Finding]) -> Table | None:
+    """What was chosen for each point that was tuned."""
+    tuned = {(one.variant, repr(one.values)): one for one in findings if one.tuned is not None}
+    if not tuned:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("tuned", "trials", "chosen"):
+        table.add_column(name)
+    for one in tuned.values():
+        assert one.tuned is not None
+        table.add_row(one.label, str(one.tuned["trials"]), flags(one.tuned["chosen"]))
+    return table
+
+
+def flags(chosen: Mapping[str, Any]) -> str:
+    """What was chosen, in a line: keys by their last part."""
+    from vllm_omni_sched.sim.study.plan import settings
+
+    return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in settings(chosen).items() if key != "stages")
 
 
 def _doubt(found: dict[str, Any]) -> str:

@@ -93,6 +93,8 @@ class Cluster:
             answers=scenario.output_stage,
             respawn=scenario.respawn,
             left=self._left if spans is not None else None,
+            closed=scenario.workload.concurrency,
+            until=scenario.duration_seconds,
         )
         for number, failures in enumerate(scenario.failures):
             deaths = FailureSpec(
@@ -115,6 +117,8 @@ class Cluster:
 
     def _requests(self, workload: base.Workload) -> Iterator[Request]:
         until = self._scenario.duration_seconds
+        if self._scenario.workload.concurrency is not None:
+            return base.requests(workload, self._scenario.seed)
         return takewhile(lambda one: one.arrival < until, base.requests(workload, self._scenario.seed))
 
     def _make(self, stage: Stage) -> Make:

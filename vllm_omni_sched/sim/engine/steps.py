@@ -34,7 +34,8 @@ class Watcher(Protocol):
 class Steps(FrontEnd):
     """What `EngineServer` does step by step. While nothing but time passes in one, nobody looks at its steps:
 
-    1. That is while nobody waits, no prompt is computed, nothing is in the lane, and nobody has a last token.
+    1. That is while nobody waits who could enter, no prompt is computed, nothing is in the lane, and nobody has a last
+       token.
     2. Who comes or goes, and who looks at what the engine did, first has it `catch_up` with the time: then the steps
        that have ended are computed, one behind the other. Each counts as an event.
     """
@@ -108,7 +109,7 @@ class Steps(FrontEnd):
         self._may_be_plain = watcher is None and not self._lane_shares
         self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # whose every step draws
         self._leap: Leap | None = None
-        self._plain = False  # nobody waits, and no prompt is computed: the next step is as this one
+        self._plain = False  # nobody can enter, and no prompt is computed: the next step is as this one
         # as each step looks at them
         self._step_seconds, self._gap = costs.step_seconds, itl.add
         self._run = sim.soon  # a step
@@ -163,7 +164,7 @@ class Steps(FrontEnd):
             prompts.clear()
             self.encoding.begin()
         tokens = prompts.tokens
-        self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self.waiting.sequences)
+        self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self._may_enter())
         self._rest = 0.0
         if self._plain and self._plain_step():
             return
@@ -193,6 +194,10 @@ class Steps(FrontEnd):
         self._step_ends = sim.now + seconds
         self._run(seconds, self._end, self._epoch)
 
+    def _may_enter(self) -> bool:
+        """Whether somebody waits whom the next step could take, for all that is known before it is planned."""
+        return bool(self.waiting.sequences) and (self._policies.batch is not None or self.prompts.room())
+
     def _make_room(self) -> int:
         """Rule 4; how many decode then."""
         decodes, prompts = self.decodes, self.prompts
@@ -221,6 +226,7 @@ class Steps(FrontEnd):
             if decodes.step(gap):
                 for sequence in decodes.finished():
                     self._finish(sequence)
+                    self._plain = self._plain and not self._may_enter()
         self._last_end = now
         if self._measures:
             self._view.measure(now, decoding, self._rest)

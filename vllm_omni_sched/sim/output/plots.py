@@ -5,13 +5,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_sched.sim.output import ablation, style
-from vllm_omni_sched.sim.output.bins import bins
+from vllm_omni_sched.sim.output import ablation, bars, style
+from vllm_omni_sched.sim.output.bins import bins as over_bins
 from vllm_omni_sched.sim.study import Finding, Study
 from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.spread import groups, measure
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
+_FEW = 2  # values of a swept key: a line through so few says what nobody has looked at
 _LEAST = 1e-6  # seconds; a log axis has no 0
 _SWEPT = {
     "ttft_p99_seconds": "TTFT, P99 in seconds",
@@ -33,6 +34,12 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
         OSError: one cannot be written.
     """
     well = [group[0] for group in groups(findings)]
+    intervals = ", mean and 95 % interval of the seeds" if study.repeats > 1 else ""
+    said = _SEARCHED[study.search.kind] if study.search is not None else _SWEPT["goodput_per_second"]
+    head = said[0].upper() + said[1:], f"{study.base.name}{intervals}"
+    measured = "value" if study.search is not None else "goodput_per_second"
+    if study.systems:
+        return [bars.by_case(findings, study.systems, measured, head, folder / f"{stem}-cases.png")] if well else []
     if ablation.mechanisms(well) and not any(one.values for one in well):
         return [ablation.draw(study.base.name, findings, study.search is not None, folder / f"{stem}-ablation.png")]
     drawn: list[Path] = []
@@ -42,14 +49,15 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
     if study.single and well and well[0].timeline:
         drawn.append(_timeline(study, well[0], folder / f"{stem}-timeline.png"))
     if study.changes and len(well) > 1 and all(one.over_time for one in well):
-        drawn.append(bins(study, well, folder / f"{stem}-over-time.png"))
+        drawn.append(over_bins(study, well, folder / f"{stem}-over-time.png"))
     swept = [key for key in (well[0].values if well else {}) if len({repr(one.values[key]) for one in well}) > 1]
     numbers = [key for key in swept if all(isinstance(one.values[key], (int, float)) for one in well)]
-    if numbers:
+    if numbers and (study.search is None or len({one.values[numbers[0]] for one in well}) > _FEW):
         wanted = {"value": _SEARCHED[study.search.kind]} if study.search is not None else _SWEPT
         drawn.append(_sweep(study, findings, numbers[0], wanted, folder / f"{stem}-sweep.png"))
     elif study.search is not None and well:
-        drawn.append(_bars(study, findings, _SEARCHED[study.search.kind], folder / f"{stem}-search.png"))
+        named = [(_name(group[0]), group) for group in groups(findings)]
+        drawn.append(bars.one_for_each(named, measured, head, folder / f"{stem}-search.png"))
     return drawn
 
 
@@ -158,29 +166,6 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
         axes.set_xlabel(key)
         style.label_ends(axes, ends)
     style.headline(figure, f"What changes with {key}", study.base.name)
-    return style.save(figure, path)
-
-
-def _bars(study: Study, findings: Sequence[Finding], said: str, path: Path) -> Path:
-    """A bar for each point, the spread over seeds as a line."""
-    found = [(_name(group[0]), _values(group, "value")) for group in groups(findings)]
-    found = [(name, values) for name, values in found if values]
-    figure, axes = style.new_figure(height=1.5 + 0.42 * max(len(found), 2))
-    left = min(0.45, 0.03 + 0.0105 * max((len(name) for name, _ in found), default=4))
-    style.layout(figure, right=0.94, left=left)
-    most = max((values[-1] for _, values in found), default=1.0) or 1.0
-    for at, (_, values) in enumerate(found):
-        middle = values[len(values) // 2]
-        axes.barh(at, middle, color=style.COLOURS[0], height=0.62)
-        if len(values) > 1:
-            axes.plot([values[0], values[-1]], [at, at], color=style.INK, linewidth=1.5)
-        axes.text(max(middle, values[-1]) + most * 0.012, at, f"{middle:.3g}", va="center", fontsize=9.5)
-    axes.set_yticks(range(len(found)), [name for name, _ in found])
-    axes.tick_params(axis="y", length=0, labelcolor=style.INK)
-    axes.grid(visible=False, axis="y")
-    axes.invert_yaxis()
-    axes.set_xlim(0, most * 1.12)
-    style.headline(figure, said[0].upper() + said[1:], study.base.name)
     return style.save(figure, path)
 
 

@@ -22,8 +22,10 @@ def report(
     """
     base, changes = study.base, study.changes
     sources = {stage: text for finding in findings for stage, text in finding.sources.items()}
-    records = [
-        {
+    told: set[str] = set()  # points whose choices are in a record of another seed
+    records = []
+    for finding in findings:
+        record = {
             "variant": finding.variant,
             "values": finding.values,
             "seed": finding.seed,
@@ -32,8 +34,10 @@ def report(
             **({"over_time": finding.over_time} if changes and finding.over_time else {}),
             **({"found": finding.found} if finding.found is not None else {}),
         }
-        for finding in findings
-    ]
+        if finding.tuned is not None and finding.label not in told:
+            told.add(finding.label)
+            record["tuned"] = finding.tuned
+        records.append(record)
     body = {
         "simulated": True,
         "scenario": scenario_record(study),

@@ -1,6 +1,7 @@
 """All stages, from arrivals to records."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.errors import ConfigError
@@ -38,6 +39,8 @@ class Pipeline:
         links: by stages, from and to; a step that has none takes no time.
         answers: the stage whose output is the client's.
         left: told of each work that a stage has done, for traces.
+        closed: a closed loop: so many requests come by their arrival times, and from then on one when one leaves.
+        until: when a closed loop ends.
 
     Raises:
         ConfigError: a path is empty, or names a stage that does not exist.
@@ -56,6 +59,8 @@ class Pipeline:
         answers: int | None = None,
         respawn: bool = False,
         left: Callable[[Leg], None] | None = None,
+        closed: int | None = None,
+        until: float = INF,
     ) -> None:
         for modality, path in paths.items():
             if not path or not all(0 <= stage < len(pools) for stage in path):
@@ -79,6 +84,7 @@ class Pipeline:
         for pool in pools:
             pool.above, pool.tells_of_each = self, self.repair is not None
         self._requests: Iterator[Request] = iter(requests)
+        self._to_open, self._closed, self._until = closed or 0, closed is not None, until
         self._ask()
 
     @property
@@ -103,8 +109,21 @@ class Pipeline:
         else:
             self.sim.at(request.arrival, self._arrive, request)
 
+    def _come_next(self) -> None:
+        """In a closed loop, the next one comes because one has left."""
+        request = next(self._requests, None) if self.sim.now < self._until else None
+        if request is None:
+            self.arriving = False
+        else:
+            self.sim.soon(0.0, self._arrive, replace(request, arrival=self.sim.now))
+
     def _arrive(self, request: Request) -> None:
-        self._ask()
+        if not self._closed:
+            self._ask()
+        elif self._to_open:
+            self._to_open -= 1
+            if self._to_open:
+                self._ask()
         trip = Trip(request, self._paths.get(request.modality, self._other))
         self.trips[request.number] = trip
         self.arrived += 1
@@ -184,6 +203,8 @@ class Pipeline:
                 attempts if attempts > 1 else 1,
             )
         )
+        if self._closed:
+            self._come_next()
 
     def fails(self, trip: Trip) -> None:
         """A request leaves without a result."""

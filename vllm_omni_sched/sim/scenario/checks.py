@@ -28,6 +28,12 @@ def _of_times(scenario: "Scenario") -> Iterator[str]:
             f"'warm_up_seconds' must be below 'duration_seconds': {scenario.warm_up_seconds:g} >= "
             f"{scenario.duration_seconds:g}; nothing would be measured"
         )
+    if scenario.requests is not None and scenario.workload.rate is None:
+        yield "'requests' needs 'workload.rate': set it, or say 'duration_seconds' instead"
+    if scenario.workload.concurrency is not None and scenario.failures:
+        yield "'workload.concurrency' and 'failures' are both there: a closed loop does not model clients that fail"
+    if scenario.requests is not None and scenario.workload.concurrency is not None:
+        yield "'requests' and 'workload.concurrency' are both there: say 'duration_seconds' instead of 'requests'"
 
 
 def _of_stages(scenario: "Scenario") -> Iterator[str]:

@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-STUDY_KEYS = ("variants", "sweep", "search", "ablation", "repeats")
+STUDY_KEYS = ("variants", "cases", "tune", "sweep", "search", "ablation", "repeats")
 """Keys of a file that are of a study, not of one run."""
 
 

@@ -20,6 +20,13 @@ class Workload(Options):
     rate: float | None = Field(
         None, gt=0, description="Mean requests per second; default: the workload's own, where it has one."
     )
+    concurrency: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="A closed loop: so many requests are here at all times. The first ones come at `rate`; from then "
+        "on one comes when one leaves, until `duration_seconds`. Default: they come whether others leave or not.",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="The further keys; written beside `kind`.")
 
     @model_validator(mode="before")
@@ -27,7 +34,7 @@ class Workload(Options):
     def _further(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        own = {key: inner for key, inner in value.items() if key in ("kind", "rate")}
+        own = {key: inner for key, inner in value.items() if key in ("kind", "rate", "concurrency")}
         return own | {"options": {key: inner for key, inner in value.items() if key not in own}}
 
     def table(self) -> dict[str, Any]:
@@ -41,6 +48,12 @@ class Scenario(Options):
     name: str = Field(min_length=1, description="What is simulated, in a line.")
     seed: int = Field(1, ge=0, description="Of all that is random.")
     duration_seconds: float = Field(600.0, gt=0, description="Time over which requests arrive.")
+    requests: int | None = Field(
+        None,
+        ge=1,
+        description="In place of `duration_seconds`: about so many requests arrive after the warm-up, however fast "
+        "they come. Needs `workload.rate`; not with `workload.concurrency`.",
+    )
     warm_up_seconds: float = Field(0.0, ge=0, description="Requests that arrive before are not measured.")
     drain_seconds: float | None = Field(
         None, ge=0, description="How long to go on after the last arrival; default: until all have left."
@@ -62,6 +75,22 @@ class Scenario(Options):
         description="Without recovery, start dead replicas again, as Kubernetes does; what they had at work fails.",
     )
     autoscale: Autoscale | None = Field(None, description="What follows the load; absent: nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _long_enough(cls, value: Any) -> Any:
+        """A number of requests says how long requests arrive."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("requests"), int):
+            return value
+        workload = value.get("workload")
+        if not isinstance(workload, Mapping) or workload.get("concurrency") is not None:
+            return value
+        rate, warm_up = workload.get("rate"), value.get("warm_up_seconds", 0.0)
+        if not (isinstance(rate, (int, float)) and isinstance(warm_up, (int, float))):
+            return value
+        if rate <= 0 or value["requests"] < 1:
+            return value
+        return {**value, "duration_seconds": warm_up + value["requests"] / rate}
 
     @field_validator("stages", "failures", mode="before")
     @classmethod

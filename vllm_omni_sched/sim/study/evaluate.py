@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Progress, Result, Run
 from vllm_omni_sched.sim.study.options import FOLLOWS, Search
 from vllm_omni_sched.sim.study.over_time import over_time
 from vllm_omni_sched.sim.study.plan import Point, value_at
-from vllm_omni_sched.sim.study.searching import largest, needed
+from vllm_omni_sched.sim.study.searching import Edge, largest, needed
 
 PARTS = tuple(at / 200 for at in range(201))
 _MOST_SAMPLES = 400
@@ -26,6 +27,7 @@ class Finding:
     ``summary``: of its run; of a search, of the run that it ends at. ``found``: by the search, under ``value`` and
     with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run;
     ``over_time``: columns of bins. ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
+    ``tuned``: which of its choices were made, and how.
     """
 
     variant: str
@@ -40,6 +42,7 @@ class Finding:
     sources: dict[str, str] = field(default_factory=dict)
     runs: int = 0
     error: str = ""
+    tuned: Mapping[str, Any] | None = None
 
 
 def evaluate(
@@ -69,16 +72,36 @@ def evaluate(
     return finding
 
 
+def score(point: Point, search: Search | None, run: Run) -> float | None:
+    """What a point is worth when choices are compared: what is searched for, or the part within the SLO, and of equals
+    the lower P99 TTFT; None where it cannot be."""
+    try:
+        finding = evaluate(point, search, run)
+    except ConfigError:
+        return None
+    if search is None:
+        late = float(finding.summary["ttft_seconds"]["p99"] or finding.summary["simulated_seconds"])
+        return float(finding.summary["within_slo"] or 0.0) - _TIE * late / (1 + late)
+    assert finding.found is not None
+    value = finding.found["value"]
+    if search.kind == "tightest_slo":
+        return -math.inf if value is None else -float(value)
+    return float(value)
+
+
+_TIE = 1e-6  # below what one request in a million changes
 _One = Callable[[Mapping[str, Any]], Result]
 
 
 def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    """The largest value at which the SLO is met; a whole number is asked for where the key has one."""
     attained: dict[float, float] = {}
+    whole = isinstance(value_at(point, search.key), int) and search.key != "workload.rate"
     kept: list[tuple[bool, float, Result]] = []  # one: results are large
     attainment = point.scenario().slo.attainment
 
     def holds(value: float) -> bool:
-        result = one({search.key: value})
+        result = one({search.key: max(round(value), 1) if whole else value})
         attained[value] = result.attainment
         held = result.attainment >= attainment
         # the largest that holds; while none does, the smallest
@@ -86,17 +109,28 @@ def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], 
             kept[:] = [(held, value, result)]
         return held
 
-    edge = largest(holds, search.start or float(value_at(point, search.key)), search.precision, search.doublings)
+    start = point.start or search.start or float(value_at(point, search.key))
+    edge = largest(holds, start, search.precision, search.doublings, search.step)
     found = {
         "kind": search.kind,
         "key": search.key,
-        "value": edge.holds,
+        "value": _crossing(edge, attained, attainment),
+        "holds": edge.holds,
         "fails_at": edge.fails,
         "precision": search.precision,
         "monotone": edge.monotone,
         "tried": [{"value": value, "within_slo": attained[value]} for value, _ in edge.tried],
     }
     return found, kept[0][2]
+
+
+def _crossing(edge: Edge, attained: Mapping[float, float], attainment: float) -> float:
+    """Where the part within the SLO falls below what is asked for: by the straight line between the last value that
+    holds and the first one that fails, which are as near to each other as the search was told to be."""
+    low, high = edge.holds, edge.fails
+    if not low or high is None or attained[low] <= attained[high]:
+        return low
+    return low + (high - low) * (attained[low] - attainment) / (attained[low] - attained[high])
 
 
 def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
@@ -125,17 +159,35 @@ def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, An
 
 
 def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
+    """What is finished per second in the middle half of the time in which requests arrive.
+
+    Where the scenario says how many `requests`, a quarter of them find out what can be served, and the others come
+    half as fast again: a slow system is measured on as many requests as a fast one.
+    """
     rate = float(value_at(point, search.key)) * search.factor
-    result = one({search.key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0})
-    seconds = point.scenario().duration_seconds
+    wanted = point.scenario().requests
+    if wanted is not None:
+        pilot, _ = _saturate(point, search.key, rate, {"requests": max(wanted // 4, 1)}, one)
+        if pilot["saturated"] and pilot["requests_per_second"]:
+            rate = _BEYOND * pilot["requests_per_second"]
+    found, result = _saturate(point, search.key, rate, {}, one)
+    return {"kind": search.kind, "key": search.key, **found}, result
+
+
+_BEYOND = 1.5  # of what can be served
+
+
+def _saturate(point: Point, key: str, rate: float, more: Mapping[str, Any], one: _One) -> tuple[dict[str, Any], Result]:
+    overrides = {key: rate, "warm_up_seconds": 0.0, "drain_seconds": 0.0, **more}
+    result = one(overrides)
+    seconds = point.scenario(overrides).duration_seconds
     begin, end = seconds / 4, seconds * 3 / 4
     ended = [record for record in result.records if record.outcome is Outcome.DONE and begin <= record.end < end]
     waiting = result.lost + sum(record.arrival < end <= record.end for record in result.records)
     found = {
-        "kind": search.kind,
-        "key": search.key,
         "value": sum(record.output_tokens for record in ended) / (end - begin),
         "requests_per_second": len(ended) / (end - begin),
+        "requests": len(ended),
         "offered": rate,
         "saturated": waiting > 0.05 * (len(result.records) + result.lost),
     }

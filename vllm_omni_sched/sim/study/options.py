@@ -21,11 +21,55 @@ NONE, ALL, ONLY, ALL_BUT = "none", "all", "only ", "all but "
 """How an ablation names its variants; the last two are followed by the mechanism."""
 
 
-class Variant(Options):
+class _Ways(Options):
+    """Values, and choices between values."""
+
+    set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys.")
+    choices: dict[str, list[Any]] = Field(
+        default_factory=dict,
+        description="Values to choose from, by dotted key; `[tune]` chooses the best. Where the values are tables, "
+        "each sets all its keys, and the choice has a name of its own.",
+    )
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _dotted(cls, value: Any) -> Any:
+        return flatten(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _something_to_choose(self) -> "_Ways":
+        for key, values in self.choices.items():
+            if not values:
+                raise ValueError(f"'choices.{key}' has no values: give some, or remove it")
+        return self
+
+
+class Variant(_Ways):
     """One way to run it."""
 
     name: str = Field(min_length=1, description="As it stands in tables and pictures.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys.")
+
+
+class Case(Options):
+    """A situation in which every variant runs."""
+
+    name: str = Field(min_length=1, description="As it stands in tables and pictures, before the variant's name.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for all variants.")
+    variants: dict[str, _Ways] = Field(
+        default_factory=dict, description="By the name of a variant, what else it sets and chooses from in this case."
+    )
+
+
+class Tune(Options):
+    """How the best of a variant's `choices` is found. Every variant that has choices gets the same search."""
+
+    trials: int = Field(24, ge=1, le=10_000, description="Combinations that are tried, of each variant in each case.")
+    finalists: int = Field(4, ge=1, le=1000, description="The best of them, which are tried again with more requests.")
+    seeds: int = Field(1, ge=1, le=100, description="Training seeds of each trial; never those that are reported.")
+    final_seeds: int = Field(2, ge=1, le=100, description="Training seeds of the finalists.")
+    trial: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for trials.")
+    final: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for the finalists.")
+    precision: float = Field(0.25, gt=0, lt=1, description="Of the searches on the way, relative.")
 
 
 class Ablation(Options):
@@ -46,7 +90,8 @@ class Search(Options):
     key: str = Field("workload.rate", min_length=1, description="What is turned up by `max_rate` and `throughput`.")
     start: float | None = Field(None, gt=0, description="First value tried by `max_rate`; default: the scenario's.")
     precision: float = Field(0.05, gt=0, lt=1, description="Relative; how near the answer is.")
-    doublings: int = Field(12, ge=1, le=40, description="How often `max_rate` doubles or halves at most.")
+    step: float = Field(2.0, gt=1, description="By what `max_rate` multiplies or divides until it knows two sides.")
+    doublings: int = Field(12, ge=1, le=40, description="How often `max_rate` does so at most.")
     factor: float = Field(10.0, gt=1, description="By what `throughput` multiplies the rate.")
     rounds: int = Field(6, ge=1, le=100, description="Runs of `tightest_slo` at most, where options follow.")
     follow: tuple[str, ...] = Field(
@@ -70,6 +115,8 @@ class StudyOptions(Options):
     """What a file may say about a study, beside the scenario."""
 
     variants: tuple[Variant, ...] = Field((), description="Ways to run it; absent: as it is.")
+    cases: tuple[Case, ...] = Field((), description="Situations; each variant runs in each of them.")
+    tune: Tune = Field(Tune.model_construct(), description="How the best of `choices` is found.")
     ablation: Ablation | None = Field(None, description="In place of `variants`: mechanisms one by one.")
     sweep: dict[str, list[Any]] = Field(
         default_factory=dict, description="Values to go through, by dotted key; of several keys each with each."
@@ -82,16 +129,22 @@ class StudyOptions(Options):
     def _dotted(cls, value: Any) -> Any:
         return flatten(value) if isinstance(value, dict) else value
 
-    @field_validator("variants", mode="before")
+    @field_validator("variants", "cases", mode="before")
     @classmethod
     def _sequence(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _different(self) -> "StudyOptions":
-        names = [variant.name for variant in self.variants]
-        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-            raise ValueError(f"'variants.{name}' is there twice: names of variants must differ")
+        for key, entries in (("variants", self.variants), ("cases", self.cases)):
+            names = [entry.name for entry in entries]
+            for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+                raise ValueError(f"'{key}.{name}' is there twice: names of {key} must differ")
+        known = [variant.name for variant in self.variants]
+        for case in self.cases:
+            for name in case.variants:
+                if name not in known:
+                    raise ValueError(f"'cases.{case.name}.variants.{name}': there is no such variant: {known}")
         if self.variants and self.ablation is not None:
             raise ValueError("'ablation' and 'variants' are both there: keep one")
         for key, values in self.sweep.items():
@@ -100,10 +153,27 @@ class StudyOptions(Options):
         return self
 
     def all_variants(self) -> tuple[Variant, ...]:
-        """Those of the file, or of the ablation; one without a name otherwise."""
+        """Those of the file, in each case, or of the ablation; one without a name otherwise.
+
+        A variant in a case is named `CASE: VARIANT`. It has the case's values first, then its own, then those that it
+        has in this case alone; of choices, those of the case first.
+        """
         if self.ablation is not None:
-            return _ablated(self.ablation.mechanisms)
-        return self.variants or (Variant.model_construct(name="", set={}),)
+            variants = _ablated(self.ablation.mechanisms)
+        else:
+            variants = self.variants or (Variant.model_construct(name=""),)
+        if not self.cases:
+            return variants
+        return tuple(_in_case(variant, case) for case in self.cases for variant in variants)
+
+
+def _in_case(variant: Variant, case: Case) -> Variant:
+    here = case.variants.get(variant.name, _Ways())
+    return Variant.model_construct(
+        name=f"{case.name}: {variant.name}" if variant.name else case.name,
+        set={**flatten(case.set), **flatten(variant.set), **flatten(here.set)},
+        choices={**here.choices, **variant.choices},
+    )
 
 
 def _ablated(mechanisms: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
@@ -114,4 +184,4 @@ def _ablated(mechanisms: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
     if len(mechanisms) > 1:
         named |= {ONLY + name: own for name, own in mechanisms.items()}
         named |= {ALL_BUT + name: with_all(name) for name in mechanisms}
-    return tuple(Variant(name=name, set=own) for name, own in named.items())
+    return tuple(Variant.model_construct(name=name, set=own) for name, own in named.items())

@@ -1,7 +1,7 @@
 """The points of a study, each checked before any runs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ from vllm_omni_sched.sim.scenario import Known, Scenario, Source, flatten, read_
 from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.telling import tell
-from vllm_omni_sched.sim.study.options import Search, StudyOptions
+from vllm_omni_sched.sim.study.options import Search, StudyOptions, Tune
 
 
 @dataclass(frozen=True)
 class Point:
     """One variant at one value of each swept key, with one seed.
 
-    ``overrides``: what makes it, of the source; ``values``: of the swept keys.
+    ``overrides``: what makes it, of the source; ``values``: of the swept keys. ``choices``: by name, the values to
+    choose from: of a dotted key, or tables of several. ``start``: where `max_rate` begins, in place of the study's.
     """
 
     variant: str
@@ -28,6 +29,8 @@ class Point:
     seed: int
     overrides: Mapping[str, Any]
     source: Source
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    start: float | None = None
 
     @property
     def label(self) -> str:
@@ -40,6 +43,28 @@ class Point:
         parts = [self.variant] if self.variant else []
         return ", ".join(parts + [f"{key} {value}" for key, value in self.values.items()])
 
+    @property
+    def without_choices(self) -> tuple[str, str]:
+        """The same for all points that are tuned together: those that differ by their seed alone."""
+        return self.variant, repr(sorted(self.values.items()))
+
+    def chosen(self, options: Mapping[str, Any], seed: int | None = None, start: float | None = None) -> "Point":
+        """The point with a value of each of its choices.
+
+        Swept keys keep their values whatever was chosen.
+        """
+        overrides = {**self.overrides, **settings(options), **self.values}
+        if seed is not None:
+            overrides["seed"] = seed
+        return replace(
+            self, seed=self.seed if seed is None else seed, overrides=overrides, choices={}, start=start or self.start
+        )
+
+    @property
+    def first_choice(self) -> "Point":
+        """With the first value of each of its choices."""
+        return self.chosen({name: values[0] for name, values in self.choices.items()})
+
     def scenario(self, overrides: Mapping[str, Any] | None = None) -> Scenario:
         """What is run at this point, with more overrides.
 
@@ -51,13 +76,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """Points, and what is searched for at each. ``base``: the scenario that all are made of."""
+    """Points, and what is searched for at each. ``base``: the scenario that all are made of.
+
+    ``tune``: how points with choices are tuned. ``systems``: the names of variants where there are cases, else none.
+    """
 
     base: Scenario
     source: Source
     points: tuple[Point, ...]
     search: Search | None
     repeats: int
+    tune: Tune = field(default_factory=Tune)
+    systems: tuple[str, ...] = ()
 
     @property
     def single(self) -> bool:
@@ -95,7 +125,8 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
     points = tuple(_points(options, source, common))
     for point in points:
         _check(point, options.search)
-    return Study(base, source, points, options.search, options.repeats)
+    systems = tuple(variant.name for variant in options.variants) if options.cases else ()
+    return Study(base, source, points, options.search, options.repeats, options.tune, systems)
 
 
 def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
@@ -104,13 +135,23 @@ def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) ->
         for values in product(*keys.values()):
             swept = dict(zip(keys, values, strict=True))
             overrides = {**common, **flatten(variant.set), **swept}
-            first = Point(variant.name, swept, 0, overrides, source).scenario().seed
+            choices = {name: tuple(values) for name, values in variant.choices.items()}
+            first = Point(variant.name, swept, 0, overrides, source, choices).first_choice.scenario().seed
             for seed in range(first, first + options.repeats):
-                yield Point(variant.name, swept, seed, {**overrides, "seed": seed}, source)
+                yield Point(variant.name, swept, seed, {**overrides, "seed": seed}, source, choices)
 
 
 def _check(point: Point, search: Search | None) -> None:
-    """Whether what is searched for can be turned."""
+    """Whether what is searched for can be turned, and whether each choice can be made.
+
+    A value is checked with the first values of all other choices; a combination of others that cannot be is a trial
+    that failed.
+    """
+    first = {name: values[0] for name, values in point.choices.items()}
+    for name, values in point.choices.items():
+        for value in values[1:]:
+            point.chosen(first | {name: value}).scenario()
+    point = point.first_choice
     if search is None or search.kind == "tightest_slo":
         return
     if search.kind == "max_rate" and search.start is not None:
@@ -120,6 +161,14 @@ def _check(point: Point, search: Search | None) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
         hint = "set it, or 'search.start'" if search.kind == "max_rate" else "set it"
         raise ConfigError(f"{point.source.where}: 'search.key' is '{search.key}', which has no value above 0: {hint}")
+
+
+def settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of choices: a value that is a table sets all its keys, another one the key that names its choice."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= flatten(value) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def value_at(point: Point, key: str) -> Any:

@@ -2,19 +2,22 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 from vllm_omni_sched.errors import OmniSchedError
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Run
-from vllm_omni_sched.sim.study.evaluate import Finding, evaluate
+from vllm_omni_sched.sim.study.evaluate import Finding, evaluate, score
 from vllm_omni_sched.sim.study.options import Search
 from vllm_omni_sched.sim.study.plan import Point, Study
+from vllm_omni_sched.sim.study.tuning import Tuned, tune
 
 FAILURES = (OmniSchedError, ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """What may go wrong at one point without the others being in doubt."""
+_DIED = "its process died; there may be too little memory: try fewer --jobs"
 
 
 def run_study(
@@ -26,6 +29,8 @@ def run_study(
 ) -> Iterator[Finding]:
     """Findings as they come; a point that fails has its ``error``, and the others go on.
 
+    Points with choices are tuned first, once for all seeds. Results do not depend on ``jobs``.
+
     Args:
         run: simulates one scenario; with several jobs it has to be importable where it is defined.
         jobs: processes. With one, all runs here.
@@ -35,24 +40,63 @@ def run_study(
     if jobs > 1 and len(study.points) > 1:
         yield from _at_once(study, run, min(jobs, len(study.points)))
         return
-    for point in study.points:
-        yield _guarded(point, study.search, run, progress, spans)
+    for points in _together(study.points):
+        found = _tuned(points[0], study, run) if points[0].choices else None
+        for point in points:
+            yield _guarded(point, study.search, run, found, progress, spans)
+
+
+def _together(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that are tuned together, each list in the order of its first."""
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.without_choices, []).append(point)
+    return list(groups.values())
+
+
+def _tuned(point: Point, study: Study, run: Run) -> Tuned | str:
+    """What was chosen, or why nothing was."""
+    try:
+        return tune(point, study.search, study.tune, lambda one, search: score(one, search, run))
+    except FAILURES as error:
+        return _said(error)
 
 
 def _at_once(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
     # not forked: a fork copies locks that threads of this process may hold
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=_die_on_interrupt) as pool:
-        waiting = {pool.submit(_guarded, point, study.search, run): point for point in study.points}
+        tuning: dict[Future[Tuned | str], list[Point]] = {}
+        waiting: dict[Future[Finding], Point] = {}
+
+        def submit(points: list[Point], found: Tuned | str | None) -> None:
+            for point in points:
+                waiting[pool.submit(_guarded, point, study.search, run, found)] = point
+
+        for points in _together(study.points):
+            if points[0].choices:
+                tuning[pool.submit(_tuned, points[0], study, run)] = points
+            else:
+                submit(points, None)
         try:
-            for future in as_completed(waiting):
-                try:
-                    yield future.result()
-                except BrokenProcessPool:
-                    yield _failed(waiting[future], "its process died; there may be too little memory: try fewer --jobs")
+            while tuning or waiting:
+                asked: list[Future[Any]] = [*tuning, *waiting]
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                for tuned in [one for one in tuning if one in done]:
+                    points = tuning.pop(tuned)
+                    try:
+                        submit(points, tuned.result())
+                    except BrokenProcessPool:
+                        yield from (_failed(point, _DIED) for point in points)
+                for future in [one for one in waiting if one in done]:
+                    point = waiting.pop(future)
+                    try:
+                        yield future.result()
+                    except BrokenProcessPool:
+                        yield _failed(point, _DIED)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            if not all(future.done() for future in waiting):  # interrupted: nobody will want what they are at
+            if tuning or waiting:  # interrupted: nobody will want what they are at
                 for child in multiprocessing.active_children():
                     child.terminate()
 
@@ -66,6 +110,7 @@ def _guarded(
     point: Point,
     search: Search | None,
     run: Run,
+    tuned: Tuned | str | None = None,
     progress: Callable[[Point, float, int], None] | None = None,
     spans: Spans | None = None,
 ) -> Finding:
@@ -73,11 +118,21 @@ def _guarded(
         if progress is not None:
             progress(point, seconds, events)
 
+    if isinstance(tuned, str):
+        return _failed(point, tuned)
     try:
-        return evaluate(point, search, run, told, spans)
+        if tuned is None:
+            return evaluate(point, search, run, told, spans)
+        start = tuned.value if search is not None and search.kind == "max_rate" else None
+        finding = evaluate(point.chosen(tuned.options, start=start), search, run, told, spans)
+        finding.tuned = tuned.as_json()
+        return finding
     except FAILURES as error:
-        said = str(error) if isinstance(error, OmniSchedError) else f"{type(error).__name__}: {error}"
-        return _failed(point, said)
+        return _failed(point, _said(error))
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, OmniSchedError) else f"{type(error).__name__}: {error}"
 
 
 def _failed(point: Point, why: str) -> Finding:

@@ -19,19 +19,19 @@ class Edge:
     tried: tuple[tuple[float, bool], ...]
 
 
-def largest(holds: Callable[[float], bool], start: float, precision: float, doublings: int) -> Edge:
-    """The largest value that holds, by doubling and bisection.
+def largest(holds: Callable[[float], bool], start: float, precision: float, doublings: int, step: float = 2.0) -> Edge:
+    """The largest value that holds, by steps and bisection.
 
-    1. From ``start`` it doubles while the value holds, and stops when a value and its double both fail: one failure may
-       be chance, and a rate beyond it that holds shows that it was.
-    2. If ``start`` and its double fail, it halves until a value holds.
+    1. From ``start`` it goes up by factors of ``step`` while the value holds. Where ``step`` is 2 or more, it stops
+       when a value and the next one both fail: one failure may be chance, which a rate beyond it that holds shows.
+    2. If none of these holds, it goes down until a value holds: by ``step``, then by 2 where that is more.
     3. Between the largest that held and the next that failed it bisects, by the geometric mean, until they are within
        ``precision`` of each other.
 
     Args:
         holds: asked once for each value.
         precision: of the answer, relative.
-        doublings: as many at most, and as many halvings.
+        doublings: as many steps up at most, and as many down.
     """
     asked: dict[float, bool] = {}
 
@@ -42,15 +42,16 @@ def largest(holds: Callable[[float], bool], start: float, precision: float, doub
 
     value = start
     for _ in range(doublings):
-        if not ask(value) and not ask(2 * value):
+        if not ask(value) and (step < 2 or not ask(step * value)):
             break
-        value *= 2
+        value *= step
     if not any(asked.values()):
-        value = start
+        value, down = start, step
         for _ in range(doublings):
-            value /= 2
+            value /= down
             if ask(value):
                 break
+            down = min(down * down, 2.0) if step < 2 else step
     low = max((one for one, held in asked.items() if held), default=0.0)
     above = [one for one, held in asked.items() if not held and one > low]
     high = min(above, default=None)

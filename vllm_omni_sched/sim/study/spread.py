@@ -1,5 +1,6 @@
 """The same point with several seeds, as one."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,33 @@ def measure(finding: Finding, name: str) -> float | None:
     return None if at is None else float(at)
 
 
+# Student's t, two-sided 95 %, by degrees of freedom from 1 on
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+      2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of some seeds, and half of its 95 % interval by Student's t; 0 for a single seed, which says nothing."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, 0.0
+    t = _T[min(len(values) - 1, len(_T)) - 1]
+    return mean, t * statistics.stdev(values) / len(values) ** 0.5
+
+
+def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of two systems under the same seeds, and its 95 % interval: by Student's t over the logarithms of the
+    ratios seed by seed.
+
+    Raises:
+        ValueError: there are not as many of both, or one is not above 0.
+    """
+    if len(ours) != len(other) or not all(value > 0 for value in (*ours, *other)):
+        raise ValueError(f"a ratio needs as many of both, all above 0: got {list(ours)} and {list(other)}")
+    mean, half = interval([math.log(one / two) for one, two in zip(ours, other, strict=True)])
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings that differ by their seed alone together, in the order of the first of each; failed ones left out."""
     together: dict[tuple[str, str], list[Finding]] = {}
@@ -40,7 +68,8 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def spread(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """For each point its seeds, and the median, least and most of each measure that it has."""
+    """For each point its seeds, and of each measure that it has the median, the least, the most and the mean with its
+    interval (`interval`)."""
     rows = []
     for group in groups(findings):
         row: dict[str, Any] = {
@@ -52,5 +81,7 @@ def spread(findings: Sequence[Finding]) -> list[dict[str, Any]]:
             values = [value for one in group if (value := measure(one, name)) is not None]
             if values:
                 row[name] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+                mean, half = interval(values)
+                row[name] |= {"mean": mean, "low": mean - half, "high": mean + half}
         rows.append(row)
     return rows

@@ -95,7 +95,9 @@ VARIANTS = '[[variants]]\nname = "stock"\nset = { policy = {} }\n[[variants]]\nn
         (VARIANTS, ["itl", "over-time", "ttft"]),
         (VARIANTS + "[sweep]\nworkload.rate = [1, 2, 5]\n", ["itl", "over-time", "sweep", "ttft"]),
         (VARIANTS + '[search]\nkind = "tightest_slo"\n', ["itl", "search", "ttft"]),
-        ('[sweep]\nworkload.rate = [1, 2]\n[search]\nkind = "throughput"\n', ["itl", "sweep", "ttft"]),
+        ('[sweep]\nworkload.rate = [1, 2]\n[search]\nkind = "throughput"\n', ["itl", "search", "ttft"]),
+        ('[sweep]\nworkload.rate = [1, 2, 5]\n[search]\nkind = "throughput"\n', ["itl", "sweep", "ttft"]),
+        (VARIANTS + '[[cases]]\nname = "few"\n[search]\nkind = "throughput"\n', ["cases"]),
     ],
 )
 def test_pictures_are_those_there_is_something_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.result import Result
 from vllm_omni_sched.sim.scenario import Scenario
-from vllm_omni_sched.sim.study import Finding, load_study, run_study, spread
+from vllm_omni_sched.sim.study import Finding, interval, load_study, ratio_interval, run_study, spread
 
 
 def findings(tmp_path: Path, more: str = "", simulate: Any = run, before: str = "", jobs: int = 1) -> list[Finding]:
@@ -51,7 +52,9 @@ def test_max_rate_ends_where_the_slo_is_met_no_more(tmp_path: Path) -> None:
 
     (one,) = findings(tmp_path, '[search]\nkind = "max_rate"\n', simulate)
     assert one.found is not None
-    assert 11 / 1.05 <= one.found["value"] <= 11 < one.found["fails_at"]
+    assert 11 / 1.05 <= one.found["holds"] <= 11 < one.found["fails_at"]
+    # attainment falls from 1.0 to 0.8 between them, and 0.9 is asked for
+    assert one.found["value"] == pytest.approx((one.found["holds"] + one.found["fails_at"]) / 2)
     assert one.found["monotone"] is True
     assert one.runs == len(rates) == len(one.found["tried"])
     assert one.summary["within_slo"] == 1.0  # of the run at the rate that was found
@@ -162,5 +165,68 @@ def test_seeds_are_spread(tmp_path: Path) -> None:
     assert [row["values"] for row in rows] == [{"workload.rate": 1}, {"workload.rate": 2}]
     assert rows[0]["seeds"] == [3, 4, 5]
     times = sorted(one.summary["ttft_seconds"]["p99"] for one in found[:3])
-    assert rows[0]["ttft_p99_seconds"] == {"median": times[1], "least": times[0], "most": times[2]}
+    spread_of = rows[0]["ttft_p99_seconds"]
+    assert {key: spread_of[key] for key in ("median", "least", "most")} == {
+        "median": times[1],
+        "least": times[0],
+        "most": times[2],
+    }
+    mean, half = interval(times)
+    assert [spread_of[key] for key in ("mean", "low", "high")] == [mean, mean - half, mean + half]
     assert "value" not in rows[0]
+
+
+def test_an_interval_is_that_of_students_t() -> None:
+    assert interval([3.0]) == (3.0, 0.0)
+    mean, half = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3.0
+    assert half == pytest.approx(2.776 * math.sqrt(2.5 / 5))
+
+
+def test_a_ratio_is_of_pairs_of_seeds() -> None:
+    # the seeds differ by far more than the two systems do under each of them
+    ratio, low, high = ratio_interval([2.0, 20.0, 200.0], [1.0, 10.1, 99.0])
+    assert low < ratio < high
+    assert ratio == pytest.approx(2.0, rel=0.01)
+    assert high - low < 0.1
+    with pytest.raises(ValueError, match="as many"):
+        ratio_interval([1.0], [1.0, 2.0])
+
+
+def test_a_whole_number_is_asked_for_where_the_key_has_one(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        asked.append(scenario.stage("llm").max_num_seqs)  # type: ignore[union-attr]
+        good = 10 if asked[-1] <= 37 else 5
+        return result(scenario, *[record(n, first=n + (0.5 if n < good else 9.0)) for n in range(10)])
+
+    more = '[search]\nkind = "max_rate"\nkey = "stages.llm.max_num_seqs"\nprecision = 0.02\nstep = 1.3\n'
+    path = tmp_path / "one.toml"
+    path.write_text(GOOD + more)
+    (one,) = run_study(load_study(path, {"stages.llm.max_num_seqs": 10}, KNOWN), simulate)
+    assert one.error == ""
+    assert one.found is not None
+    assert all(isinstance(number, int) for number in asked)
+    assert round(one.found["holds"]) == 37
+
+
+def test_a_slow_system_is_measured_on_as_many_requests_as_a_fast_one(tmp_path: Path) -> None:
+    finished: dict[float, int] = {}
+    for speed in (4.0, 20.0):
+        rates: list[float] = []
+
+        def simulate(scenario: Scenario, *_: Any, speed: float = speed, rates: list[float] = rates) -> Result:
+            rate, seconds = at_rate(scenario), scenario.duration_seconds
+            rates.append(rate)
+            ends = [n / speed for n in range(int(speed * seconds))]
+            records = [record(n, arrival=n / rate, first=end, end=end) for n, end in enumerate(ends)]
+            return result(scenario, *records, lost=max(int(rate * seconds) - len(records), 0))
+
+        (one,) = findings(tmp_path, '[search]\nkind = "throughput"\n', simulate, before="requests = 4000\n")
+        assert one.found is not None
+        assert rates == [40.0, pytest.approx(1.5 * speed, rel=0.03)]
+        assert one.found["requests_per_second"] == pytest.approx(speed, rel=0.01)
+        finished[speed] = one.found["requests"]
+    # half of the time, of 4,000 requests that come half as fast again as they are served
+    assert finished == {speed: pytest.approx(4000 / 1.5 / 2, rel=0.03) for speed in (4.0, 20.0)}

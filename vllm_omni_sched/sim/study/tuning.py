@@ -1,0 +1,170 @@
+"""The best of a variant's choices, found under training seeds."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.sim.study.options import Search, Tune
+from vllm_omni_sched.sim.study.plan import Point
+
+TRAINING = 1_000_000
+"""The first training seed. Seeds that are reported lie below."""
+_ASKED = 20  # times as often as there are trials: a combination that was tried before is none
+
+Score = Callable[[Point, Search | None], float | None]
+"""What a point is worth, the more the better; None where it cannot be."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen, and how.
+
+    ``options``: by the name of the choice. ``trials``: combinations that were tried, of ``possible``. ``finalists``:
+    those that were tried again, best first, each with its ``value`` under the training seeds. ``runs``: simulations.
+    """
+
+    options: Mapping[str, Any]
+    value: float | None
+    trials: int
+    possible: int
+    finalists: tuple[Mapping[str, Any], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For result files."""
+        return {
+            "chosen": dict(self.options),
+            "value_in_training": self.value,
+            "trials": self.trials,
+            "possible": self.possible,
+            "finalists": [dict(one) for one in self.finalists],
+        }
+
+
+def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tuned:
+    """Choose for one variant, in one case.
+
+    1. ``trials`` different combinations are tried under the training seeds. The first has the first value of each
+       choice, a third is drawn at random, and the tree-structured Parzen estimator of Optuna proposes the others. Where
+       there are no more combinations than trials, all are tried.
+    2. The best ``finalists``, and the first combination in any case, are tried again with more requests and more seeds,
+       and the best of them is chosen. Of equals, the one that was better before.
+    3. A combination that cannot be, such as a model that does not fit, is a trial too, and is never chosen.
+    4. The result depends on nothing but the point and the options: not on other variants, nor on when it is tuned.
+
+    Raises:
+        ConfigError: Optuna is not installed, a training seed is one that is reported, or no combination can be.
+    """
+    if point.seed >= TRAINING:
+        raise ConfigError(f"seeds from {TRAINING} on are for training: 'seed' {point.seed} must be below")
+    counts = {name: len(values) for name, values in point.choices.items()}
+    possible = 1
+    for count in counts.values():
+        possible *= count
+    best: float | None = None
+    coarse = _coarser(search, options.precision)
+
+    def tried(which: Mapping[str, int], seeds: int, more: Mapping[str, Any], least: float | None) -> float | None:
+        chosen = {name: point.choices[name][at] for name, at in which.items()}
+        found = []
+        for seed in range(TRAINING, TRAINING + seeds):
+            of = _with(point.chosen(chosen, seed, least or start.get(tuple(which.values()))), more)
+            value = None if least is None else _below(of, least, search, score)
+            value = score(of, coarse) if value is None else value
+            if value is None:
+                return None
+            found.append(value)
+        return statistics.fmean(found)
+
+    start: dict[tuple[int, ...], float | None] = {}  # where the search of a finalist begins
+    study = _study(point.label, options.trials)
+    study.enqueue_trial(dict.fromkeys(counts, 0))
+    scores: dict[tuple[int, ...], float | None] = {}
+    asked = 0
+    while len(scores) < min(options.trials, possible) and asked < _ASKED * options.trials:
+        asked += 1
+        trial = study.ask()
+        which = {name: trial.suggest_categorical(name, tuple(range(count))) for name, count in counts.items()}
+        key = tuple(which.values())
+        if key not in scores:
+            scores[key] = tried(which, options.seeds, options.trial, best)
+            value = scores[key]
+            if value is not None and value > 0 and (best is None or value > best) and _rises(search):
+                best = value
+        told = scores[key]
+        study.tell(trial, _WORST if told is None else max(told, _WORST))
+    known = [(key, value) for key, value in scores.items() if value is not None]
+    if not known:
+        raise ConfigError(f"{point.source.where}, {point.label}: no combination of its choices can run")
+    known.sort(key=lambda one: -one[1])  # stable: of equals, the one that was tried first
+    again = []
+    shipped = tuple(0 for _ in counts)
+    last = known[: options.finalists]
+    last += [one for one in known[options.finalists :] if one[0] == shipped]
+    for key, value in last:
+        which = dict(zip(counts, key, strict=True))
+        start[key] = value if _rises(search) and value > 0 else None
+        final = tried(which, options.final_seeds, options.final, None)
+        if final is not None:
+            again.append((key, final))
+    again.sort(key=lambda one: -one[1])
+    finalists = [
+        {
+            **{name: point.choices[name][at] for name, at in zip(counts, key, strict=True)},
+            "value": _as_found(search, value),
+        }
+        for key, value in again
+    ]
+    chosen = {name: point.choices[name][at] for name, at in zip(counts, again[0][0], strict=True)}
+    return Tuned(chosen, _as_found(search, again[0][1]), len(scores), possible, tuple(finalists))
+
+
+_WORST = -1e9
+
+
+def _below(point: Point, rate: float, search: Search | None, score: Score) -> float | None:
+    """What a combination is worth that does not hold the best rate so far: one run tells how far it stays below. None
+    if it holds it, or cannot be."""
+    assert search is not None
+    held = score(_with(point, {search.key: rate}), None)
+    if held is None or held >= (target := point.scenario().slo.attainment):
+        return None
+    return rate * max(held, 0.0) / target
+
+
+def _with(point: Point, more: Mapping[str, Any]) -> Point:
+    """With the values of trials, which no choice and no sweep takes back."""
+    return replace(point, overrides={**point.overrides, **more})
+
+
+def _rises(search: Search | None) -> bool:
+    """Whether a search begins at a value, and a good one helps the next."""
+    return search is not None and search.kind == "max_rate"
+
+
+def _as_found(search: Search | None, score: float) -> float:
+    return -score if search is not None and search.kind == "tightest_slo" else score
+
+
+def _coarser(search: Search | None, precision: float) -> Search | None:
+    if search is None:
+        return None
+    step = max(search.step, 1 + precision)
+    return search.model_copy(update={"precision": max(search.precision, precision), "step": step})
+
+
+def _study(label: str, trials: int) -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("choices need Optuna: pip install 'vllm-omni-sched[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=_seed(label), n_startup_trials=max(8, trials // 3))
+    return optuna.create_study(direction="maximize", sampler=sampler)
+
+
+def _seed(label: str) -> int:
+    """The same in every process, unlike `hash`."""
+    return crc32(label.encode())
