@@ -59,6 +59,7 @@ __all__ = [
 
 
 QUIET_TURNS = 20  # in which a payload that lies there would have been taken
+SETTLE_SECONDS = 60.0
 
 
 class _Turns:
@@ -172,8 +173,9 @@ class Rig:
 
     async def settle(self) -> None:
         """Turn until nothing moves any more; a start of a replica that is held back may go on."""
-        quiet = 0
-        for _ in range(400):
+        # Threads take part, so turns alone would bound nothing on a busy machine.
+        quiet, until = 0, time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < until:
             before = dict(self.edges.lying)
             await self.turn()
             held_back = 0 if self.runtime.go.is_set() else self.runtime.starting
@@ -183,6 +185,7 @@ class Rig:
             quiet = quiet + 1 if len(self.omni._spawned) <= held_back + late and self.edges.lying == before else 0
             if quiet > QUIET_TURNS:
                 return
+            await asyncio.sleep(0)
         raise AssertionError(f"it does not come to rest: {self.omni._spawned}")
 
     async def tick(self, seconds: float) -> None:

@@ -60,7 +60,7 @@ def test_auto_is_rdma_where_there_is_a_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (ModuleNotFoundError("No module named 'mooncake'"), r"vllm-omni-sched\[mooncake\]"),
+        (ModuleNotFoundError("No module named 'mooncake'"), "`pip install mooncake-transfer-engine`"),
         (ImportError("libibverbs.so.1: cannot open shared object file"), "libibverbs1 libnuma1 libcurl4"),
     ],
 )
