@@ -68,7 +68,7 @@ def step_cost(results: Sequence[Result]) -> str:
 
 
 def step_cost_summary(results: Sequence[Result]) -> str:
-    """Stock and ours on the newest version that both were measured on, at the largest n of each scenario.
+    """Stock and ours of the latest run on the newest version that both were measured on, at each scenario's largest n.
 
     A scenario has a line for each model runner where they differ by more than a tenth, else one for both.
     """
@@ -81,7 +81,7 @@ def step_cost_summary(results: Sequence[Result]) -> str:
     if not both:
         return NOTHING
     version = max(both, key=_numbers)
-    for result in results:
+    for result in sorted(results, key=lambda result: str(result["provenance"]["date"]), reverse=True):
         rows = []
         for scenario, title in SCENARIOS.items():
             cells = [c for c in result["results"] if c["scenario"] == scenario and c["version"] == version]
