@@ -42,7 +42,7 @@ def source(body: Mapping[str, Any]) -> str:
 
 
 def searched(body: Mapping[str, Any], less: bool = False) -> str:
-    """What was searched for, of each system in a column, and by what ours is better than stock and split.
+    """Show what was searched for, of each system in a column, and by what ours is better than stock and split.
 
     Args:
         less: the smaller one is the better one.
@@ -77,7 +77,7 @@ def chosen(body: Mapping[str, Any]) -> str:
 
 
 def bounds(body: Mapping[str, Any]) -> str:
-    """What the operations of a request allow a node to serve, beside what systems do: no scheduler can do more.
+    """Show what the operations of a request allow a node to serve, beside what systems do: no scheduler can do more.
 
     A request's operations are those of its encode, of its prompt, and of its answer, at the efficiencies of the costs;
     waiting, memory and links cost nothing here. The bound is the largest over all ways to split the node.
@@ -103,7 +103,7 @@ def bounds(body: Mapping[str, Any]) -> str:
 
 
 def utilisation(body: Mapping[str, Any]) -> str:
-    """How busy each stage was, of each system in a column: mean over seeds of the part of the time."""
+    """Show how busy each stage was, of each system in a column: mean over seeds of the part of the time."""
     rows = []
     for case, found in _cases(body).items():
         rows.append([case, *(_busy(found[system]) if system in found else "" for system in _systems(body))])
@@ -192,7 +192,7 @@ def _bounds(file: str) -> dict[str, float]:
 
 
 def _operations_bound(scenario: Scenario) -> float:
-    """What all devices of a node can do of the operations of such requests, however they are shared out."""
+    """Return what all devices of a node can do of the operations of such requests, however they are shared out."""
     stage = next(one for one in scenario.stages if isinstance(one, EngineStage))
     costs = engine_costs(stage.name, scenario.cluster.device, stage.model, None, stage.devices, Efficiency())
     stream = base.requests(registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}), scenario.seed)

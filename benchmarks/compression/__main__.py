@@ -87,7 +87,7 @@ def connected(port: int) -> socket.socket:
 
 
 def codec(kind: str, payload: Any) -> dict[str, Any]:
-    """What the codec that shrinks most does alone, and the link speeds from which on it does not pay any more.
+    """Measure the codec that shrinks most, and the link speeds from which on it does not pay any more.
 
     *Serial* is one message at a time: encode, send, decode. *Pipelined* is many: the slowest of the three counts.
     """

@@ -136,7 +136,7 @@ def compared(
 
 
 def statement(low: float, high: float) -> str:
-    """What an interval of the ratio to stock allows one to say."""
+    """Return the statement that an interval of the ratio to stock allows."""
     bound = max(abs(low - 1), abs(high - 1))
     if low > 1 or high < 1:
         return f"differs from stock: {low - 1:+.1%} to {high - 1:+.1%}"

@@ -24,7 +24,7 @@ USERS = 100
 
 
 class Pool:
-    """What a stage's policies ask vLLM-Omni's pool: all of its replicas are there, and nothing is bound."""
+    """Answer what policies ask of vLLM-Omni's pool: all of its replicas are there, and nothing is bound."""
 
     stage_id, at_once = 0, AT_ONCE
 

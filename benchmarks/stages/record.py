@@ -28,7 +28,7 @@ def entry(
     unit: str = "seconds",
     bar: Bar | None = None,
 ) -> dict[str, Any]:
-    """One measure over the rounds; the ratio is the median of the ratios round by round, with their quartiles."""
+    """Summarise a measure over the rounds; its ratio is the median of those round by round, with quartiles."""
     found: dict[str, Any] = {"task": task, "measure": measure, "unit": unit, "ours": Summary.of(ours).as_dict()}
     if stock is not None:
         found["stock"] = Summary.of(stock).as_dict()

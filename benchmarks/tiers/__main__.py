@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, float]:
-    """One burst and all of it got, at the receiver's pace, in this process. Seconds, messages and bytes."""
+    """Send one burst and get all of it, at the receiver's pace, in this process. Seconds, messages and bytes."""
     nbytes, held = int(options.message_mib * MIB), int(options.arena_mib * MIB)
     count, payload = int(options.burst * held / nbytes), np.random.default_rng(turn).random((1, nbytes // 8))
     puts, refused = list[float](), set[int]()

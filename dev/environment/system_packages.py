@@ -26,7 +26,7 @@ class SystemPackageError(Exception):
 
 @dataclass(frozen=True)
 class SystemPackage:
-    """One Debian package that the tests need.
+    """Describe a Debian package that the tests need.
 
     ``provided``: whether the system or the environment in the given folder provides it already.
     """
