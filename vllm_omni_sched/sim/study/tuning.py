@@ -7,6 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.sim.study.options import Search, Tune
 from vllm_omni_sched.sim.study.plan import Point
 
@@ -159,7 +160,7 @@ def _study(label: str, trials: int) -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("choices need Optuna: pip install 'vllm-omni-sched[tune]'") from None
+        raise ConfigError(f"choices need Optuna: {how_to_install('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=_seed(label), n_startup_trials=max(8, trials // 3))
     return optuna.create_study(direction="maximize", sampler=sampler)
