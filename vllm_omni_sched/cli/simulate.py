@@ -30,7 +30,11 @@ def simulate(
     scenario: Annotated[Path, typer.Argument(help="A scenario, as TOML.", show_default=False)],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="In place of the file's, as stages.llm.replicas=4."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="In place of the file's, in every variant and case, as stages.llm.replicas=4.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.", show_default=False)] = None,
     out: Annotated[

@@ -1,7 +1,7 @@
 """Values that take the place of those in the file, by dotted keys."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
@@ -36,6 +36,24 @@ def _flatten(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all values by dotted keys; of equal keys the last one, at its later place.
+
+    `apply` goes by that order, so a later ``stages.llm.replicas`` changes a list ``stages`` that was set before it.
+    """
+    found: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            found.pop(key, None)
+            found[key] = value
+    return found
+
+
+def within(key: str, given: Iterable[str]) -> bool:
+    """Whether a dotted key is one of those, or a part of one of them: `stages.llm.replicas` is within `stages`."""
+    return any(key == one or key.startswith(f"{one}.") for one in given)
 
 
 def apply(raw: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:

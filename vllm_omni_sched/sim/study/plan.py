@@ -1,6 +1,6 @@
 """The points of a study, each checked before any runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.scenario import Known, Scenario, Source, flatten, read_source
 from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS
-from vllm_omni_sched.sim.scenario.overrides import apply
+from vllm_omni_sched.sim.scenario.overrides import apply, merged, within
 from vllm_omni_sched.sim.scenario.telling import tell
 from vllm_omni_sched.sim.study.options import Search, StudyOptions, Tune
 
@@ -22,6 +22,7 @@ class Point:
 
     ``overrides``: what makes it, of the source; ``values``: of the swept keys. ``choices``: by name, the values to
     choose from: of a dotted key, or tables of several. ``start``: where `max_rate` begins, in place of the study's.
+    ``given``: values of the call, which no choice and no swept key replaces.
     """
 
     variant: str
@@ -31,6 +32,7 @@ class Point:
     source: Source
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     start: float | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -51,9 +53,9 @@ class Point:
     def chosen(self, options: Mapping[str, Any], seed: int | None = None, start: float | None = None) -> "Point":
         """The point with a value of each of its choices.
 
-        Swept keys keep their values whatever was chosen.
+        Swept keys, and those of the call, keep their values whatever was chosen.
         """
-        overrides = {**self.overrides, **settings(options), **self.values}
+        overrides = merged(self.overrides, settings(options), self.values, self.given)
         if seed is not None:
             overrides["seed"] = seed
         return replace(
@@ -71,7 +73,7 @@ class Point:
         Raises:
             ConfigError: it cannot be.
         """
-        return self.source.scenario({**self.overrides, **flatten(overrides or {})}, self.without_seed)
+        return self.source.scenario(merged(self.overrides, flatten(overrides or {})), self.without_seed)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
     """All that a TOML file asks for; a file that says nothing of a study asks for one run.
 
     Args:
-        overrides: values by dotted keys for all points, also of the study: ``{"search.precision": 0.1}``.
+        overrides: values by dotted keys for all points, also of the study: ``{"search.precision": 0.1}``. They replace
+            what a variant, a case, the sweep or a choice says of the same key; only what a search turns, and what
+            `[tune]` says of its trials, replaces them.
         known: names that may be used; default: what this package has.
 
     Raises:
@@ -130,15 +134,42 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
 
 
 def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
-    keys = options.sweep
+    keys = {key: [common[key]] if key in common else values for key, values in options.sweep.items()}
+    given = {key: value for key, value in common.items() if key != "seed"}  # which each point has of its own
+    for name, own in options.ablation.mechanisms.items() if options.ablation is not None else ():
+        if common and all(within(key, common) for key in flatten(own)):
+            raise ConfigError(
+                f"{source.where}: mechanism {name!r} of the ablation would change nothing, because "
+                f"{', '.join(flatten(own))} has one value for all variants: leave it out of --set"
+            )
     for variant in options.all_variants():
+        choices = _still_to_choose(variant.choices, common)
         for values in product(*keys.values()):
             swept = dict(zip(keys, values, strict=True))
-            overrides = {**common, **flatten(variant.set), **swept}
-            choices = {name: tuple(values) for name, values in variant.choices.items()}
-            first = Point(variant.name, swept, 0, overrides, source, choices).first_choice.scenario().seed
+            overrides = merged(flatten(variant.set), swept, common)
+            point = Point(variant.name, swept, 0, overrides, source, choices, given=given)
+            first = point.first_choice.scenario().seed
             for seed in range(first, first + options.repeats):
-                yield Point(variant.name, swept, seed, {**overrides, "seed": seed}, source, choices)
+                yield replace(point, seed=seed, overrides={**overrides, "seed": seed})
+
+
+def _still_to_choose(choices: Mapping[str, Sequence[Any]], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return what is left of choices where some keys are given: values that differ in these alone are one."""
+    left: dict[str, tuple[Any, ...]] = {}
+    for name, values in choices.items():
+        if not any(isinstance(value, Mapping) for value in values):
+            if not within(name, given):
+                left[name] = tuple(values)
+            continue
+        others: list[Any] = []
+        for value in values:
+            if isinstance(value, Mapping):
+                value = {key: one for key, one in flatten(value).items() if not within(key, given)}
+            if value not in others:
+                others.append(value)
+        if others != [{}]:
+            left[name] = tuple(others)
+    return left
 
 
 def _check(point: Point, search: Search | None) -> None:

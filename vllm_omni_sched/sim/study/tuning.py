@@ -8,6 +8,7 @@ from zlib import crc32
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.sim.scenario.overrides import merged
 from vllm_omni_sched.sim.study.options import Search, Tune
 from vllm_omni_sched.sim.study.plan import Point
 
@@ -136,8 +137,8 @@ def _below(point: Point, rate: float, search: Search | None, score: Score) -> fl
 
 
 def _with(point: Point, more: Mapping[str, Any]) -> Point:
-    """With the values of trials, which no choice and no sweep takes back."""
-    return replace(point, overrides={**point.overrides, **more})
+    """With the values of trials, which no choice, no sweep and no value of the call replaces."""
+    return replace(point, overrides=merged(point.overrides, more))
 
 
 def _rises(search: Search | None) -> bool:

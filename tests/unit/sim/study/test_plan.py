@@ -60,7 +60,9 @@ def test_an_ablation_is_none_all_each_alone_and_all_but_each(tmp_path: Path) -> 
 lane = { "policy.encode_ahead" = true }
 order = { "policy.waiting_order" = "sla" }
 """
-    found = study(tmp_path, text, **{"policy.encode_ahead": False})
+    path = tmp_path / "one.toml"
+    path.write_text(GOOD.replace("encode_ahead = true", "encode_ahead = false") + text)
+    found = load_study(path, known=KNOWN)
     by_name = {point.variant: point.scenario().policy for point in found.points}
     assert {name: (one.encode_ahead, one.waiting_order.value) for name, one in by_name.items()} == {
         "none": (False, "arrival"),
@@ -78,6 +80,62 @@ def test_overrides_reach_all_points_and_the_study(tmp_path: Path) -> None:
     assert {point.scenario().slo.ttft_seconds for point in found.points} == {9.0}
     assert found.search is not None
     assert found.search.precision == 0.2
+
+
+CASES = """
+[[variants]]
+name = "tuned"
+set = { "policy.encode_ahead" = false }
+[variants.choices]
+"stages.llm.max_num_seqs" = [8, 16]
+order = [
+  { "policy.waiting_order" = "sla", "policy.pieces" = true },
+  { "policy.waiting_order" = "arrival", "policy.pieces" = true },
+]
+[[cases]]
+name = "busy"
+set = { "workload.rate" = 9.0 }
+[cases.variants.tuned]
+choices.layout = [
+  { stages = [{ name = "llm", kind = "engine", model = "qwen2.5-vl-7b", replicas = 2, max_num_batched_tokens = 512 }] },
+  { stages = [{ name = "llm", kind = "engine", model = "qwen2.5-vl-7b", replicas = 3, max_num_batched_tokens = 512 }] },
+]
+"""
+
+
+def test_a_value_of_the_call_replaces_that_of_variants_cases_and_the_sweep(tmp_path: Path) -> None:
+    sweep = '[sweep]\n"slo.ttft_seconds" = [1, 2]\n'
+    given = {"workload.rate": 3.0, "policy.encode_ahead": True, "slo.ttft_seconds": 5.0, "seed": 9}
+    (point,) = study(tmp_path, CASES + sweep, **given).points
+    made = point.first_choice.scenario()
+    assert (made.workload.rate, made.policy.encode_ahead, made.slo.ttft_seconds, made.seed) == (3.0, True, 5.0, 9)
+    assert point.values == {"slo.ttft_seconds": 5.0}
+    assert point.scenario({"workload.rate": 7.0}).workload.rate == 7.0  # what a search turns
+
+
+def test_a_value_of_the_call_is_no_choice_any_more(tmp_path: Path) -> None:
+    given = {"stages.llm.max_num_seqs": 4, "policy.waiting_order": "sla", "stages.llm.max_num_batched_tokens": 1024}
+    (point,) = study(tmp_path, CASES, **given).points
+    assert {name: len(values) for name, values in point.choices.items()} == {"layout": 2, "order": 1}
+    for layout, replicas in zip(point.choices["layout"], (2, 3), strict=True):
+        made = point.chosen({"layout": layout, "order": point.choices["order"][0]}, seed=1_000_000).scenario()
+        llm = made.stage("llm")
+        assert (llm.replicas, llm.max_num_seqs, llm.max_num_batched_tokens) == (replicas, 4, 1024)
+        assert (made.policy.waiting_order.value, made.policy.pieces, made.seed) == ("sla", True, 1_000_000)
+
+
+def test_a_study_with_nothing_left_to_choose_is_not_tuned(tmp_path: Path) -> None:
+    given = {"stages.llm.replicas": 1, "stages.llm.max_num_seqs": 4, "policy.waiting_order": "sla"}
+    (point,) = study(tmp_path, CASES, **given, **{"policy.pieces": False}).points
+    assert list(point.choices) == ["layout"]
+    (point,) = study(tmp_path, VARIANTS.replace("set =", "choices.a = [{ seed = 3 }]\nset ="), seed=4).points[:1]
+    assert not point.choices
+
+
+def test_a_mechanism_whose_value_is_given_is_refused(tmp_path: Path) -> None:
+    text = '[ablation.mechanisms]\nlane = { "policy.encode_ahead" = true }\n'
+    with pytest.raises(ConfigError, match="mechanism 'lane' of the ablation would change nothing, because policy"):
+        study(tmp_path, text, **{"policy.encode_ahead": False})
 
 
 @pytest.mark.parametrize(
