@@ -167,8 +167,10 @@ def _point(
     records = [one for one in records if one["values"]["workload.concurrency"] == wanted]
     if what.startswith("TTFT"):
         return [one["summary"]["ttft_seconds"]["p50"] for one in records]
-    rates = [one["summary"]["requests_per_second"] for one in records]
-    return rates if what.startswith("queries") else [rate / _bounds("paper-points.toml")[case] for rate in rates]
+    if what.startswith("queries"):
+        return [one["summary"]["requests_per_second"] for one in records]
+    parts = [one["summary"].get("operations") for one in records]
+    return [] if None in parts else parts
 
 
 # ---- bounds

@@ -105,7 +105,7 @@ def test_no_system_is_far_above_the_bound() -> None:
 
 def test_points_are_marked_by_their_gain() -> None:
     def at(system, requests, ttft, load):
-        summary = {"requests_per_second": requests, "ttft_seconds": {"p50": ttft}}
+        summary = {"requests_per_second": requests, "ttft_seconds": {"p50": ttft}, "operations": requests / 8}
         values = {"workload.concurrency": load}
         return {"variant": f"MMVU's clips: {system}", "values": values, "seed": 1, "summary": summary}
 
@@ -117,8 +117,25 @@ def test_points_are_marked_by_their_gain() -> None:
         ttft == "| MMVU's clips: TTFT at 30 requests at a time, P50, s | 1.8 → 0.9, 2.0x | 2 → 1, 2.0x | reproduced |"
     )
     assert queries.endswith("| 12 → 52, 4.3x | 2 → 4, 2.0x | *not reproduced* |")
-    bound = paper_tables._bounds("paper-points.toml")["MMVU's clips"]
-    assert busy.endswith(f"| 38 % → 78 %, 2.1x | {200 / bound:.3g} % → {400 / bound:.3g} %, 2.0x | reproduced |")
+    assert busy.endswith("| 38 % → 78 %, 2.1x | 25 % → 50 %, 2.0x | reproduced |")
+
+
+def test_operations_that_were_not_counted_have_no_row() -> None:
+    def at(system):
+        summary = {"requests_per_second": 1.0, "ttft_seconds": {"p50": 1.0}}
+        values = {"workload.concurrency": 30}
+        return {"variant": f"MMVU's clips: {system}", "values": values, "seed": 1, "summary": summary}
+
+    text = paper_tables.points(body(at("decoding on cores, encoders apart"), at("ours")), None)
+    assert len(lines(text)) == 3
+    assert "GPUs" not in text
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-points", "paper-concurrency", "paper-decoding", "paper-throughput"])
+def test_no_share_of_a_result_is_above_all(name) -> None:
+    for one in (paper_tables.study(name) or {"results": []})["results"]:
+        parts = [part for stage in one["summary"]["utilisation"].values() for part in stage.values()]
+        assert max((*parts, one["summary"].get("operations") or 0.0)) <= 1 + 1e-9, (one["variant"], one["values"])
 
 
 def test_the_headline_names_the_extremes() -> None:

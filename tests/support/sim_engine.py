@@ -38,6 +38,9 @@ class PlainCosts:
     ) -> float:
         return (self.base + self.decode * decodes + self.prefill * prefill_tokens) / share
 
+    def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
+        return self.decode * decodes + self.prefill * prefill_tokens
+
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         return self.embed * embeds / share
 

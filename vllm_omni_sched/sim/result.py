@@ -54,7 +54,8 @@ class Result:
     how often a policy gave which reason. ``sources``: who says what work costs, by stage. ``seconds``: simulated in
     all. ``measured_seconds``: over which the measured requests arrived. ``availability``: of the stages in which
     replicas died, the part of its replicas' time in which they could work (``serving``), and the seconds in which none
-    could (``seconds_without_any``), after the warm-up.
+    could (``seconds_without_any``), after the warm-up. ``operations``: of what the accelerators could compute while
+    requests came, from the end of the warm-up on, the part that they did; None where costs do not know it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Result:
     class_gaps: Mapping[str, Histogram] = field(default_factory=dict)
     timeline: Sequence[Sample] = ()
     availability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    operations: float | None = None
 
     def within(self, records: Iterable[Record] | None = None) -> int:
         """Requests that met what was promised to their class."""
@@ -113,6 +115,7 @@ class Result:
             "requests_per_second": len(done) / self.measured_seconds,
             "tokens_per_second": sum(record.output_tokens for record in done) / self.measured_seconds,
             "utilisation": {stage: self._utilisation(stage) for stage in self.held_seconds},
+            "operations": self.operations,
             "gpu_hours": hours,
             "gpu_hours_per_1000_requests": hours / len(done) * 1000 if done and hours else None,
             "simulated_seconds": self.seconds,

@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.measure import Record
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.pools.autoscale import Ahead
 from vllm_omni_sched.sim.result import Progress, Result, Sample
-from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario import EncoderStage, Scenario
 from vllm_omni_sched.sim.server import busy_in_all
 
 _EVENTS = 20_000  # between two words of progress
@@ -60,6 +60,8 @@ class _Run:
         self._at_start: dict[str, dict[str, float]] = {}
         self._held_at_start: dict[str, float] = {}
         self._served_at_start: dict[str, tuple[float, float]] = {}
+        self._operations_at_start: tuple[float, float] | None = None  # with the seconds of accelerators, as below
+        self._operations: tuple[float, float] | None = None  # at the last look while requests come
         self._changes_at_start: Counter[str] = Counter()
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
@@ -91,6 +93,7 @@ class _Run:
             self._at_start[pool.spec.name] = pool.busy_seconds()
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
             self._served_at_start[pool.spec.name] = pool.serving_seconds, pool.empty_seconds
+        self._operations_at_start = self._computed()
         self._changes_at_start = self._changes()
         self._cluster.itl.clear()  # engines have caught up with the time
 
@@ -100,6 +103,8 @@ class _Run:
             self._timeline.append(self._look())
             # once no more requests come, the rest may take many times as long
             late = now >= self._scenario.duration_seconds
+            if not late:
+                self._operations = self._computed()
             self._next_sample = now + (_SPARSER * (now - self._scenario.duration_seconds) if late else 0.0)
         if active:
             self._sim.after(self._every, self._sample)
@@ -115,6 +120,26 @@ class _Run:
             utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
             self._busy_before[name], self._held_before[name] = busy, held
         return Sample(self._sim.now, queued, replicas, utilisation, serving)
+
+    def _computed(self) -> tuple[float, float] | None:
+        """Accelerator seconds so far that operations would have taken with nothing to wait for, and those held."""
+        done = held = 0.0
+        for pool, stage in zip(self._pools, self._scenario.stages, strict=True):
+            held += pool.replica_seconds() * stage.devices_each
+            if isinstance(stage, EncoderStage):
+                done += pool.busy_seconds()["encode"] * stage.devices_each
+        for stage, engine in self._cluster.engines_by_stage():
+            seconds = engine.operations_seconds()
+            if seconds is None:
+                return None
+            done += seconds * stage.devices_each
+        return done, held
+
+    def _operations_part(self) -> float | None:
+        if self._operations is None or self._operations_at_start is None:
+            return None
+        held = self._operations[1] - self._operations_at_start[1]
+        return (self._operations[0] - self._operations_at_start[0]) / held if held > 0 else None
 
     def _check(self) -> None:
         """Every request that came has left once, or is here.
@@ -196,4 +221,5 @@ class _Run:
             classes=scenario.classes,
             timeline=self._timeline,
             availability=self._availability(),
+            operations=self._operations_part(),
         )

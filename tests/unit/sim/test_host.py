@@ -140,6 +140,7 @@ def test_a_lonely_request_takes_what_its_stages_take_one_after_the_other(tmp_pat
     thinks = FRONT + 3 * STEP + TOLD
     says = FRONT + 6 * 1.0 + TOLD  # two tokens for each, and its prompt is computed with the first
     assert record.end - record.arrival == pytest.approx(thinks + 0.5 + says)
+    assert result.summary()["operations"] is None  # a calibration has times, and not what they go to
     # of the talker's tokens no client sees the gaps
     assert (result.gaps.count, result.gaps.quantile(1.0)) == (2.0, pytest.approx(STEP, rel=0.01))
 

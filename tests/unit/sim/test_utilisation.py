@@ -63,6 +63,29 @@ def test_nothing_is_busy_for_longer_than_it_is_there(case: str, tmp_path: Path) 
     assert max(seen) > 0.2
     assert min(seen) >= -1e-12
     assert max(seen) <= 1 + 1e-12
+    assert result.operations is not None
+    assert 0 <= result.operations <= 1
+    if case.startswith("overloaded"):
+        assert result.operations > 0.3
+
+
+@pytest.mark.parametrize("watched", [True, False])  # steps one by one, or several at once
+def test_operations_are_those_of_the_steps_that_passed(watched: bool) -> None:
+    run = Run(PlainCosts(base=0.5, decode=0.25, prefill=0.025, embed=0.01), watched=watched)
+    seen = []
+    # 0.5 + 2.5 s for the prompt, 1 s for the item, then 8 steps of 0.75 s of which 0.25 s are operations
+    for at in (2.0, 4.0, 4.375, 7.0):
+        run.sim.at(at, lambda _: seen.append(run.engine.operations_seconds()))
+    run.serve([Request(0, 0.0, 0, 9, (Item("image", 100, 1),))])
+    assert seen == pytest.approx([3.5 / 2, 3.5, 3.5 + 0.125, 3.5 + 1.0])
+    assert run.engine.operations_seconds() == pytest.approx(3.5 + 8 * 0.25)
+
+
+def test_operations_of_the_lane_are_those_at_full_width() -> None:
+    run = Run(PlainCosts(base=0.1, embed=0.01), encode_ahead=True)
+    items = tuple(Item("image", 100, content) for content in range(3))
+    run.serve([Request(0, 0.0, 10, 20), Request(1, 0.05, 10, 1, items)])
+    assert run.engine.operations_seconds() == pytest.approx(3.0)
 
 
 def test_of_a_step_that_runs_only_what_has_passed_is_counted() -> None:

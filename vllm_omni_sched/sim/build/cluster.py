@@ -219,6 +219,12 @@ class Cluster:
         bounds = Bounds(options.minimum, options.maximum, options.capacity)
         return Ahead(self.pipeline, {at: bounds}, forecast, plan)
 
+    def engines_by_stage(self) -> Iterator[tuple[EngineStage, EngineServer]]:
+        """All engines that there were, each with its stage."""
+        for engines in self.engines:
+            for server in engines.made:
+                yield engines.stage, server
+
     def engine_servers(self) -> Iterator[EngineServer]:
         """All engines that there were."""
         for engines in self.engines:

@@ -61,7 +61,8 @@ def largest_item(stage: EngineStage, kv_tokens: int) -> int:
 class Engines:
     """Replicas of an engine; each has policies of its own.
 
-    ``made``: all that were made, with those that died. ``spoke``: called with each job that has its first token.
+    ``made``: all that were made for ``stage``, with those that died. ``spoke``: called with each job that has its first
+    token.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Engines:
         host: Host | None = None,
     ) -> None:
         self._host = host
+        self.stage = stage
         self._sim, self._scenario, self._costs, self._itl, self._watch = sim, scenario, costs, itl, watch
         self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
         self._config = scenario.policy.model_copy(update={"encode_ahead": scenario.encoder_of(stage) == "lane"})

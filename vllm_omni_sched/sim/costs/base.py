@@ -41,6 +41,12 @@ class EngineCosts(Protocol):
         ``prefill_tokens`` of prompts are computed, with ``prefill_pairs`` pairs of a query and a key. More tokens to
         read take no less."""
 
+    def operations_seconds(
+        self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float
+    ) -> float | None:
+        """What the operations of steps take where nothing else does, of arguments added up over any number of them;
+        None where that is not known."""
+
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         """So many items are encoded together, ``embeds`` embeddings in all."""
 

@@ -52,6 +52,9 @@ class MeasuredCosts:
             + (self._prompts if prefill_tokens else 0.0)
         ) / share
 
+    def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> None:
+        """Not known: a calibration has times, and not what they go to."""
+
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         """So many items are encoded together, in a step.
 

@@ -83,6 +83,11 @@ class RooflineCosts:
                 memory *= self._saturating / share
         return (compute if compute > memory else memory) + self._step + self._token_link * tokens
 
+    def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
+        """Rule 1, of all devices together."""
+        tokens = decodes + prefill_tokens
+        return self._token * tokens + self._head * decodes + self._pair * (prefill_pairs + context_tokens)
+
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         """So many items of one length are encoded together.
 

@@ -57,6 +57,7 @@ class Ahead:
         self._anybody = (DecodeLoad("all", 1, policies.itl_target_seconds),)
         self.placements: dict[tuple[Where, WhereReason], int] = {}  # groups of items that went there for that reason
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
+        self.encoded_seconds = 0.0  # that what the lane has encoded takes at full width
 
     def _seconds(self, modality: str, embeds: int) -> float:
         # with processors of its own it has them whatever its share is of those that steps leave
@@ -123,6 +124,7 @@ class Ahead:
         modality, embeds, waiting = self._wanted.pop(content, ("", 0, set()))
         if modality:
             self._policies.costs.encoded(modality, embeds, seconds)
+            self.encoded_seconds += self._costs.encode_seconds(modality, embeds)
         self.ledger.ready(content, ticket)
         self.send()
         self._back([self.held.pop(name) for name in sorted(waiting, key=int) if name in self.held])

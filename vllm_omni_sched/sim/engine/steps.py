@@ -51,10 +51,14 @@ class Steps(FrontEnd):
         "_leap",
         "_leaps",
         "_llm_seconds",
+        "_made",
         "_may_be_plain",
         "_measures",
         "_plain",
         "_policies",
+        "_prompt_pairs",
+        "_prompt_tokens",
+        "_read",
         "_rest",
         "_run",
         "_step_encode",
@@ -105,6 +109,9 @@ class Steps(FrontEnd):
         self._lane_before = 0.0  # what the lane had worked when the engine became idle
         # of the step that runs: when it ends, and its seconds of each kind of work, which come last in it
         self._step_ends = self._step_llm = self._step_encode = 0.0
+        # of all steps that began: tokens that were decoded, KV entries they read, and what was computed of prompts
+        self._made = self._read = self._prompt_tokens = 0
+        self._prompt_pairs = 0.0
         self._measures = policies.measures
         self._may_be_plain = watcher is None and not self._lane_shares
         self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # whose every step draws
@@ -126,6 +133,22 @@ class Steps(FrontEnd):
             alone = 0.0 if self._stepping else worked - self._lane_before
             busy |= {"lane_alone": self._lane_seconds + alone, "lane": worked}
         return busy
+
+    def operations_seconds(self) -> float | None:
+        """Return the seconds that all operations so far take where nothing else does.
+
+        Of steps and their encodes up to now, and of the lane's items that are done. None where costs do not know it.
+        """
+        encode = self.busy_seconds()["encode"]
+        of = self._costs.operations_seconds
+        llm = of(self._made, self._read, self._prompt_tokens, self._prompt_pairs)
+        if llm is None:
+            return None
+        if left := self._to_come()[0]:
+            decodes, prompts = self.decodes, self.prompts
+            step = of(decodes.number, decodes.context, prompts.tokens, prompts.pairs)
+            llm -= (step or 0.0) * left / self._step_llm
+        return llm + encode + (self.ahead.encoded_seconds if self.ahead is not None else 0.0)
 
     def _to_come(self) -> tuple[float, float]:
         """Seconds of the step that runs that have not passed, of the LLM and of encoding."""
@@ -179,6 +202,10 @@ class Steps(FrontEnd):
         if self.ahead is not None and self.ahead.lane.working:
             seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
         self._llm_seconds += seconds
+        self._made += decoding
+        self._read += decodes.context
+        self._prompt_tokens += tokens
+        self._prompt_pairs += prompts.pairs
         self._step_llm, self._step_encode = seconds, encode
         if encode:
             self._encode_seconds += encode
@@ -248,6 +275,8 @@ class Steps(FrontEnd):
             return False
         seconds = self._step_seconds(decoding, context, 0, 0.0)
         self._llm_seconds += seconds
+        self._made += decoding
+        self._read += context
         if self._leaps and (steps := decodes.sure_steps) > _NEAR:
             leap = self._leap = Leap(self._sim, seconds, min(steps, (self._kv_tokens - context) // decoding))
             self._sim.at(leap.bound(), self._land, leap)
@@ -283,7 +312,7 @@ class Steps(FrontEnd):
             return
         number, context = self.decodes.number, self.decodes.context
         end, last, seconds, left = leap.end, self._last_end, leap.seconds, leap.left
-        step_seconds, llm_seconds = self._step_seconds, self._llm_seconds
+        step_seconds, llm_seconds, read = self._step_seconds, self._llm_seconds, self._read
         gaps, ends = [], []
         while end < now and left:
             gaps.append(end - last)
@@ -291,13 +320,15 @@ class Steps(FrontEnd):
             context += number
             seconds = step_seconds(number, context, 0, 0.0)
             llm_seconds += seconds
+            read += context
             last, end, left = end, end + seconds, left - 1
         self._sim.events += len(gaps)
         self._itl.add_all(gaps, number)
         if self._measures:
             self._view.measure_decodes(ends, number)
         self.decodes.pass_steps(gaps)
-        self._last_end, self._llm_seconds = last, llm_seconds
+        self._last_end, self._llm_seconds, self._read = last, llm_seconds, read
+        self._made += len(gaps) * number
         leap.end, leap.seconds, leap.left = end, seconds, left
         self._step_ends, self._step_llm, self._step_encode = end, seconds, 0.0
 
