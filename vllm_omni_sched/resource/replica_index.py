@@ -1,8 +1,9 @@
 """Which replicas of a large stage are idle, and which have room, without a look at all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 
-from vllm_omni_sched.resource.balance import Dice, by_lot
+from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL, Balancer, Dice, ReplicaState, by_lot
 
 
 class ReplicaIndex:
@@ -32,6 +33,12 @@ class ReplicaIndex:
         group.add(replica_id)
         self._groups[replica_id] = group
 
+    def remove(self, replica_id: int) -> None:
+        """A replica is there no more, or gets nothing; nothing happens if it is not known."""
+        group = self._groups.pop(replica_id, None)
+        if group is not None:
+            group.remove(replica_id)
+
     def with_room(self, dice: Dice) -> Iterator[int]:
         """Those that are idle in random order, then the others that have room."""
         yield from self._idle.drawn(dice)
@@ -40,6 +47,33 @@ class ReplicaIndex:
     def full(self, dice: Dice) -> Iterator[int]:
         """Those without room, in random order."""
         return self._full.drawn(dice)
+
+
+def draws(replicas: int, balancer: Balancer) -> bool:
+    """Whether of so many replicas a few are drawn for each request, and not all looked at."""
+    return replicas > LOOK_AT_ALL and balancer.draws
+
+
+def drawn(
+    index: ReplicaIndex, describe: Callable[[int], ReplicaState | None], dice: Dice, even_full: bool = False
+) -> list[ReplicaState]:
+    """Return `CHOICES` replicas with room, idle ones first; where there is none, those that are about to have room.
+
+    Args:
+        index: of the replicas of the stage.
+        describe: a replica as it is now; None for one that is to get nothing, in place of which another is drawn.
+        dice: to draw with.
+        even_full: of those without room also the ones that are not about to have some.
+    """
+    found = list(islice((one for one in _described(index.with_room(dice), describe) if one.room), CHOICES))
+    if found:
+        return found
+    full = islice(_described(index.full(dice), describe), CHOICES)
+    return [one for one in full if one.room or even_full]
+
+
+def _described(replica_ids: Iterator[int], describe: Callable[[int], ReplicaState | None]) -> Iterator[ReplicaState]:
+    return (one for replica_id in replica_ids if (one := describe(replica_id)) is not None)
 
 
 class _Group:

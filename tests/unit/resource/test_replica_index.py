@@ -7,7 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.replica_index import ReplicaIndex
+from vllm_omni_sched.resource.balance import CHOICES, ReplicaState
+from vllm_omni_sched.resource.replica_index import ReplicaIndex, drawn
 
 CHANGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(1, 4)), max_size=60)
 
@@ -21,12 +22,42 @@ def test_idle_ones_come_first_and_each_replica_is_in_one_group(changes: list[tup
     dice = random.Random(seed)
     idle = {one for one, (in_flight, _) in known.items() if not in_flight}
     room = {one for one, (in_flight, limit) in known.items() if 0 < in_flight < limit}
-    drawn = list(index.with_room(dice))
-    assert set(drawn[: len(idle)]) == idle
-    assert set(drawn[len(idle) :]) == room
-    assert len(drawn) == len(idle | room)
+    found = list(index.with_room(dice))
+    assert set(found[: len(idle)]) == idle
+    assert set(found[len(idle) :]) == room
+    assert len(found) == len(idle | room)
     assert sorted(index.full(dice)) == sorted(known.keys() - idle - room)
     assert len(index) == len(known)
+
+
+def test_one_that_is_gone_is_not_drawn() -> None:
+    index = ReplicaIndex()
+    for replica_id in range(3):
+        index.put(replica_id, 0, 1)
+    index.remove(1)
+    index.remove(7)  # never known
+    assert sorted(index.with_room(random.Random(1))) == [0, 2]
+    assert 1 not in index
+
+
+def test_of_those_that_get_nothing_others_are_drawn() -> None:
+    index, looked = ReplicaIndex(), list[int]()
+    for replica_id in range(100):
+        index.put(replica_id, replica_id % 2, 1)
+
+    def describe(replica_id: int) -> ReplicaState | None:
+        looked.append(replica_id)
+        return None if replica_id % 4 == 0 else ReplicaState(replica_id, in_flight=replica_id % 2, limit=1)
+
+    found = drawn(index, describe, random.Random(2))
+    assert [one.replica_id % 4 for one in found] == [2] * CHOICES
+    assert len(looked) < 30
+
+    for replica_id in range(0, 100, 2):
+        index.put(replica_id, 1, 1)
+    full = drawn(index, lambda one: ReplicaState(one, in_flight=1, limit=1), random.Random(2), even_full=True)
+    assert len(full) == CHOICES
+    assert drawn(index, lambda one: ReplicaState(one, in_flight=1, limit=1), random.Random(2)) == []
 
 
 def test_a_few_are_drawn_without_a_look_at_the_others() -> None:
@@ -40,6 +71,6 @@ def test_a_few_are_drawn_without_a_look_at_the_others() -> None:
     index, dice = ReplicaIndex(), Counted(1)
     for replica_id in range(10_000):
         index.put(replica_id, 1, 2)
-    drawn = index.with_room(dice)
-    assert len({next(drawn) for _ in range(4)}) == 4
+    found = index.with_room(dice)
+    assert len({next(found) for _ in range(4)}) == 4
     assert dice.asked == 4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.graph.merging import Joined, Merger, Role
@@ -12,16 +11,8 @@ from vllm_omni_sched.monitor.forecast.plan import PoolState
 from vllm_omni_sched.omni.stages.entrance import AS_THEY_CAME, Entrance, Sights
 from vllm_omni_sched.omni.stages.limits import ReplicaLoad
 from vllm_omni_sched.omni.stages.work import Work
-from vllm_omni_sched.resource.balance import (
-    CHOICES,
-    LOOK_AT_ALL,
-    Balancer,
-    CostBalancer,
-    LeastQueue,
-    ReplicaState,
-    RoundRobin,
-)
-from vllm_omni_sched.resource.replica_index import ReplicaIndex
+from vllm_omni_sched.resource.balance import CHOICES, Balancer, CostBalancer, LeastQueue, ReplicaState, RoundRobin
+from vllm_omni_sched.resource.replica_index import ReplicaIndex, drawn, draws
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_of
 from vllm_omni_sched.resource.topology import Topology
@@ -214,7 +205,7 @@ class StagePolicies:
             return self._entrance.release(pool, replicas, now) if any(one.room for one in replicas) else []
 
         def described(replica_id: int) -> ReplicaState | None:
-            return self._described(pool, replica_id, now) if replica_id not in pool.draining else None
+            return self._staying(pool, replica_id, now)
 
         return self._entrance.release(pool, self._drawn(pool, now), now, described)
 
@@ -262,31 +253,22 @@ class StagePolicies:
 
     def _draws(self, pool: Any) -> bool:
         """Whether a few replicas are drawn, and not all looked at."""
-        return bool(pool.num_replicas > LOOK_AT_ALL and self._gate.balancer.draws)
+        return draws(pool.num_replicas, self._gate.balancer)
 
     def _replicas(self, pool: Any, now: float) -> list[ReplicaState]:
         found = (self._described(pool, replica_id, now) for replica_id in pool.live_replica_ids())
         return [one for one in found if one is not None]
 
     def _drawn(self, pool: Any, now: float, even_full: bool = False) -> list[ReplicaState]:
-        """A few of the replicas with room; where there is none, of those that are about to have, or ``even_full``."""
+        """A few of the replicas, as `drawn` chooses them."""
         for replica_id in range(len(self._index), pool.num_replicas):
             load = self.load(replica_id)
             self._index.put(replica_id, len(load), load.limit.limit)
-        dice = self._shared.dice
-        staying = self._staying(pool, self._index.with_room(dice), now)
-        found = list(islice((one for one in staying if one.room), CHOICES))
-        if not found:
-            full = islice(self._staying(pool, self._index.full(dice), now), CHOICES)
-            found = [one for one in full if one.room or even_full]
-        return found
+        return drawn(self._index, lambda one: self._staying(pool, one, now), self._shared.dice, even_full)
 
-    def _staying(self, pool: Any, replica_ids: Iterator[int], now: float) -> Iterator[ReplicaState]:
-        for replica_id in replica_ids:
-            if replica_id not in pool.draining:
-                one = self._described(pool, replica_id, now)
-                if one is not None:
-                    yield one
+    def _staying(self, pool: Any, replica_id: int, now: float) -> ReplicaState | None:
+        """None for one that leaves, too."""
+        return self._described(pool, replica_id, now) if replica_id not in pool.draining else None
 
     def _described(self, pool: Any, replica_id: int, now: float) -> ReplicaState | None:
         """None for one that is to get nothing."""

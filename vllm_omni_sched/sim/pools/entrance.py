@@ -1,8 +1,9 @@
 """Who waits for a stage: what its gate is told, and what it asks."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from vllm_omni_sched.resource.balance import ReplicaState
+from vllm_omni_sched.resource.balance import CHOICES, ReplicaState
 from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest, GateTerms
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.sim.pools.policies import Policies
@@ -17,14 +18,12 @@ class Entrance(GateTerms):
 
     Args:
         units: of long work that a request is; 0 for short work.
-        replicas: whose caches may have something of a request.
     """
 
-    def __init__(
-        self, shared: Policies, stage: int, gate: StageGate, units: Callable[[Trip], int], replicas: Iterable[int]
-    ) -> None:
+    def __init__(self, shared: Policies, stage: int, gate: StageGate, units: Callable[[Trip], int]) -> None:
         self.waiting: dict[str, Trip] = {}
-        self._shared, self._stage, self._gate, self._units, self._replicas = shared, stage, gate, units, replicas
+        self._shared, self._stage, self._gate, self._units = shared, stage, gate, units
+        self._describe: Callable[[int], ReplicaState | None] | None = None  # while some replicas are drawn
 
     def put(self, trip: Trip, now: float) -> None:
         """A request waits from now on."""
@@ -43,9 +42,23 @@ class Entrance(GateTerms):
         if self.waiting.pop(name, None) is not None:
             self._gate.remove(name)
 
-    def release(self, now: float, replicas: Sequence[ReplicaState]) -> tuple[GatePlan, list[tuple[Trip, int]]]:
-        """What the gate says; and who goes, and to which replica: they wait no more."""
-        plan = self._gate.release(now, replicas, self._shared.dice, self)
+    def release(
+        self,
+        now: float,
+        replicas: Sequence[ReplicaState],
+        describe: Callable[[int], ReplicaState | None] | None = None,
+    ) -> tuple[GatePlan, list[tuple[Trip, int]]]:
+        """What the gate says; and who goes, and to which replica: they wait no more.
+
+        Args:
+            now: in seconds.
+            replicas: those that may get something.
+            describe: another replica, where ``replicas`` were drawn from many. Then only one goes, for the next one
+                others are drawn.
+        """
+        self._describe = describe
+        most = math.inf if describe is None else 1
+        plan = self._gate.release(now, replicas, self._shared.dice, self, most)
         return plan, [(self.waiting.pop(one.request_id), one.replica_id) for one in plan.releases]
 
     def _needed(self, trip: Trip) -> tuple[str, ...]:
@@ -69,7 +82,10 @@ class Entrance(GateTerms):
         book, keys = self._shared.affinity[self._stage], self.waiting[request_id].keys
         if book is None or not keys:
             return {}
-        return {replica: part for replica, part in book.warm(keys, self._replicas).items() if part}
+        return book.warm(keys, book.holders(keys, None if self._describe is None else CHOICES))
+
+    def replica(self, replica_id: int) -> ReplicaState | None:
+        return self._describe(replica_id) if self._describe is not None else None
 
 
 def _path(trip: Trip) -> list[str]:

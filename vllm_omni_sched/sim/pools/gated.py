@@ -6,6 +6,7 @@ from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.balance import ReplicaState
 from vllm_omni_sched.resource.pid import PidBatch
+from vllm_omni_sched.resource.replica_index import ReplicaIndex, drawn, draws
 from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_of
 from vllm_omni_sched.sim.kernel import Simulator
@@ -33,7 +34,9 @@ class GatedPool(Pool):
     3. The order is that of `PathOrder`; without priorities that of coming.
     4. Limits of batches are steered by what requests take until their first output in an autoregressive stage, until
        their end in others.
-    5. Work goes on while anybody wants it: when the one it was begun for leaves, it is its oldest follower's.
+    5. Of many replicas a few are drawn for each request, by the same rules (`replica_index.drawn`): no others are
+       looked at.
+    6. Work goes on while anybody wants it: when the one it was begun for leaves, it is its oldest follower's.
     """
 
     def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make, shared: Policies) -> None:
@@ -54,8 +57,9 @@ class GatedPool(Pool):
         self._parked: dict[str, Trip] = {}  # followers
         self._asked_at = float("inf")  # when the gate is asked next, if nothing happens
         self._releasing = False
+        self._index = ReplicaIndex()  # of those that may get requests
         super().__init__(sim, stage, spec, make, InTurn(), shared.costs)
-        self.entrance = Entrance(shared, stage, self.gate, self._long_units, self.replicas)
+        self.entrance = Entrance(shared, stage, self.gate, self._long_units)
         self.waiting = self.entrance.waiting
 
     def new_load(self) -> Load | None:
@@ -104,10 +108,16 @@ class GatedPool(Pool):
 
     def _release_some(self) -> bool:
         now = self.sim.now
-        states = self._states(now)
+        if draws(len(self.replicas), self.gate.balancer):
+            describe = self._described
+            states = drawn(self._index, describe, self.shared.dice)
+        else:
+            describe = None
+            found = (self._described(each.index) for each in self.live)
+            states = [one for one in found if one is not None and one.room]
         if not states:
             return False
-        plan, released = self.entrance.release(now, states)
+        plan, released = self.entrance.release(now, states, describe)
         if plan.wake_at is not None and plan.wake_at < self._asked_at:
             self._asked_at = max(plan.wake_at, now)
             self.sim.at(self._asked_at, self._asked, self._asked_at)
@@ -120,31 +130,43 @@ class GatedPool(Pool):
             self._asked_at = float("inf")
             self.release()
 
-    def _room(self, load: Load, now: float) -> int:
-        """One more than the limit when a place is about to be free: else it would be empty until the next one comes."""
-        assert load.limit is not None
-        return load.limit.limit + int(self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS)
+    def _described(self, index: int) -> ReplicaState | None:
+        """A replica as the gate sees it; None for one that is to get nothing.
 
-    def _states(self, now: float) -> list[ReplicaState]:
-        """Of the replicas with room: the gate does not look at others."""
-        states = []
-        for one in self.live:
-            load = one.load
-            assert load is not None
-            limit, running = self._room(load, now), len(load)
-            if running < limit:
-                window = load.window
-                states.append(
-                    ReplicaState(
-                        one.index,
-                        load.remaining_seconds(now),
-                        running,
-                        limit,
-                        units=window.running if window is not None else 0,
-                        units_limit=window.units if window is not None else None,
-                    )
-                )
-        return states
+        It should have one more than its limit when a place is about to be free: else that would be empty until the next
+        request comes. Of those that are drawn, each gets one request at most, so only a full one should.
+        """
+        if index not in self._index:
+            return None
+        load, now = self.replicas[index].load, self.sim.now
+        assert load is not None
+        assert load.limit is not None
+        window, running, limit = load.window, len(load), load.limit.limit
+        if running >= limit or not draws(len(self.replicas), self.gate.balancer):
+            limit += int(self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS)
+        return ReplicaState(
+            index,
+            load.remaining_seconds(now),
+            running,
+            limit,
+            units=window.running if window is not None else 0,
+            units_limit=window.units if window is not None else None,
+        )
+
+    def _changed(self, replica: Replica) -> None:
+        """What a replica has, or should have at most, is another number now."""
+        if replica.load is not None and replica.load.limit is not None and replica.index in self._index:
+            self._index.put(replica.index, len(replica.load), replica.load.limit.limit)
+
+    def _serve(self, replica: Replica) -> None:
+        super()._serve(replica)
+        assert replica.load is not None
+        assert replica.load.limit is not None
+        self._index.put(replica.index, len(replica.load), replica.load.limit.limit)
+
+    def _stop_sending(self, replica: Replica) -> None:
+        super()._stop_sending(replica)
+        self._index.remove(replica.index)
 
     def _units(self, trip: Trip) -> int:
         return units_of(self.spec.kind, trip.features[self.stage])
@@ -155,6 +177,7 @@ class GatedPool(Pool):
     def load_begins(self, leg: Leg, load: Load) -> None:
         trip = leg.trip
         load.begin(leg, self.sim.now, self._units(trip))
+        self._changed(self.replicas[leg.replica])
         trip.replicas[self.stage] = leg.replica
         book = self.shared.affinity[self.stage]
         if book is not None and trip.keys:
@@ -166,6 +189,7 @@ class GatedPool(Pool):
             load = self.replicas[job.replica].load
             if self._first_output and load is not None:
                 load.through(job, self.sim.now, self.sim.now - job.submitted)
+                self._changed(self.replicas[job.replica])
             self.release()  # others that wait may have room now
 
     def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
@@ -175,6 +199,7 @@ class GatedPool(Pool):
         elif not leg.spoke:
             load.through(leg, now, max(min(leg.first, now) - leg.submitted, 0.0))
         self.learn(trip, leg, load)
+        self._changed(replica)
         followers = [self._parked.pop(name) for name in self.merger.finish(trip.name)]
         if self.shared.credits is not None:
             self.shared.credits.give_back(trip.name, str(self.stage))
@@ -195,6 +220,8 @@ class GatedPool(Pool):
             return
         self.entrance.remove(trip.name)
         super().withdraw(trip)
+        if leg is not None and leg.stage == self.stage and leg.replica in self.replicas:
+            self._changed(self.replicas[leg.replica])
         if heir is not None:
             self._wait(heir)
         self.release()
@@ -233,6 +260,7 @@ class GatedPool(Pool):
         for replica in self.replicas.values():
             if replica.load is not None and isinstance(replica.load.limit, PidBatch):
                 replica.load.limit.raise_to(limit)
+                self._changed(replica)
         self.release()
 
     @property

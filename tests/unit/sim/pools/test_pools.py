@@ -96,6 +96,53 @@ def test_replicas_that_are_not_drawn_are_not_described():
     assert chosen.load in described
 
 
+def test_a_gate_looks_at_a_few_of_many_replicas_as_in_serving(monkeypatch):
+    looks = []
+    plain = Load.remaining_seconds
+    monkeypatch.setattr(Load, "remaining_seconds", lambda load, now: looks.append(load) or plain(load, now))
+    spec = {"at_once": 1}
+    options = {"graph": {"merging": {"enabled": False}, "affinity": {"enabled": False}}}
+
+    def most_looks(replicas, options, content=None):
+        """At one time, at which one request comes."""
+        looks.clear()
+        counts, come = [], [request(n, at=(n + 1) * 0.05, content=content) for n in range(300)]
+
+        def watch(pipeline):
+            for one in come:
+                pipeline.sim.at(one.arrival - 0.005, lambda _: (counts.append(len(looks)), looks.clear()))
+
+        records, pipeline = run(come, [StageSpec("llm", replicas=replicas, **spec)], options=options, before=watch)
+        assert len(records) == 300
+        assert pipeline.pools[0].present == 0
+        return max(counts[1:])
+
+    assert most_looks(LOOK_AT_ALL, options) > CHOICES
+    assert most_looks(LOOK_AT_ALL + 1, options) <= 2 * CHOICES
+    assert most_looks(400, options) == CHOICES
+    warm = {"graph": {"merging": {"enabled": False}}}
+    assert CHOICES < most_looks(400, warm, content=7) <= 2 * CHOICES
+
+
+def test_of_many_replicas_each_is_found_when_it_has_room():
+    options = {"graph": {"merging": {"enabled": False}, "affinity": {"enabled": False}}}
+    specs = [StageSpec("llm", replicas=50, at_once=1)]
+    records, _ = run([request(n) for n in range(100)], specs, options=options)
+    assert sorted(one.end for one in records.values()) == [1.0] * 50 + [2.0] * 50
+
+
+def test_many_replicas_that_leave_get_nothing():
+    options = {"graph": {"merging": {"enabled": False}, "affinity": {"enabled": False}}}
+    come = [request(n, at=0.5 + 0.1 * n) for n in range(60)]
+
+    def scale(pipeline):
+        pipeline.sim.at(0.1, lambda _: pipeline.scale(pipeline.pools[0], 34))
+
+    records, pipeline = run(come, [StageSpec("llm", replicas=60, at_once=1)], options=options, before=scale)
+    assert [records[n].end for n in range(60)] == pytest.approx([1.5 + 0.1 * n for n in range(60)])
+    assert pipeline.pools[0].held == 34
+
+
 def test_what_is_left_of_a_load_is_by_shares_of_the_time():
     load, trips = Load(), [Trip(request(number), (0,)) for number in range(2)]
     long, short = Leg(trips[0], 0, 4.0), Leg(trips[1], 0, 1.0)
