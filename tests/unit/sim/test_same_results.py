@@ -39,12 +39,12 @@ CASES = {
 DIGESTS = {
     "stock": "66f32f55b9395260",
     "short of KV memory": "a5960ae76df66330",
-    "ours": "45040556d6c47ba7",
-    "ours, short of KV memory": "c8fb430285427359",
-    "on shared processors": "9c73a6a7f5445dd0",
-    "all policies": "052f26eff4236697",
+    "ours": "8992de8a80c87da2",
+    "ours, short of KV memory": "d51388310d01671e",
+    "on shared processors": "9d60332c304d1582",
+    "all policies": "fafe4ecb2ba25094",
     "by cost": "5a6e24d5dd18eb59",
-    "deaths": "5a519b2fef2036a2",
+    "deaths": "6bb90eb7f21ffe40",
 }
 
 

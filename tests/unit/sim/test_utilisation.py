@@ -38,6 +38,7 @@ VIDEOS, PICTURES = "video-clips", "servegen-mm-image"
 CASES = {
     "overloaded": (PICTURES, 16.0, "", "", ""),
     "overloaded, with a lane": (PICTURES, 16.0, AHEAD, "", ""),
+    "overloaded with videos, with a lane": (VIDEOS, 12.0, f"{AHEAD}encode_lane_min_share = 0.5\n", "", ""),
     "videos": (VIDEOS, 2.0, "", "", ""),
     "videos, each by one decoder, with a lane": (VIDEOS, 2.0, AHEAD, "collaborative = false", ""),
     "deaths": (PICTURES, 12.0, DEATHS, "", ""),
@@ -114,3 +115,15 @@ def test_the_lane_is_busy_beside_steps_and_alone() -> None:
     assert busy["lane"] == pytest.approx(3.0)
     assert busy["lane_alone"] == pytest.approx(run.lane_seconds - (2.0 - 0.1), abs=0.2)
     assert busy["encode"] == 0.0
+
+
+@pytest.mark.parametrize("size", [30, 75, 130, 260])
+def test_what_the_lane_takes_the_steps_beside_it_do_not_have(size: int) -> None:
+    """Also where it gets its next item in the middle of a step."""
+    run = Run(PlainCosts(base=1.0, embed=0.01, left=0.5), encode_ahead=True)
+    items = tuple(Item("image", size, content) for content in range(5))
+    run.serve([Request(0, 0.0, 10, 30), Request(1, 0.05, 10, 1, items)])
+    lane = run.engine.busy_seconds()["lane"]
+    assert lane == pytest.approx(5 * size / 100)
+    # half of each of its seconds is missing to the steps, and each makes a token in a second of its own
+    assert sum(seconds for _, seconds, _ in run.steps) == pytest.approx(len(run.steps) + lane / 2)

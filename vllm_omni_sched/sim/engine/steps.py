@@ -199,8 +199,11 @@ class Steps(FrontEnd):
                 self.ahead.lane.slow_last(1.0)  # type: ignore[union-attr]
             return
         seconds = self._step_seconds(decoding, decodes.context, tokens, prompts.pairs)
-        if self.ahead is not None and self.ahead.lane.working:
-            seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
+        if self.ahead is not None:
+            owed = self._view.owed_seconds()
+            if self.ahead.lane.working:
+                seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
+            seconds += owed
         self._llm_seconds += seconds
         self._made += decoding
         self._read += decodes.context

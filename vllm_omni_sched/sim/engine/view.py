@@ -15,7 +15,7 @@ class StepView:
     ``ahead``: the lane's half of the scheduler, if there is one.
     """
 
-    __slots__ = ("_costs", "_decodes", "_encoding", "_policies", "_prompts", "ahead")
+    __slots__ = ("_beside", "_costs", "_decodes", "_encoding", "_owed", "_policies", "_prompts", "ahead")
 
     def __init__(
         self, costs: EngineCosts, policies: EnginePolicies, decodes: Decodes, prompts: Prompts, encoding: Encoding
@@ -23,6 +23,10 @@ class StepView:
         self._costs, self._policies = costs, policies
         self._decodes, self._prompts, self._encoding = decodes, prompts, encoding
         self.ahead: Ahead | None = None
+        # of the step beside the lane: what that had worked when it began, how long it was to work meanwhile, and by how
+        # much a second of that makes the step longer
+        self._beside: tuple[float, float, float] | None = None
+        self._owed = 0.0
 
     def loads(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
@@ -37,6 +41,9 @@ class StepView:
 
     def beside_lane(self, ahead: Ahead, alone: float, now: float) -> tuple[float, float]:
         """A step's seconds beside the lane, which may be done before the step is; and how long it rests first.
+
+        Where the lane then gets more to do and works for longer, the step was shorter than it is: what is missing comes
+        with the next one (`owed_seconds`).
 
         ``alone``: its seconds without the lane.
         """
@@ -55,9 +62,17 @@ class StepView:
                 decoding=bool(loads),
             )
         together = ahead.lane.until - now - rest
+        if slow > alone:
+            planned = min(rest + max(together, 0.0), rest + slow)
+            self._beside = ahead.lane.worked_seconds(), planned, 1 - alone / slow
         if together >= slow or slow <= alone:
             return slow, rest
         return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone, rest
+
+    def owed_seconds(self) -> float:
+        """What earlier steps were too short by; it is owed no more."""
+        owed, self._owed = self._owed, 0.0
+        return owed
 
     def measure(self, now: float, decoding: int, rest_seconds: float) -> None:
         """A step is over, in which so many decoded."""
@@ -74,6 +89,10 @@ class StepView:
             if policies.prefill is not None:
                 policies.prefill.observe(seconds, now, tokens)
         if self.ahead is not None:
+            if self._beside is not None:
+                began, planned, slower = self._beside
+                self._owed += slower * max(self.ahead.lane.worked_seconds() - began - planned, 0.0)
+                self._beside = None
             self.ahead.stepped(now)
 
     def measure_decodes(self, ends: list[float], running: int) -> None:
