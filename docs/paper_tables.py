@@ -103,7 +103,10 @@ def bounds(body: Mapping[str, Any]) -> str:
 
 
 def utilisation(body: Mapping[str, Any]) -> str:
-    """Show how busy each stage was, of each system in a column: mean over seeds of the part of the time."""
+    """Show how busy each stage was, of each system in a column: mean over seeds of the part of the time.
+
+    And what was computed of what all GPUs could have, where that was counted.
+    """
     rows = []
     for case, found in _cases(body).items():
         rows.append([case, *(_busy(found[system]) if system in found else "" for system in _systems(body))])
@@ -350,18 +353,21 @@ def _busy(records: Sequence[Record]) -> str:
         stage: statistics.fmean(one["summary"]["utilisation"].get(stage, {"all": 0.0})["all"] for one in records)
         for stage in stages
     }
-    return ", ".join(f"{stage} {_percent(part)}" for stage, part in means.items())
+    said = ", ".join(f"{stage} {_percent(part)}" for stage, part in means.items())
+    computed = [one["summary"].get("operations") for one in records]
+    return said if None in computed else f"{said}, operations {_percent(statistics.fmean(computed))}"
 
 
 def _flags(options: Mapping[str, Any]) -> str:
     said: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Mapping) and "stages" in value:
-            said |= {
-                f"{stage['name']} replicas": f"{stage['replicas']} x {stage.get('devices', 1)}"
-                for stage in value["stages"]
-                if stage["kind"] != "video"
-            }
+            for stage in value["stages"]:
+                if stage["kind"] != "video":
+                    said[f"{stage['name']} replicas"] = f"{stage['replicas']} x {stage.get('devices', 1)}"
+                if "batch_items" in stage:
+                    said[f"stages.{stage['name']}.batch_items"] = stage["batch_items"]
+            said |= {key: one for key, one in value.items() if key != "stages"}
         else:
             said |= dict(value) if isinstance(value, Mapping) else {name: value}
     return ", ".join(f"{'.'.join(key.split('.')[1:]) or key} {_told(value)}" for key, value in said.items())
@@ -397,6 +403,7 @@ PARTS = {
     "paper-throughput": _of("paper-throughput", searched, "Tokens per second of each system, by model and clips"),
     "paper-utilisation": _of("paper-throughput", utilisation),
     "paper-decoding": _of("paper-decoding", searched, "Tokens per second of each system, by what decoding costs"),
+    "paper-decoding-utilisation": _of("paper-decoding", utilisation),
     "paper-decoding-chosen": _of("paper-decoding", chosen),
     "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),

@@ -155,7 +155,23 @@ def test_how_busy_stages_were() -> None:
         "utilisation": {"video": {"all": 0.014, "decode": 0.014}, "llm": {"all": 0.9, "llm": 0.7, "encode": 0.2}}
     }
     text = paper_tables.utilisation(body({"variant": "7B: ours", "values": {}, "seed": 1, "summary": summary}))
-    assert "video 1 %, llm 90 %" in text
+    assert "| video 1 %, llm 90 % |" in text
+    summary["operations"] = 0.42
+    text = paper_tables.utilisation(body({"variant": "7B: ours", "values": {}, "seed": 1, "summary": summary}))
+    assert "| video 1 %, llm 90 %, operations 42 % |" in text
+
+
+def test_flags_of_a_split_layout_are_told_with_what_else_it_sets() -> None:
+    stages = [
+        {"name": "video", "kind": "video", "replicas": 6, "per_replica": 8},
+        {"name": "encoder", "kind": "encoder", "replicas": 2, "batch_items": 4},
+        {"name": "llm", "kind": "engine", "replicas": 3, "devices": 2},
+    ]
+    chosen = {"layout": {"stages": stages, "policy.encode_ahead": False}, "stages.llm.max_num_seqs": 8}
+    tuned = {"chosen": chosen, "trials": 5, "possible": 8}
+    text = paper_tables.chosen(body(*searched("7B: ours at its best", 1.0, tuned=tuned)))
+    flags = "encoder replicas 2 x 1, encoder.batch_items 4, llm replicas 3 x 2, encode_ahead off, llm.max_num_seqs 8"
+    assert lines(text)[1] == f"| 7B: ours at its best | 5 of 8 | {flags} |"
 
 
 def test_an_ablation_has_a_row_for_each_mechanism() -> None:
