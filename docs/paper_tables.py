@@ -147,7 +147,8 @@ def points(body: Mapping[str, Any], concurrency: Mapping[str, Any] | None) -> st
                     mark,
                 ]
             )
-    return table(("", "the paper's summary", "simulated", ""), rows) + source(body)
+    shown = table(("", "the paper's summary", "simulated", ""), rows) + source(body)
+    return shown if concurrency is None else shown + source(concurrency)
 
 
 def _gain(before: Sequence[float], after: Sequence[float], what: str) -> float:

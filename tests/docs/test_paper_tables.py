@@ -120,6 +120,22 @@ def test_points_are_marked_by_their_gain() -> None:
     assert busy.endswith("| 38 % → 78 %, 2.1x | 25 % → 50 %, 2.0x | reproduced |")
 
 
+def test_requests_at_a_time_are_those_of_the_search_for_them() -> None:
+    found = body(
+        *searched("MMVU's clips: decoding on cores, encoders apart", 20.0, 22.0),
+        *searched("MMVU's clips: ours", 42.0, 42.0),
+    )
+    text = paper_tables.points(body(), found)
+    assert lines(text) == lines(paper_tables.points(body(), None))  # of no case of the closed loops
+    one = {"values": {"workload.concurrency": 30}, "seed": 1, "summary": {"requests_per_second": 1.0}}
+    one["summary"]["ttft_seconds"] = {"p50": 1.0}
+    loops = [{**one, "variant": f"MMVU's clips: {system}"} for system in ("decoding on cores, encoders apart", "ours")]
+    text = paper_tables.points(body(*loops), found)
+    (row,) = [line for line in lines(text) if "requests at a time with" in line]
+    assert "| 30 → 90, 3.0x | 21.0 ± 12.7 → 42.0 ± 0.0, 2.0x | *not reproduced* |" in row
+    assert text.count("*Simulated: ") == 2
+
+
 def test_operations_that_were_not_counted_have_no_row() -> None:
     def at(system):
         summary = {"requests_per_second": 1.0, "ttft_seconds": {"p50": 1.0}}

@@ -15,12 +15,20 @@ from vllm_omni_sched.clock import monotonic_seconds
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.study import Finding, Point, Study
+    from vllm_omni_sched.sim.study.options import Search
 
 _FOUND = {
     "max_rate": "largest rate in SLO, req/s",
     "tightest_slo": "tightest SLO, × its times",
     "throughput": "saturated, tokens/s",
 }
+
+
+def _found(search: Search) -> str:
+    """What was found, as a column is headed."""
+    if search.kind == "max_rate" and search.key != "workload.rate":
+        return f"largest {search.key} in SLO"
+    return _FOUND[search.kind]
 
 
 class Bar:
@@ -133,7 +141,7 @@ def _rows(study: Study, findings: Sequence[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     named = any(point.variant for point in study.points)
     heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys]
-    heads += [_FOUND[study.search.kind]] if study.search is not None else []
+    heads += [_found(study.search)] if study.search is not None else []
     for at, name in enumerate([*heads, "within SLO", "TTFT P99", "ITL P99", "goodput/s", "device h/1,000"]):
         table.add_column(name, justify="left" if at == 0 and named else "right")
     for finding in findings:
@@ -166,7 +174,7 @@ def _spread(study: Study, findings: Sequence[Finding]) -> Table:
     named = any(point.variant for point in study.points)
     keys = list(study.points[0].values)
     heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys]
-    heads += [_FOUND[study.search.kind]] if study.search is not None else []
+    heads += [_found(study.search)] if study.search is not None else []
     for at, name in enumerate([*heads, "within SLO", "TTFT P99, s", "ITL P99, ms", "goodput/s", "seeds"]):
         table.add_column(name, justify="left" if at == 0 and named else "right")
     for row in spread(findings):

@@ -44,6 +44,10 @@ class EngineSpec:
         }
         if self.scheduler is not None:
             args["scheduler_cls"] = self.scheduler
+        if isinstance(args.get("ec_transfer_config"), Mapping):
+            from vllm.config import ECTransferConfig
+
+            args["ec_transfer_config"] = ECTransferConfig(**args["ec_transfer_config"])
         if self.omni_sched is not None:
             args["additional_config"] = {"omni_sched": dict(self.omni_sched)}
         if self.encoder_cache_manager is not None:
