@@ -1,6 +1,6 @@
 """A stage with the policies of the orchestrator: its queue, its gate, and identical work that runs once."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
@@ -108,11 +108,11 @@ class GatedPool(Pool):
 
     def _release_some(self) -> bool:
         now = self.sim.now
+        describe: Callable[[int], ReplicaState | None] | None = None
         if draws(len(self.replicas), self.gate.balancer):
             describe = self._described
-            states = drawn(self._index, describe, self.shared.dice)
+            states = drawn(self._index, self._described, self.shared.dice)
         else:
-            describe = None
             found = (self._described(each.index) for each in self.live)
             states = [one for one in found if one is not None and one.room]
         if not states:

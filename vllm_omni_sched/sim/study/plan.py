@@ -136,7 +136,8 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
 def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
     keys = {key: [common[key]] if key in common else values for key, values in options.sweep.items()}
     given = {key: value for key, value in common.items() if key != "seed"}  # which each point has of its own
-    for name, own in options.ablation.mechanisms.items() if options.ablation is not None else ():
+    mechanisms = {} if options.ablation is None else options.ablation.mechanisms
+    for name, own in mechanisms.items():
         if common and all(within(key, common) for key in flatten(own)):
             raise ConfigError(
                 f"{source.where}: mechanism {name!r} of the ablation would change nothing, because "
