@@ -222,6 +222,11 @@ class OmniSchedConfig(BaseModel):
         False,
         description="Beside decodes, encode in a step what itl_target_ms allows; split it fairly among modalities.",
     )
+    encode_rounds: bool = Field(
+        False,
+        description="Items whose encode would break the inter-token latency of those who decode are held back, and "
+        "several requests' items are encoded while nobody decodes; for engines that encode in the step.",
+    )
     video: dict[str, Any] = Field(
         default_factory=dict,
         description="Options of the video loader `omni_flashcodec`.",
@@ -290,6 +295,11 @@ class OmniSchedConfig(BaseModel):
             raise ValueError(
                 f"option 'batch_min' must not be above 'batch_max': {self.batch_min} > {self.batch_max}; "
                 "lower the one or raise the other"
+            )
+        if self.encode_rounds and self.encode_ahead:
+            raise ValueError(
+                "options 'encode_rounds' and 'encode_ahead' exclude each other: with the lane nothing is held up that "
+                "rounds could spare; leave one of them out"
             )
         if self.batch_control in (ControlMode.ADAPTIVE, ControlMode.LEARNED):
             raise ValueError(

@@ -136,6 +136,7 @@ EVERYTHING = {
     "prefill_min_tokens": 4,
     "pieces": True,
     "encoder_split": True,
+    "encode_rounds": True,
     "slo_metrics": True,
 }
 

@@ -40,6 +40,10 @@ def check_and_attach(vllm_config: Any) -> None:
         from vllm_omni_sched.engine.encoder_worth import refuse_encoder_decoder
 
         refuse_encoder_decoder(config, vllm_config.model_config)
+    if config.encode_rounds:
+        from vllm_omni_sched.engine.rounds import refuse_rounds
+
+        refuse_rounds(config, vllm_config.model_config)
     if config.encode_ahead:
         attach_encode_ahead(vllm_config)
     if config.metrics:

@@ -12,6 +12,7 @@ from vllm_omni_sched.config import OmniSchedConfig, OrderMode
 from vllm_omni_sched.engine.ahead import planner_half
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
+from vllm_omni_sched.engine.rounds import RoundsPlanner, refuse_rounds
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.engine.steer import Steering
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin
@@ -49,18 +50,28 @@ class SteeredMixin(WaitingOrderMixin):
         self._omni_planner = planner_half(self, self._omni_book, self._omni_meter, metrics)
         steering = Steering(self, config, costs, metrics)
         self._omni_steering = steering if steering.active else None
+        self._omni_rounds: RoundsPlanner | None = None
+        if config.encode_rounds:
+            refuse_rounds(config, self.vllm_config.model_config)  # type: ignore[attr-defined]
+            self._omni_rounds = RoundsPlanner(self, config, self._omni_book, self._omni_meter, metrics)
         self._omni_slo = SloMeter(metrics) if config.slo_metrics else None
         by_sla = config.waiting_order is OrderMode.SLA
         if by_sla:
             self.omni_order_by(WaitingOrder(config.max_wait_seconds), self._omni_book, metrics)
         self._omni_steers = by_sla or any(
-            part is not None for part in (self._omni_planner, self._omni_steering, self._omni_slo)
+            part is not None for part in (self._omni_planner, self._omni_steering, self._omni_rounds, self._omni_slo)
         )
 
     def _omni_schedule_steered(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self._omni_step_time = monotonic_seconds()
-        with self._omni_steering.limits() if self._omni_steering is not None else nullcontext():
+        now = self._omni_step_time = monotonic_seconds()
+        rounds = self._omni_rounds
+        with (
+            self._omni_steering.limits() if self._omni_steering is not None else nullcontext(),
+            rounds.limits(now) if rounds is not None else nullcontext(),
+        ):
             output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if rounds is not None:
+            rounds.scheduled(output, now)
         if self._omni_planner is not None:
             for new in output.scheduled_new_reqs:
                 if self._omni_planner.goes_ahead(new.req_id):  # data that went to the lane does not cross again
@@ -73,6 +84,8 @@ class SteeredMixin(WaitingOrderMixin):
         """`_omni_inputs` with fewer tokens, or less of the encoder's budget."""
         if self._omni_planner is not None:
             num_new_tokens = self._omni_planner.cut(request, num_computed_tokens, num_new_tokens)
+        if self._omni_rounds is not None:
+            num_new_tokens = self._omni_rounds.cut(request, num_computed_tokens, num_new_tokens, shift)
         if self._omni_steering is None:
             return self._omni_inputs(request, num_computed_tokens, num_new_tokens, budget, shift)  # type: ignore[attr-defined,no-any-return]
         part = self._omni_steering.encoder_budget(request.mm_features, num_computed_tokens, budget)
@@ -103,6 +116,8 @@ class SteeredMixin(WaitingOrderMixin):
             planner.stepped(now)
         if seconds is not None and self._omni_steering is not None:
             self._omni_steering.stepped(now, seconds, num_requests, prompt_tokens)
+        if self._omni_rounds is not None:
+            self._omni_rounds.stepped(output, now)
         if self._omni_slo is None:
             return
         metrics = self.omni_metrics
@@ -133,6 +148,8 @@ class SteeredMixin(WaitingOrderMixin):
 
     def _omni_leave(self, request: Request) -> None:
         self._omni_book.leave(request.request_id)
+        if self._omni_rounds is not None:
+            self._omni_rounds.ended(request)
         if self._omni_slo is not None and request.status in (
             RequestStatus.FINISHED_ABORTED,
             RequestStatus.FINISHED_ERROR,

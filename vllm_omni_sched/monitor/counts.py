@@ -18,6 +18,7 @@ from enum import Enum
 
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason
 from vllm_omni_sched.resource.batch_size import LimitReason
+from vllm_omni_sched.resource.encode_rounds import RoundReason
 from vllm_omni_sched.resource.encoder_budget import BudgetReason, ModalityReason
 from vllm_omni_sched.resource.host_tier import HostReason
 from vllm_omni_sched.resource.lane_share import ShareReason
@@ -98,6 +99,7 @@ class SchedulerMetrics:
     prefill_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
     encoder_budgets: dict[str, int] = field(default_factory=lambda: _by_reason(BudgetReason))
     encoder_parts: dict[str, int] = field(default_factory=lambda: _by_reason(ModalityReason))
+    encode_rounds: dict[str, int] = field(default_factory=lambda: _by_reason(RoundReason))
     step_requests: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
     ttft_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)
     itl_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)

@@ -224,6 +224,14 @@ METRICS: tuple[Metric, ...] = (
         {EACH: "encoder_parts"},
         label="reason",
     ),
+    Metric(
+        "encode_rounds_total",
+        "counter",
+        "Decisions to encode an item in the step, to hold it back, or to let a first token wait, by reason; a held one "
+        "is decided on in each step; option `encode_rounds`.",
+        {EACH: "encode_rounds"},
+        label="reason",
+    ),
     Metric("step_requests", "histogram", "Requests in a step; option `slo_metrics`.", {"": "step_requests"}),
     Metric(
         "ttft_seconds",

@@ -49,6 +49,11 @@ STEERED = {
     "encoder_split": True,
     "slo_metrics": True,
 }
+ROUNDS = {
+    "encode_rounds": True,
+    "interactive_itl_ms": 0.001,  # less than any encode: what decodes is in the way of each
+    "max_wait_seconds": 0.2,
+}
 EVERYTHING_OFF = {
     **dict.fromkeys(
         (
@@ -125,6 +130,10 @@ VARIANTS = (
     Variant("steered-encode-ahead", "sync", (*SHORT, "crowd"), omni_sched=STEERED),
     Variant("steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED),
     Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED),
+    Variant("encode-rounds", "sync", SHORT, omni_sched=ROUNDS),
+    Variant("encode-rounds-async", "async", (*SHORT, "crowd"), omni_sched=ROUNDS),
+    Variant("encode-rounds-chunked", "chunked", SHORT, omni_sched=ROUNDS),
+    Variant("scarce-encode-rounds", "scarce-async", omni_sched=ROUNDS),
     Variant("speech", "speech"),
     Variant("speech-async", "speech-async"),
 )

@@ -8,6 +8,7 @@ from vllm_omni_sched.items.ahead import AheadLedger
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.control import make_control
+from vllm_omni_sched.resource.encode_rounds import EncodeRounds
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget
 from vllm_omni_sched.resource.lane_share import LaneShare
 from vllm_omni_sched.resource.pace import PACE, PACE_BESIDE, DecodePace
@@ -49,11 +50,15 @@ class EnginePolicies:
         self.pieces = Pieces() if config.pieces else None
         split = config.encoder_split and limits.encodes
         self.split = EncoderBudget(limits.encoder_budget_embeds) if split else None
+        self.rounds: EncodeRounds | None = None
+        if config.encode_rounds and limits.encodes:
+            self.rounds = EncodeRounds(config.max_wait_seconds, config.prefill_min_tokens)
 
     @property
     def measures(self) -> bool:
         """Whether anything here wants to know what steps take."""
-        return any(part is not None for part in (self.share, self.batch, self.prefill, self.order, self.split))
+        parts = (self.share, self.batch, self.prefill, self.order, self.split, self.rounds)
+        return any(part is not None for part in parts)
 
     def waiting(self) -> Waiting:
         """A queue for those that wait."""

@@ -7,6 +7,7 @@ from vllm_omni_sched.sim.engine.decoding import Decodes, Targets
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.rounds import Rounds
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.waiting import Waiting
 
@@ -19,6 +20,8 @@ class Prompts:
     2. A chunk ends before an item that cannot be encoded in this step.
     3. Who waits is let in while the limits of sequences and of KV memory hold, in the order of its queue; the first
        that has no room ends it. One whose items are in the lane is held, and others go before it.
+    4. With ``encode_rounds`` a chunk also ends before an item that is held back; others go before who has no other
+       token to compute.
 
     ``running``: sequences whose prompt is being computed, first let in first. ``chunks``: of the step.
     """
@@ -34,6 +37,7 @@ class Prompts:
         self._limits, self._policies = limits, policies
         self._waiting, self._decodes, self._encoding = waiting, decodes, encoding
         self.ahead: Ahead | None = None
+        self.rounds = Rounds(limits, policies, decodes, encoding) if policies.rounds is not None else None
         self.running: list[Sequence] = []
         self.targets = Targets()  # of their inter-token latency
         self.computed = 0  # tokens in the KV cache of those
@@ -68,6 +72,10 @@ class Prompts:
         if self._policies.prefill is not None and decoding:
             budget = min(budget, self._policies.prefill.limit)
         longest = self._longest(budget, now)
+        if self.rounds is not None:
+            few = self._waiting.first(min(LOOK_AHEAD, max(self._limit() - decoding - len(self.running), 0)), now)
+            budget = self.rounds.begin(self.running, few, budget, now)
+            longest = min(longest, self.rounds.longest(budget))
         self._encoding.begin(self._encoder_plan(decoding > 0, now))
         for sequence in list(self.running):
             if budget <= 0:
@@ -76,6 +84,7 @@ class Prompts:
                 self.ahead.may_run(sequence, alone=False, now=now)
             budget -= self._compute(sequence, min(budget, longest), now)
         limit = self._limit()
+        passed: list[Sequence] = []  # by rule 4
         while budget > 0 and decoding + len(self.running) < limit:
             one = self._waiting.peek(now)
             if one is None or not self._fits(one):
@@ -85,11 +94,16 @@ class Prompts:
                 continue
             tokens = self._compute(one, min(budget, longest), now)
             if not tokens:
-                break
+                if self.rounds is None or not self.rounds.stops(one) or len(passed) == LOOK_AHEAD:
+                    break
+                passed.append(self._waiting.pop(now))
+                continue
             budget -= tokens
             self._waiting.pop(now)
             self.running.append(one)
             self.targets.add(one.sla.itl_seconds)
+        for one in reversed(passed):
+            self._waiting.push(one, now, again=True)
 
     def _alone(self) -> bool:
         held = len(self.ahead.held) if self.ahead is not None else 0
@@ -131,10 +145,14 @@ class Prompts:
         tokens = min(sequence.prompt - sequence.computed, most)
         if sequence.limit is not None:
             tokens = max(0, min(tokens, sequence.limit - sequence.computed))
+        rounds = self.rounds
         for i in sequence.window(tokens):
-            if not self._encoding.take(sequence, sequence.items[i], now):
+            held = rounds is not None and not rounds.encodes(sequence, sequence.items[i])
+            if held or not self._encoding.take(sequence, sequence.items[i], now):
                 tokens = max(sequence.starts[i] - sequence.computed, 0)
                 break
+        if rounds is not None and tokens:
+            tokens = rounds.cut(sequence, tokens)
         if tokens:
             self.chunks.append((sequence, tokens))
             self.tokens += tokens
@@ -165,6 +183,8 @@ class Prompts:
         self.running.clear()
         self.targets.counts.clear()
         self.computed = 0
+        if self.rounds is not None:
+            self.rounds.forget()
         self.clear()
 
     def remove(self, sequence: Sequence) -> None:

@@ -52,7 +52,7 @@ class EngineServer(Steps):
             self.prompts.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._forget(sequence)
+        self._forget(sequence, counts=False)
 
     def kill(self) -> list[Job]:
         """Die."""
@@ -102,8 +102,10 @@ class EngineServer(Steps):
         self._jobs[job.request.number] = (job, None)  # until its client has the answer
         self._answer(job)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence, *, counts: bool = True) -> None:
         self.encoding.release(sequence)
+        if self.prompts.rounds is not None:
+            self.prompts.rounds.ended(sequence, counts=counts)
         if self.ahead is not None:
             self.ahead.release(sequence)
 

@@ -78,6 +78,7 @@ def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num
         found += [
             Parameter("encode_ahead", (False, True)),
             Parameter("encode_lane_min_share", low=0.05, high=0.6, when=ahead),
+            Parameter("encode_rounds", (False, True), when={"encode_ahead": (False,)}),
             Parameter("encoder_split", (False, True)),
             Parameter("itl_target_ms", low=low, high=high, when=ahead | {"encoder_split": (True,)}),
             Parameter("encoder_cache_order", ("age", "worth")),
