@@ -12,7 +12,7 @@ from vllm_omni_sched.items import FeatureList
 
 
 def index_items(request: Request) -> bool:
-    """Make the items of a new request a `FeatureList`, sorted by where they start. False: they were in order.
+    """Make the items of a request a `FeatureList`, sorted by where they start. False: they were in order.
 
     A request is hashed when it is made, so one that was out of order is hashed again.
     """
