@@ -107,8 +107,8 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}.add_request",
-        "items out of order are sorted; those of sessions and nested ones become a FeatureList; updates of ended sessions "
-        "are refused",
+        "items out of order are sorted; those of sessions, and nested ones, become a FeatureList; updates of ended "
+        "sessions are refused",
         _OURS,
         "tests/engine/test_bad_input.py",
         "the other entries are gone",

@@ -62,7 +62,7 @@ def test_no_call_more_an_item_than_vllm(async_scheduling: bool, use_v2_model_run
         / (2 * STEP_TOKENS)
         for cls in (None, OmniScheduler)
     }
-    # vLLM frees an item in two calls and asks about it in none; for V2 its set of pending items is built in none either.
+    # vLLM frees an item in two calls. For V2 ours asks about its data in one, where vLLM builds a set without a call.
     assert by_item[OmniScheduler] < by_item[None] - (0.9 if use_v2_model_runner else 1.9)
 
 

@@ -172,7 +172,14 @@ class OmniSchedulerMixin(
         encoder_compute_budget: int,
         shift_computed_tokens: int = 0,
     ) -> tuple[Any, ...]:
-        call = self._omni_inputs_steered if self._omni_steers else self._omni_inputs
+        call: Any
+        if self._omni_steers:
+            call = self._omni_inputs_steered
+        elif num_computed_tokens or type(request.mm_features) is not list:
+            call = self._omni_inputs
+        else:  # the first tokens of a prompt whose items are in line: vLLM's own search is right
+            self.omni_metrics.windows_native += self._omni_windows
+            call = super()._try_schedule_encoder_inputs
         return call(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)
 
     def _make_cached_request_data(
@@ -204,7 +211,8 @@ class OmniSchedulerMixin(
     # -- a request's life --------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        if request.mm_features or request.resumable:
+        features = request.mm_features
+        if request.resumable or (features and (self._omni_index_all or not is_in_line(features))):
             self._omni_admit(request)
         if self._omni_steers:
             self._omni_enter(request)
@@ -212,8 +220,6 @@ class OmniSchedulerMixin(
 
     def _omni_admit(self, request: Request) -> None:
         is_new = request.request_id not in self.requests
-        if is_new and not (request.resumable or self._omni_index_all) and is_in_line(request.mm_features):
-            return
         if self._omni_index(request) if is_new else sort_update(request):
             logger.warning_once(
                 "A request came with its multimodal items out of order; such items are sorted on arrival."
