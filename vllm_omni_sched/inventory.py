@@ -107,7 +107,8 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}.add_request",
-        "items out of order are sorted; features become a FeatureList; updates of ended sessions are refused",
+        "items out of order are sorted; those of sessions, and nested ones, become a FeatureList; updates of ended "
+        "sessions are refused",
         _OURS,
         "tests/engine/test_bad_input.py",
         "the other entries are gone",
@@ -118,6 +119,13 @@ INVENTORY: tuple[Override, ...] = (
         _OURS,
         "tests/engine/test_bad_input.py",
         "vLLM refuses updates of ended sessions",
+    ),
+    Override(
+        f"{_S}._free_encoder_inputs",
+        "super() is asked about single items, and what it frees leaves the encoder cache in one pass, in its order",
+        "encoder_cache, no EC connector, 8 encodings of a request or more, items in order",
+        "tests/properties/test_one_shot.py",
+        "vLLM frees what a request has passed by one call of its encoder cache manager",
     ),
     Override(
         f"{_S}._handle_stopped_request, _update_request_as_session",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,3 +92,31 @@ def test_raw_data_leaves_memory(session: Session) -> None:
     assert len(with_data) <= RELEASE_BATCH + 1
     assert with_data == list(range(1_000 - len(with_data), 1_000))
     assert session.features.with_data(3).data["values"].data.tolist() == [3] * 80
+
+
+class CountedCalls:
+    """Python calls in this package while it is open."""
+
+    def __enter__(self) -> CountedCalls:
+        self.calls = 0
+        self._before = sys.getprofile()
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.setprofile(self._before)
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:
+        where = frame.f_code.co_filename
+        self.calls += event == "call" and "/vllm_omni_sched/" in where and "/vllm_omni_sched/testing/" not in where
+
+
+def test_calls_of_ours_by_frame(session: Session) -> None:
+    """With many sessions they add up in each turn. Most frames release nothing, which costs more than the others."""
+    session.grow(RELEASE_BATCH + 2)
+    calls = []
+    for _ in range(16):
+        with CountedCalls() as of_ours:
+            session.grow(session.num_frames + 1)
+        calls.append(of_ours.calls)
+    assert 10 < sorted(calls)[8] <= 80

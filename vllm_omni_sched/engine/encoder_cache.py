@@ -149,6 +149,30 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
                 self.freeable[mm_hash] = num_embeds
                 self.num_freeable_slots += num_embeds
 
+    def free_inputs(self, request: Request, input_ids: list[int]) -> None:
+        """`free_encoder_input` for each of these items, all of which the request holds, in one pass."""
+        request_id, features = request.request_id, request.mm_features
+        held = self.request_cached_ids[request_id]
+        if len(input_ids) == len(held):
+            self.free(request)
+            return
+        held.difference_update(input_ids)
+        last_uses: Collection[int] = input_ids
+        if _NATIVE_REFS:
+            uses = self.request_hash_refs[request_id]
+            last_uses = []
+            for input_id in input_ids:
+                mm_hash = features[input_id].identifier
+                left = uses[mm_hash] - 1
+                if left:
+                    uses[mm_hash] = left
+                else:
+                    del uses[mm_hash]
+                    last_uses.append(input_id)
+        elif request_id in self._repeats:
+            last_uses = [i for i in input_ids if not self._is_repeat(request_id, features[i].identifier)]
+        self._release(request, last_uses)
+
     def free(self, request: Request) -> None:
         """Give up all references of a request, in vLLM's order, in one pass."""
         request_id, features = request.request_id, request.mm_features

@@ -8,11 +8,11 @@ from typing import Any
 
 from vllm.v1.request import Request
 
-from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.items import FeatureList, is_in_line
 
 
 def index_items(request: Request) -> bool:
-    """Make the items of a new request a `FeatureList`, sorted by where they start. False: they were in order.
+    """Make the items of a request a `FeatureList`, sorted by where they start. False: they were in order.
 
     A request is hashed when it is made, so one that was out of order is hashed again.
     """
@@ -29,6 +29,8 @@ def index_items(request: Request) -> bool:
 def sort_update(update: Request) -> bool:
     """Sort the items of a session's update, in place, by where they start. False: they were in order."""
     features: list[Any] = update.mm_features
+    if is_in_line(features):
+        return False
     starts = [_start(feature) for feature in features]
     if starts == sorted(starts):
         return False

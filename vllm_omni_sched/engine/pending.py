@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.request import Request
 
-from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.items import FeatureList, in_order, num_covered
 from vllm_omni_sched.items.feature_list import Strip
 
 
@@ -46,13 +46,13 @@ class HeldInputs:
             self.behind.add(item)
             heappush(self._behind_in_order, item)
 
-    def release(self, features: FeatureList, num_computed_tokens: int, in_use: Iterable[int]) -> list[int]:
+    def release(self, features: list[Any], num_computed_tokens: int, in_use: Iterable[int]) -> list[int]:
         """Ids that the worker may drop now, each reported once; those ``in_use`` stay.
 
         ``num_computed_tokens`` counts confirmed tokens only. Items without data of
         their own, and shared-memory addresses, are passed over as vLLM does.
         """
-        target = min(features.spans.num_covered(max(num_computed_tokens, 0)), self.high)
+        target = min(num_covered(features, max(num_computed_tokens, 0)), self.high)
         if target <= self.low and not (self._behind_in_order and self._behind_in_order[0] < target):
             return []
         stays = set(in_use)
@@ -108,14 +108,14 @@ class PendingRangeMixin:
         others: dict[str, int] = {}
         for request_id, num_tokens in scheduled.items():
             features = self.requests[request_id].mm_features
-            if features and not (isinstance(features, FeatureList) and features.spans.sequential):
+            if features and not in_order(features):
                 others[request_id] = num_tokens
         news = [n for n in new_requests if n.req_id in others]
         updates = super()._get_encoder_input_updates(others, news, scheduled_encoder_inputs) if others else {}
         for new in new_requests:
             if new.mm_features and new.req_id not in others:
                 features = self.requests[new.req_id].mm_features
-                low = features.spans.num_covered(new.num_computed_tokens) if new.num_computed_tokens else 0
+                low = num_covered(features, new.num_computed_tokens) if new.num_computed_tokens else 0
                 self._pending_encoder_input_ids[new.req_id] = HeldInputs(low, len(new.mm_features))
         for request_id in scheduled:
             held = self._pending_encoder_input_ids.get(request_id)
@@ -132,7 +132,7 @@ class PendingRangeMixin:
         update: dict[int, Any] = {}
         for i in held.missing(encoding):
             # A running request may rewind without being sent anew.
-            data = features.with_data(i).data
+            data = (features.with_data(i) if isinstance(features, FeatureList) else features[i]).data
             if is_held(data):
                 update[i] = data
                 held.give_back(i)

@@ -26,6 +26,7 @@ from vllm_omni_sched.engine.encoder_worth import manager_for
 from vllm_omni_sched.engine.ended import EndedSessions
 from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.order import index_items, sort_update
+from vllm_omni_sched.engine.passed import PassedInputsMixin
 from vllm_omni_sched.engine.pending import PendingRangeMixin
 from vllm_omni_sched.engine.release import CommittedRelease
 from vllm_omni_sched.engine.session import SessionSender, with_restored
@@ -34,7 +35,7 @@ from vllm_omni_sched.engine.steered import SteeredMixin
 from vllm_omni_sched.engine.stranded import StrandedSessionsMixin
 from vllm_omni_sched.engine.windowed import WindowedInputsMixin
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.items import FeatureList, is_in_line
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -56,10 +57,14 @@ def _refresh(
         planner.count_into(metrics)
 
 
-class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, StrandedSessionsMixin):
+class OmniSchedulerMixin(
+    SteeredMixin, WindowedInputsMixin, PassedInputsMixin, PendingRangeMixin, StrandedSessionsMixin
+):
     """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
 
-    1. A request's features become a `FeatureList` when it is added; sessions extend it.
+    1. A session's features become a `FeatureList` when it is added, and it extends them. So do nested items, and
+       those of a request that begins behind a prefix which is computed already. All other requests keep vLLM's own
+       list: reading an item of a subclass costs twice as much, and vLLM reads each item some ten times.
     2. A step's encoder inputs are decided by vLLM on the items that overlap its tokens.
     3. Items that a worker has consumed are stripped by a frontier, and their raw data
        leaves memory; preemption and rewinds bring it back.
@@ -90,7 +95,7 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, S
         self.omni_metrics = SchedulerMetrics()
         self._omni_ended = EndedSessions()
         self._omni_sessions: set[str] = set()
-        self._omni_num_multimodal = 0  # requests with a FeatureList; while 0, a step costs what it costs vLLM
+        self._omni_num_multimodal = 0  # requests with a FeatureList
         if "strip_frontier" in active:
             rebind.bind_strip_frontier()
         if "kv_event_window" in active:
@@ -98,6 +103,11 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, S
         if "encoder_cache" in active:
             model_config = self.vllm_config.model_config
             self.encoder_cache_manager = manager_for(self.encoder_cache_manager, config, model_config)
+        self._omni_frees_at_once = (
+            isinstance(self.encoder_cache_manager, OmniEncoderCacheManager)
+            and getattr(self, "ec_connector", None) is None  # it is told of each item
+            and not self.is_encoder_decoder
+        )
         self._omni_strip: Strip = lambda feature: strip_one(feature, uses_mrope)
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
@@ -107,6 +117,14 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, S
         if config.release is ReleaseMode.SPILL and self._omni_sender is not None:
             self._omni_release = CommittedRelease(config, self._omni_strip, self.omni_metrics)
         self._omni_steer(config)
+        # Who looks ahead, a search by walking all items and KV events that do so ask an index at every turn.
+        self._omni_index_all = (
+            not self._omni_native_windows
+            or self._omni_planner is not None
+            or self._omni_steering is not None
+            or self._omni_rounds is not None
+            or self.enable_kv_cache_events
+        )
         self._omni_publisher: MetricsPublisher | None = None
         if config.metrics and self.log_stats:
             self._omni_publisher = MetricsPublisher(
@@ -155,7 +173,14 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, S
         encoder_compute_budget: int,
         shift_computed_tokens: int = 0,
     ) -> tuple[Any, ...]:
-        call = self._omni_inputs_steered if self._omni_steers else self._omni_inputs
+        call: Any
+        if self._omni_steers:
+            call = self._omni_inputs_steered
+        elif num_computed_tokens or type(request.mm_features) is not list:
+            call = self._omni_inputs
+        else:  # the first tokens of a prompt whose items are in line: vLLM's own search is right
+            self.omni_metrics.windows_native += self._omni_windows
+            call = super()._try_schedule_encoder_inputs
         return call(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)
 
     def _make_cached_request_data(
@@ -187,7 +212,8 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, S
     # -- a request's life --------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        if request.mm_features or request.resumable:
+        features = request.mm_features
+        if request.resumable or (features and (self._omni_index_all or not is_in_line(features))):
             self._omni_admit(request)
         if self._omni_steers:
             self._omni_enter(request)
@@ -195,22 +221,25 @@ class OmniSchedulerMixin(SteeredMixin, WindowedInputsMixin, PendingRangeMixin, S
 
     def _omni_admit(self, request: Request) -> None:
         is_new = request.request_id not in self.requests
-        if index_items(request) if is_new else sort_update(request):
+        if self._omni_index(request) if is_new else sort_update(request):
             logger.warning_once(
                 "A request came with its multimodal items out of order; such items are sorted on arrival."
             )
-        if is_new:
-            if request.resumable and request.request_id in self._omni_ended:
+        if is_new and request.resumable:
+            if request.request_id in self._omni_ended:
                 self._omni_ended.refuse(request)
             features: Any = request.mm_features
-            self._omni_num_multimodal += 1
-            if request.resumable:
-                features.grows = True
-                self._omni_sessions.add(request.request_id)
-                if self._omni_sender is not None:
-                    features.defer = True
-                    if self.connector is None:
-                        block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.trackers)
+            features.grows = True
+            self._omni_sessions.add(request.request_id)
+            if self._omni_sender is not None:
+                features.defer = True
+                if self.connector is None:
+                    block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.trackers)
+
+    def _omni_index(self, request: Request) -> bool:
+        """From here on the items of this request are a `FeatureList`. False: they were in order."""
+        self._omni_num_multimodal += 1
+        return index_items(request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)

@@ -1,11 +1,12 @@
 """The encoder inputs of a step, decided by vLLM on the items that overlap its tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched.engine.narrow import WindowedManager, WindowedRequest
-from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.items import ends_after, in_order
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
@@ -16,6 +17,7 @@ class WindowedInputsMixin:
     _omni_native_windows: bool
     omni_metrics: SchedulerMetrics
     encoder_cache_manager: Any
+    _omni_index: Callable[[Request], bool]
 
     def _omni_inputs(
         self,
@@ -26,15 +28,18 @@ class WindowedInputsMixin:
         shift_computed_tokens: int,
     ) -> tuple[Any, ...]:
         """vLLM's decision on the items that overlap these tokens."""
+        if num_computed_tokens and type(request.mm_features) is list and request.status is not RequestStatus.RUNNING:
+            # It begins behind a prefix: items in that are sent without their data, and may have to be given back.
+            self._omni_index(request)
         features = request.mm_features
-        narrow = self._omni_windows and isinstance(features, FeatureList)
-        if narrow and not features.ends_after(num_computed_tokens):
+        narrow = self._omni_windows
+        if narrow and not ends_after(features, num_computed_tokens):
             # Every item lies behind (a decode step): vLLM's answer for a chunk without tokens, before it searches.
             nothing, _, budget, *more = super()._try_schedule_encoder_inputs(
                 request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens
             )
             return (nothing, num_new_tokens, budget, *more)
-        if not narrow or (self._omni_native_windows and features.spans.sequential):
+        if not narrow or (self._omni_native_windows and in_order(features)):
             self.omni_metrics.windows_native += narrow
             return super()._try_schedule_encoder_inputs(
                 request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens

@@ -140,13 +140,21 @@ class SessionTracker:
         if len(prompt_token_ids) < self.num_tokens or num_items < self.num_items:
             return None
         pairs = list(zip(self._groups, block_ids, strict=True))
-        if not all(sent.continued_by(group) for sent, group in pairs):
-            return None
-        before = tuple(len(sent.ids) for sent in self._groups)
-        new_blocks = tuple(sent.take(group) for sent, group in pairs)
-        nulls = tuple(sent.num_nulls for sent in self._groups)
+        for sent, group in pairs:
+            if not sent.continued_by(group):
+                return None
+        # Loops, and not generators: with many sessions this is called as often in each step, mostly for one group.
+        before: list[int] = []
+        new_blocks: list[list[int]] = []
+        nulls: list[int] = []
+        for sent, group in pairs:
+            before.append(len(sent.ids))
+            new_blocks.append(sent.take(group))
+            nulls.append(sent.num_nulls)
         tokens = list(prompt_token_ids[self.num_tokens :])
-        update = SessionUpdate(self.num_tokens, self.num_items, before, tokens, new_blocks, nulls, covered, restored)
+        update = SessionUpdate(
+            self.num_tokens, self.num_items, tuple(before), tokens, tuple(new_blocks), tuple(nulls), covered, restored
+        )
         self.num_tokens += len(tokens)
         self.num_items, self.covered = num_items, covered
         return update
