@@ -28,6 +28,7 @@ __all__ = [
     "ReleaseMode",
     "Toggle",
     "explain",
+    "is_nearly_ours",
     "load_config",
     "read_options",
     "read_yaml",
@@ -58,7 +59,7 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
             f'write it as {{"{KEY}": {{...}}}}'
         )
     for key in additional_config:
-        if _is_meant_for_us(key):
+        if is_nearly_ours(key):
             raise ConfigError(
                 f"additional_config has the key {key!r}, which nobody reads; did you mean {KEY!r}? Without it all our "
                 "options have their defaults"
@@ -76,8 +77,8 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     return config
 
 
-def _is_meant_for_us(key: Any) -> bool:
-    """Whether a key beside ours is nearly ours: keys of other plugins are theirs."""
+def is_nearly_ours(key: Any) -> bool:
+    """Return whether a key is nearly `KEY`: keys of other plugins are theirs."""
     if not isinstance(key, str) or key == KEY:
         return False
     letters = re.sub(r"[^a-z]", "", key.lower()).removeprefix("vllm")

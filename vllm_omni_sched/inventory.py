@@ -292,6 +292,13 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM lets a plugin validate extra_args in the front end",
     ),
     Override(
+        "OmniOpenAIServingChat.create_chat_completion",
+        "before super(): keys of ours in vllm_xargs are checked, and reach the parameters of the first stage",
+        "wrapped when an orchestrator of ours is made, once the server of vLLM-Omni is imported",
+        "tests/omni/unit/test_front_end.py",
+        "vLLM-Omni gives vllm_xargs of chat requests to the first stage",
+    ),
+    Override(
         "StageRuntime._build_logical_stage_init_plans",
         "before super(): stages that our options do not fit are refused, before any loads its model; the connectors of "
         "our options are put into the transfer config",

@@ -7,14 +7,17 @@ path of a YAML file of its own, from where the deploy YAML lies. Or the environm
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from vllm_omni_sched.config import KEY, explain, read_yaml
+from vllm_omni_sched.config import KEY, ResolvedOption, explain, is_nearly_ours, read_yaml
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.stage_options import RuntimeOptions, StageSchedConfig
+from vllm_omni_sched.stage_options.batching import StageBatchOptions
 
 VARIABLE = "VLLM_OMNI_SCHED_STAGES"
 
@@ -68,6 +71,33 @@ def read_stage_options(options: Any, where: str) -> StageSchedConfig:
         return StageSchedConfig.model_validate(dict(options))
     except ValidationError as error:
         raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def resolved_stage_options(config: StageSchedConfig) -> list[ResolvedOption]:
+    """Return all options by their paths, with the values that they have in a pipeline.
+
+    Where a default follows from other options, the value is what follows (``runtime.stall_seconds``). What
+    ``batching.stages`` leaves open is left out: `BatchingOptions.of_stage` has it.
+    """
+    follow = {
+        "runtime.stall_seconds": config.runtime.stalls_after_seconds,
+        "graph.priority.client_classes": config.graph.priority.clients_may_name,
+    }
+    return [replace(one, value=follow.get(one.name, one.value)) for one in _flat(config, "", given=True)]
+
+
+def _flat(options: BaseModel, prefix: str, given: bool) -> Iterator[ResolvedOption]:
+    """Options of a model and of those that it holds; ``given``: the operator has written the model itself."""
+    for name in type(options).model_fields:
+        value, path, own = getattr(options, name), prefix + name, given and name in options.model_fields_set
+        held = value if isinstance(value, dict) else {}
+        if isinstance(value, BaseModel):
+            yield from _flat(value, f"{path}.", own)
+        elif held and all(isinstance(one, BaseModel) for one in held.values()):
+            for key, one in held.items():
+                yield from _flat(one, f"{path}.{key}.", own)
+        elif value is not None or not isinstance(options, StageBatchOptions):
+            yield ResolvedOption(path, value.value if isinstance(value, Enum) else value, own)
 
 
 def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> None:
@@ -146,6 +176,9 @@ def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, st
     deploy = read_yaml(str(path), named_by, only=KEY)
     if not isinstance(deploy, Mapping):
         return None  # vLLM-Omni will say so
+    for key in deploy:
+        if is_nearly_ours(key):
+            raise ConfigError(f"{path}: the key {key!r} is read by nobody; did you mean {KEY!r}?")
     if KEY not in deploy:
         base = deploy.get("base_config")
         return _in_deploy(path.parent / base, (*inherited_by, path)) if isinstance(base, str) else None

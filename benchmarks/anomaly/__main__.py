@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(fault: str, load: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One healthy run, and one with the fault."""
+    """Run once in health, and once with the fault."""
     healthy_seconds = options.healthy_hours * HOUR_SECONDS
     healthy = FAULTS[fault](load, random.Random(f"{fault} {load} {seed}"), healthy_seconds, math.inf)
     # so that a fault does not begin at the same point of each day

@@ -40,7 +40,7 @@ class Alarms:
 
 
 def hung_request(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
-    """One request never ends."""
+    """Let one request never end."""
     watch, alarms = StageTimeout(), Alarms()
     for one in stage(load, rng, seconds, hang_at=fault_at):
         if one.what == "enter":
@@ -92,12 +92,12 @@ def leak(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alar
 
 
 def slow_edge(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
-    """One edge of three takes twice as long."""
+    """Let one edge of three take twice as long."""
     return _edges(load, rng, seconds, fault_at, slower=2.0, failing=0.0)
 
 
 def failing_edge(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
-    """One edge of three fails for 30% of its messages; all do for one of a thousand."""
+    """Let one edge of three fail for 30% of its messages, and all for one of a thousand."""
     return _edges(load, rng, seconds, fault_at, slower=1.0, failing=0.3)
 
 

@@ -1,4 +1,4 @@
-"""One message between two processes of a host: what does each connector take for it, against vLLM-Omni's own?"""
+"""How long does a message between two processes of a host take with each connector, against vLLM-Omni's own?"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def make(variant: str, name: str, extra: dict[str, Any]) -> Any:
-    """One connector; ours of two variants are in arenas of their own, and do not see each other."""
+    """Make one connector; ours of two variants are in arenas of their own, and do not see each other."""
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
     from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
@@ -106,7 +106,7 @@ def shared_bytes(connector: Any) -> int:
 
 
 def copy_seconds(nbytes: int) -> float:
-    """One memcpy between memory that was touched before: the median of several."""
+    """Time a memcpy between memory that was touched before: the median of several."""
     source, target, took = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8), []
     for _ in range(9):
         start = time.monotonic()

@@ -39,7 +39,7 @@ class Item:
 
     @property
     def encode_seconds(self) -> float:
-        """What encoding takes, by assumption."""
+        """Return what encoding takes, by assumption."""
         per_embed = SECONDS_PER_EMBED[self.modality] + SECONDS_PER_EMBED_SQUARED[self.modality] * self.num_embeds
         return SECONDS_PER_ITEM + per_embed * self.num_embeds
 

@@ -85,7 +85,7 @@ def run(mode: str, options: argparse.Namespace) -> tuple[Rounds, str]:
 
 
 def answers(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
-    """How many answers are not those of the first round of theirs.
+    """Count the answers that are not those of the first round of theirs.
 
     Few may differ over any connector: who is in a batch with whom depends on time, and sums of floats on that.
 
@@ -123,7 +123,7 @@ def record(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def of(one: dict[str, Any], messages: str, part: str, q: float) -> float | None:
-    """One quantile of one round, in seconds; None where there were no such messages."""
+    """Return one quantile of one round, in seconds; None where there were no such messages."""
     which = [message for message in one["messages"] if message["first"] is (messages == "first")]
     took = [message[part] for message in which if message[part] is not None]
     return quantile(took, q) if took else None

@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def trained(seed: int) -> Learned:
-    """One bandit for each penalty; the one that serves best on training workloads under other seeds is kept."""
+    """Train one bandit for each penalty; the one that serves best on training workloads under other seeds is kept."""
     scores: dict[str, float] = {}
     best: Learned | None = None
     with Progress(console=console) as bar:
@@ -107,7 +107,7 @@ def tested(learned: Learned, seeds: Sequence[int], jobs: int) -> dict[str, dict[
 
 
 def tested_on(at: int, weights: str, seeds: Sequence[int]) -> dict[str, list[Seen]]:
-    """One setting, by control."""
+    """Return what each control does in one setting."""
     learned = read(weights, "weights")
     aims = learned.provenance["fixed_aims"]
     found = controls(learned, float(max(aims, key=lambda aim: aims[aim])))

@@ -43,7 +43,7 @@ def greedy(policy: LinearPolicy, penalty: float) -> Control:
 
 
 def guarded(learned: Learned) -> Control:
-    """As it is shipped."""
+    """Return the learned control as it is shipped, with its guard."""
 
     def run(setting: Setting, seed: int) -> Seen:
         most = setting.limits.max_num_batched_tokens

@@ -45,7 +45,7 @@ class Predicting(PidBatch):
 
 
 def serve_predicting(setting: Setting, seed: int) -> Seen:
-    """One episode."""
+    """Serve one episode."""
     interval, target = 1e3 * INTERVAL_SECONDS, 1e3 * TARGET_SECONDS
     options = OmniSchedConfig(
         prefill_control=ControlMode.PID,

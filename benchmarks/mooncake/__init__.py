@@ -1,4 +1,4 @@
-"""One message between two hosts through Mooncake over tcp: what does each take, against vLLM-Omni's own calls?"""
+"""How long does a message between two hosts through Mooncake over tcp take, ours against vLLM-Omni's own calls?"""
 
 SIZES = {"1 MB": 1 << 20, "4 MB": 4 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
 SEGMENT, LOCAL_BUFFER = 512 << 20, 256 << 20

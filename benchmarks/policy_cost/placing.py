@@ -44,7 +44,7 @@ class Pool:
 
 
 def release(options: Mapping[str, Any]) -> Callable[[int, random.Random], Bench]:
-    """One request waits, of one of `USERS` users, and is released; each replica runs `RUNNING` others, and has room."""
+    """Release a request of one of `USERS` users; each replica runs `RUNNING` others, and has room."""
 
     def laid_out(replicas: int, dice: random.Random) -> Bench:
         clock, numbers, pool = Clock(), count(), Pool(replicas)

@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(outcome: dict[str, Any], model: Path, options: argparse.Namespace) -> None:
-    """One engine from start to end; `outcome` says which, and gets what is measured as it comes."""
+    """Run one engine from start to end; `outcome` says which, and gets what is measured as it comes."""
     variant, sessions = outcome["variant"], outcome["sessions"]
     frames = options.frames[options.sessions.index(sessions)]
     words = ["--model", str(model), "--variant", variant, "--frames", str(frames), "--sessions", str(sessions)]

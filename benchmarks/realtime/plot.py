@@ -14,7 +14,7 @@ NAMES = {"stock": "stock vLLM", "ours": "OmniScheduler"}
 
 
 def draw(path: Path, runs: Sequence[Mapping[str, Any]], vllm_version: str) -> Path:
-    """One panel per number of sessions; `runs` as in the result file."""
+    """Draw one panel per number of sessions; `runs` as in the result file."""
     counts = sorted({run["sessions"] for run in runs})
     width = 8.0 if len(counts) == 1 else 5.2 * len(counts)
     figure, panels = style.new_figure(width, 4.6, ncols=len(counts), sharey=True, squeeze=False)

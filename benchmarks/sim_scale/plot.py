@@ -12,7 +12,7 @@ _COLOURS = {"stock": STOCK, "ours": OURS}
 
 
 def plot(path: Path, scale: Sequence[Mapping[str, Any]], exponents: Mapping[str, float]) -> Path:
-    """One line for each variant."""
+    """Draw one line for each variant."""
     figure, (left, right) = new_figure(9.5, 4.6, ncols=2)
     for variant, colour in _COLOURS.items():
         rows = sorted((row for row in scale if row["variant"] == variant), key=lambda row: row["gpus"])

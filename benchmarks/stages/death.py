@@ -70,6 +70,6 @@ def record(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def _seconds(waves: dict[str, Wave], name: str) -> float:
-    """What was waited for in vain took at least as long as that."""
+    """Return the seconds of a measure; what was waited for in vain took at least `PATIENCE_SECONDS`."""
     value = waves["killed"]["death"][name]
     return PATIENCE_SECONDS if value is None else float(value)

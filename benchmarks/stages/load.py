@@ -36,7 +36,7 @@ class Request:
 
 
 def bursts(number: int, contents: int, dice: Random) -> list[Request]:
-    """One burst in which contents repeat, the k-th most frequent one with weight 1/k; all come at once."""
+    """Return one burst in which contents repeat, the k-th most frequent one with weight 1/k; all come at once."""
     mark = dice.randrange(1 << 30)
     kinds = [
         (f"Content {mark}-{kind} " * (1 + kind % 5), 20 + kind % 9, 20 + 3 * kind % 17) for kind in range(contents)
@@ -90,8 +90,9 @@ def spread(requests: Sequence[Request], seconds: float, dice: Random) -> list[Re
 
 
 def heavy_clients(number: int, dice: Random, *, steps: float, most: int) -> list[Request]:
-    """As the unit tests of balancing have it: one request in seven is of a heavy client and asks 16 times as much;
-    sizes are Pareto (a = 2), the least ``steps``.
+    """Return the load of the unit tests of balancing.
+
+    One request in seven is of a heavy client and asks 16 times as much; sizes are Pareto (a = 2), the least ``steps``.
     """
     mark = dice.randrange(1 << 30)
     sizes = [(16 if dice.random() < 0.15 else 1) * dice.paretovariate(2) for _ in range(number)]

@@ -49,7 +49,7 @@ class Probe:
         StagePool.submit_initial, restart.start_replica = submit_initial, start_replica
 
     def runs(self, stage_id: int) -> int:
-        """How often the stage was given something to do."""
+        """Count how often the stage was given something to do."""
         return sum(count for (stage, _), count in self.submitted.items() if stage == stage_id)
 
     def cpu_seconds(self) -> dict[str, float]:

@@ -61,5 +61,5 @@ def different(wave: dict[str, Any], other: dict[str, Any]) -> int:
 
 
 def runs(wave: dict[str, Any], stage: int) -> int:
-    """How often the engines of a stage were given something to do."""
+    """Count how often the engines of a stage were given something to do."""
     return sum(count for where, count in wave["runs"].items() if where.startswith(f"{stage}/"))

@@ -51,7 +51,7 @@ BARS = (
 
 
 def tables(cells: Sequence[Cell]) -> Iterable[Table]:
-    """One table per scenario: variants down, sizes across, fitted exponent, ratio to stock at the largest size."""
+    """Make one table per scenario: variants down, sizes across, fitted exponent, ratio to stock at the largest size."""
     for scenario, title in TITLES.items():
         here = [cell for cell in cells if cell.scenario == scenario]
         if not here:

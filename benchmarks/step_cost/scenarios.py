@@ -70,7 +70,7 @@ class Scenario(ABC):
 
     @abstractmethod
     def sample(self) -> float:
-        """One more measurement, in seconds of CPU time."""
+        """Take one more measurement, in seconds of CPU time."""
 
     def close(self) -> None:
         """Let the scheduler give back what its requests hold."""
@@ -114,7 +114,7 @@ class Sessions(Scenario):
         self.take()
 
     def frame(self) -> Any:
-        """One frame more for each session, in one step; only the scheduler's work is timed."""
+        """Give each session one frame more, in one step; only the scheduler's work is timed."""
         self.frames += 1
         updates = [
             make_session_update(session, 1, [make_item(0, 1, f"{session}/frame-{self.frames}")], max_tokens=1)

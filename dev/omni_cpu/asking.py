@@ -50,7 +50,7 @@ def take(output: Any, answer: dict[str, Any]) -> None:
 
 
 def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
-    """One for each stage, at temperature 0."""
+    """Return sampling parameters for each stage, at temperature 0."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY, RequestOutputKind.FINAL_ONLY]

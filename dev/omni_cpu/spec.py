@@ -38,7 +38,7 @@ class PipelineSpec:
 
     @property
     def stages(self) -> int:
-        """How many."""
+        """Number of stages."""
         return STAGES[self.pipeline]
 
     @property

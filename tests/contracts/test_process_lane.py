@@ -174,3 +174,21 @@ def test_openmp_works_in_the_process_when_the_owner_has_used_it() -> None:
     assert collect(lane, 1)[0].result == expected
     assert threading.active_count() >= 1
     lane.close()
+
+
+def test_the_share_that_a_process_reads_is_one_that_was_set(process_lane: ProcessLane) -> None:
+    """While it is changed, too: a zero in between would be divided by."""
+    nursery = process_lane._nursery
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            nursery.share = 0.25
+            nursery.share = 0.5
+    read: set[float] = set()
+    try:
+        for _ in range(2000):
+            read.update(nursery.share for _ in range(1000))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert read <= {0.25, 0.5, 1.0}

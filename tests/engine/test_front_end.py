@@ -91,7 +91,7 @@ async def test_responses_are_refused_before_they_are_begun(classes, monkeypatch,
             return request
 
     classes.found["OpenAIServingResponses"] = OpenAIServingResponses
-    monkeypatch.setitem(sys.modules, "vllm.entrypoints.cli.serve", ModuleType("serve"))  # this process is a server
+    monkeypatch.setitem(sys.modules, compat.RESPONSES, ModuleType("serving"))  # this process is a server
     front_end.check_requests()
     holder = SimpleNamespace(omni_promises=classes.InputProcessor(config(OURS)).omni_promises)
     bad, good = (SimpleNamespace(vllm_xargs=xargs) for xargs in ({"omni_class": "vip"}, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dev.omni_cpu.spec import MODES, TEXT_TO_SOUND, Mode
 from tests.omni.conftest import Ran
 from tests.omni.connectors import REFERENCE
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
-from tests.omni.harness.refused_scenario import REFUSED_SCENARIO
+from tests.omni.harness.refused_scenario import PATHS, REFUSED, REFUSED_SCENARIO
 from tests.omni.harness.scenarios import SCENARIOS
 from tests.omni.harness.stage_scenarios import CROWD, STAGE_SCENARIOS
 
@@ -136,6 +137,24 @@ def test_what_makes_no_sense_is_refused_before_an_answer_begins(ran: Ran):
     assert "omni_class is 'vip', which is no class: it must be one of interactive, batch" in said["unknown"][1]
     assert "may not ask for (option 'graph.priority.client_classes')" in said["not allowed"][1]
     assert "there is no 'omni_usr': did you mean 'omni_user'?" in said["misspelt"][1]
+
+
+def test_what_makes_no_sense_is_answered_with_http_400(ran: Ran):
+    """By the server of `vllm serve --omni`; what makes sense is served."""
+    says = {
+        "unknown": "omni_class is 'vip', which is no class: it must be one of interactive, batch",
+        "not allowed": "may not ask for (option 'graph.priority.client_classes')",
+        "misspelt": "there is no 'omni_usr': did you mean 'omni_user'?",
+    }
+    asked = scheduled(ran, "async_chunk")["scenarios"]["refused_over_http"]["asked"]
+    assert {path for path, *_ in asked} == set(PATHS)
+    for path, stream, case, status, answer in asked:
+        expected = 400 if case in REFUSED else 200
+        assert status == expected, (path, stream, case, answer)
+        if case in REFUSED:
+            assert says[case] in json.loads(answer)["error"]["message"]
+        else:
+            assert '"error":{' not in answer.replace(" ", "")
 
 
 @in_both_modes

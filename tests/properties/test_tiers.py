@@ -245,7 +245,7 @@ def test_long_random_workloads() -> None:
                 case "step":
                     world.step(dice.randrange(100))
                 case "hint" if world.waiting:
-                    world.sender.expect(*dice.choice(list(world.waiting)), dice.choice([0.0, 0.0, 100.0]))
+                    world.sender.expect(*dice.choice(list(world.waiting)), dice.choice([0.5, 0.5, 100.0]))
                 case "discard":
                     world.discard(name[1])
                 case "meddle" if world.moving is not None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from vllm_omni_sched import __version__
+from vllm_omni_sched.cli.stage_diagnosis import StagesDiagnosis
 from vllm_omni_sched.cli.video_parts import video_parts
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
 from vllm_omni_sched.config import OmniSchedConfig, ResolvedOption, load_config, read_options, resolved
@@ -39,10 +40,16 @@ class Diagnosis:
     problems: list[str]
     video: list[Status] = field(default_factory=list)
     options: list[ResolvedOption] = field(default_factory=list)  # none where one of them is wrong
+    stages: StagesDiagnosis | None = None  # where a file of the stage scheduler was to be checked
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that was looked at keeps a server from starting."""
+        return not self.problems and (self.stages is None or not self.stages.problems)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, with ``ok`` in front."""
-        return {"ok": not self.problems, **dataclasses.asdict(self)}
+        return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
 def diagnose(additional_config: Any = None) -> Diagnosis:

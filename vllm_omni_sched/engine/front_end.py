@@ -11,7 +11,6 @@ wrapped in a process that makes the configuration of an engine with our schedule
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,16 +21,12 @@ from vllm_omni_sched.config import load_config
 from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.promises import Promises, promises_of
+from vllm_omni_sched.imports import when_imported
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
 
 _MARK = "__omni_sched__"
-_SERVERS = (  # of these one is loaded in a process that serves HTTP
-    "vllm.entrypoints.openai.api_server",
-    "vllm.entrypoints.launchers.api_server.entry",
-    "vllm.entrypoints.cli.serve",
-)
 PROMISES = "omni_promises"
 """Attribute of what a front end has one of for its engine: vLLM's input processor, vLLM-Omni's engine."""
 
@@ -59,11 +54,14 @@ def check_requests() -> None:
 
 
 def check_responses() -> None:
-    """Let a server of this process refuse requests of ``/v1/responses``, too; twice is fine."""
-    if any(name in sys.modules for name in _SERVERS):
-        serving = compat.find(compat.RESPONSES, "OpenAIServingResponses")
-        if hasattr(serving, "create_responses"):
-            wrap_once(serving, "create_responses", _checks_responses)
+    """Let a server of this process refuse requests of ``/v1/responses``, too, once it is imported; twice is fine."""
+    when_imported(compat.RESPONSES, _check_responses)
+
+
+def _check_responses() -> None:
+    serving = compat.find(compat.RESPONSES, "OpenAIServingResponses")
+    if hasattr(serving, "create_responses"):
+        wrap_once(serving, "create_responses", _checks_responses)
 
 
 def wrap_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -34,6 +34,14 @@ _OWNERS_ENDS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """Of all lanes of this process. A child must not keep one open, or the other side would never see it closed."""
 
 
+def _write(page: mmap.mmap, at: int, word: bytes) -> None:
+    """Write a word that another process may be reading: all of it at once.
+
+    `struct.Struct.pack_into` fills the place with zeros first, and a lane whose share is read as 0 cannot work.
+    """
+    page[at : at + len(word)] = word
+
+
 class Nursery:
     """Owner's side: starts the working process, again when need be.
 
@@ -60,7 +68,7 @@ class Nursery:
 
     @share.setter
     def share(self, share: float) -> None:
-        _SHARE.pack_into(self._page, 0, share)
+        _write(self._page, 0, _SHARE.pack(share))
 
     @property
     def begun(self) -> int:
@@ -74,7 +82,7 @@ class Nursery:
         Raises:
             LaneError: it cannot be started, or the nursery is gone.
         """
-        _BEGUN.pack_into(self._page, _BEGUN_AT, 0)
+        _write(self._page, _BEGUN_AT, _BEGUN.pack(0))
         ours, theirs = wire.channel()
         _OWNERS_ENDS.add(ours)
         try:
@@ -194,7 +202,7 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
         except (EOFError, ConnectionError):  # the owner is gone
             return
         key, number, payload = waiting.popleft()
-        _BEGUN.pack_into(page, _BEGUN_AT, number)
+        _write(page, _BEGUN_AT, _BEGUN.pack(number))
         started = monotonic_seconds()
         pacer.begin()
         result, failure = None, None
@@ -208,7 +216,7 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
         except ConnectionError:  # the owner is gone
             return
         del result
-        _BEGUN.pack_into(page, _BEGUN_AT, 0)
+        _write(page, _BEGUN_AT, _BEGUN.pack(0))
 
 
 def _take_messages(end: socket.socket, waiting: deque[tuple[str, int, Any]]) -> None:

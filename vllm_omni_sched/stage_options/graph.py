@@ -99,6 +99,14 @@ class PriorityOptions(Options):
                 raise ValueError(f"option {key!r} must be one of the classes {list(self.classes)}, got {name!r}")
         return self
 
+    @property
+    def clients_may_name(self) -> list[str]:
+        """`client_classes`; where that is not given, `default_class` and those that do not go before it."""
+        if self.client_classes is not None:
+            return list(self.client_classes)
+        first = self.classes[self.default_class].rank
+        return [name for name, each in self.classes.items() if each.rank >= first]
+
 
 class AffinityOptions(Options):
     """Requests go where their data is."""

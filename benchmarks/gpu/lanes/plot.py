@@ -10,7 +10,7 @@ from benchmarks.harness import style
 
 
 def picture(path: Path, found: Sequence[Line], gpu: str) -> Path:
-    """One dot a variant that did both."""
+    """Draw one dot for each variant that did both."""
     both = [line for line in found if line.itl_p99_ratio is not None and line.images_ratio is not None]
     figure, axis = style.new_figure(8.4, 5.2)
     highest = max([AIM_ITL, *(line.itl_p99_ratio or 0.0 for line in both)]) * 1.1

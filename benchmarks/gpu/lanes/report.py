@@ -50,7 +50,7 @@ class Line:
 
 
 def lines(rounds: Rounds) -> list[Line]:
-    """One for each variant that was measured."""
+    """Return one line for each variant that was measured."""
     decode, encode = rounds[DECODE_ALONE.name], rounds[ENCODE_ALONE.name]
     return [_line(name, samples, decode, encode) for name, samples in rounds.items() if samples]
 

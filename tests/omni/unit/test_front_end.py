@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from vllm_omni.entrypoints.async_omni import AsyncOmni
 
 from tests.support.omni_stages import params
 from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.omni.stages import front_end
 from vllm_omni_sched.omni.stages.front_end import check_requests, promises_of
 from vllm_omni_sched.stage_config import read_stage_options
 from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
@@ -105,3 +108,58 @@ def test_wrapping_twice_is_wrapping_once(ask):
     once = AsyncOmni.generate
     ask(PriorityOptions())
     assert AsyncOmni.generate is once
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ask for a chat completion, of which vLLM-Omni itself only calls `generate`; returns what the first stage gets."""
+
+    async def generate(self: Any, prompt: Any, sampling_params_list: Any) -> Any:
+        yield
+
+    class OmniOpenAIServingChat:
+        """As much of vLLM-Omni's as counts; the server itself is asked in `tests/omni/test_stages.py`."""
+
+        def __init__(self) -> None:
+            self.engine_client = SimpleNamespace(engine=SimpleNamespace())
+
+        def create_error_response(self, error: Exception) -> str:
+            return str(error)
+
+        async def create_chat_completion(self, request: Any, raw_request: Any = None) -> Any:
+            listed = [params(extra_args=extra) for extra in request.extra_args]
+            AsyncOmni.generate(self.engine_client, "hello", sampling_params_list=listed)
+            return [one.extra_args for one in listed]
+
+    monkeypatch.setattr(AsyncOmni, "generate", generate)
+    module = ModuleType(front_end._CHAT)
+    module.OmniOpenAIServingChat = OmniOpenAIServingChat  # type: ignore[attr-defined]
+    module.__spec__ = ModuleSpec(front_end._CHAT, None)
+    monkeypatch.setitem(sys.modules, front_end._CHAT, module)
+
+    async def asked(xargs: Any, *extra_args: Any, scheduled: bool = True) -> Any:
+        serving = OmniOpenAIServingChat()
+        check_requests(SimpleNamespace(), PriorityOptions())  # of another pipeline of this process
+        if scheduled:
+            check_requests(serving.engine_client.engine, PriorityOptions())
+        request = SimpleNamespace(vllm_xargs=xargs, extra_args=extra_args)
+        return await serving.create_chat_completion(request)
+
+    return asked
+
+
+@pytest.mark.asyncio
+async def test_what_a_chat_request_says_of_itself_goes_to_the_first_stage(chat):
+    said = {"omni_class": "batch", "omni_user": "anna"}
+    assert await chat(said, None, None) == [said, None]
+    assert await chat(said | {"somebody_elses": 1}, {"omni_user": "bert"}) == [said | {"omni_user": "bert"}]
+    assert await chat(None, {"steps": 3}) == [{"steps": 3}]  # and nothing of the request before
+    assert await chat(said, None, scheduled=False) == [None]  # as vLLM-Omni has it
+
+
+@pytest.mark.asyncio
+async def test_a_chat_request_that_makes_no_sense_is_answered_with_an_error(chat):
+    said = "omni_class is 'vip', which is no class: it must be one of interactive, batch"
+    assert await chat({"omni_class": "vip"}, None) == said
+    with pytest.raises(RequestError, match="'vip', which is no class"):
+        await chat({}, {"omni_class": "vip"})

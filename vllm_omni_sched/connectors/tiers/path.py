@@ -26,6 +26,7 @@ from vllm_omni_sched.connectors.tiers.sieve import Found, Sieve
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.connectors.tiers.view import View
 from vllm_omni_sched.connectors.tiers.worker import Worker
+from vllm_omni_sched.connectors.tiers.yielding import GetsFirst
 from vllm_omni_sched.errors import ConfigError, MessageTooLargeError, NoRoomError, PathClosedError
 
 LOOKED_PER_PUT, LOOKED_PER_MOVE = 4, 256
@@ -44,6 +45,7 @@ class TieredPath(Path):
     3. Receivers look into all tiers, the first one first. While a message is moved, they see that it is not there yet.
     4. Only a lack of room puts messages below: a receiver that is behind slows its sender, wherever messages lie.
     5. What no tier takes is refused.
+    6. A get of this process goes before messages that are to be moved.
 
     Args:
         tiers: the fastest first; receivers have the same.
@@ -73,7 +75,7 @@ class TieredPath(Path):
             raise ConfigError("a tier needs room: give the number of its bytes")
         capacities = [tier.pools() for tier in tiers]
         self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._gets = clock, sleep, GetsFirst()
         self._ids = itertools.count(secrets.randbits(63) | 1)
         self._waits = Waits(rules.expected_wait_seconds)
         self._costs = [Costs() for _ in tiers]
@@ -117,10 +119,11 @@ class TieredPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         self._check_open("get")
-        found = self._sieve.kept(name_of(edge, key)) or self._find(edge, key)
-        if found is None:
-            return None
-        first = self._sieve.passes(found)
+        with self._gets.getting():
+            found = self._sieve.kept(name_of(edge, key)) or self._find(edge, key)
+            if found is None:
+                return None
+            first = self._sieve.passes(found)
         with self._keeper.lock:
             if first:
                 self.counts.got += 1
@@ -219,9 +222,12 @@ class TieredPath(Path):
         moves = self.moves()
         took = self._clock() - began
         for item, move in moves:
+            self._gets.give_way()
             if self._closed:
                 return None
-            if self._carrier.takes(move.target):
+            if not self._view.is_in_time(item, move):
+                self._carrier.counts.moves_too_late += 1
+            elif self._carrier.takes(move.target):
                 for _ in self.carry(item, move):
                     pass
         return max(self._rules.interval_seconds, took / PLANNING_SHARE) if self._view.is_worth_a_plan() else None
@@ -245,6 +251,7 @@ class TieredPath(Path):
         self._keeper.lock = threading.Lock()
         self.books.forget_locks()
         self._sieve.forget_locks()
+        self._gets.forget_locks()
 
     def _find(self, edge: Edge, key: str) -> Found | None:
         for number, path in enumerate(self._paths):

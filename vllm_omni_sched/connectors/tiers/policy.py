@@ -57,7 +57,8 @@ class TierState:
 class ItemState:
     """A message that waits, or is to be put (``tier`` is not used then).
 
-    ``next_use_seconds``: until somebody is expected to want it. ``recompute_seconds``: None when it cannot be.
+    ``next_use_seconds``: until somebody is expected to want it; ``told``: somebody has said so. ``recompute_seconds``:
+    None when it cannot be.
     """
 
     id: int
@@ -66,6 +67,7 @@ class ItemState:
     next_use_seconds: float
     pool: str = ""
     recompute_seconds: float | None = None
+    told: bool = False
 
 
 class Placement(NamedTuple):
@@ -106,12 +108,14 @@ def plan(items: Sequence[ItemState], tiers: Sequence[TierState], rules: TierRule
     1. A pool above its high mark has messages moved down until it is at its low mark: first those that save most room
        for the longest time, bytes x seconds until their next use.
     2. They go to the next tier below that pays (see `place`) and stays below its high mark. Without one they stay.
-    3. What is expected to be wanted soon, or will be by the time it is there, comes up to the highest tier that stays
-       at its low mark: the soonest first.
+    3. What is expected to be wanted soon comes up to the highest tier that stays at its low mark: the soonest first.
+       What somebody has said will be wanted before it is there, with what is moved before it, stays: its receiver
+       would have to wait for the move, and gets it sooner where it lies. What is only learnt is not as exact as that.
     4. Messages below ``min_bytes`` do not move down; nothing moves twice in a plan, and nothing is ever dropped.
     """
     room = _Room(tiers, rules)
     moves: list[Move] = []
+    busy = 0.0  # seconds until all moves so far are done: they are carried out one by one
     for number, tier in enumerate(tiers[:-1]):
         for pool in tier.pools:
             if not room.is_high(number, pool):
@@ -125,17 +129,32 @@ def plan(items: Sequence[ItemState], tiers: Sequence[TierState], rules: TierRule
                 if target is not None and item.nbytes >= rules.min_bytes:
                     room.move(item, target)
                     moves.append(Move(item.id, target, TierReason.HIGH_WATER))
+                    busy += move_seconds(item, tiers, target)
     moved = {move.id for move in moves}
     for item in sorted(items, key=lambda i: (i.next_use_seconds, i.id)):
         if not item.tier or item.id in moved:
             continue
         for target in range(item.tier):
-            takes = tiers[item.tier].out.seconds(item.nbytes) + tiers[target].into.seconds(item.nbytes)
-            if item.next_use_seconds <= rules.soon_seconds + takes and room.is_low(target, item.pool, item.nbytes):
+            takes = move_seconds(item, tiers, target)
+            in_time = not item.told or busy + takes <= item.next_use_seconds
+            soon = item.next_use_seconds <= rules.soon_seconds + takes
+            if in_time and soon and room.is_low(target, item.pool, item.nbytes):
                 room.move(item, target)
                 moves.append(Move(item.id, target, TierReason.EXPECTED_SOON))
+                busy += takes
                 break
     return tuple(moves)
+
+
+def is_in_time(item: ItemState, tiers: Sequence[TierState], move: Move) -> bool:
+    """Return whether a move of a plan is still of use when its turn has come; see rule 3 of `plan`."""
+    urgent = item.told and item.next_use_seconds < move_seconds(item, tiers, move.target)
+    return move.reason is not TierReason.EXPECTED_SOON or not urgent
+
+
+def move_seconds(item: ItemState, tiers: Sequence[TierState], target: int) -> float:
+    """Return what moving a message to a tier takes."""
+    return tiers[item.tier].out.seconds(item.nbytes) + tiers[target].into.seconds(item.nbytes)
 
 
 def _pays(item: ItemState, tier: TierState) -> bool:

@@ -10,7 +10,17 @@ from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Costs
 from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
 from vllm_omni_sched.connectors.tiers.options import TierRules
-from vllm_omni_sched.connectors.tiers.policy import ItemState, Link, Move, Placement, Pool, TierState, place, plan
+from vllm_omni_sched.connectors.tiers.policy import (
+    ItemState,
+    Link,
+    Move,
+    Placement,
+    Pool,
+    TierState,
+    is_in_time,
+    place,
+    plan,
+)
 
 
 class View:
@@ -45,6 +55,10 @@ class View:
         states = [self._state(item) for item in items.values()]
         return [(items[move.id], move) for move in plan(states, self._tiers(), self._rules)]
 
+    def is_in_time(self, item: Item, move: Move) -> bool:
+        """Whether a move that was planned is still of use."""
+        return is_in_time(self._state(item), self._tiers(), move)
+
     def is_worth_a_plan(self) -> bool:
         """Whether something might move: a look that takes no time."""
         used, high, low = self._books.used, self._rules.high_water, self._rules.low_water
@@ -58,7 +72,7 @@ class View:
         expected = item.expected if item.hinted else self._waits.expected(item.edge)
         left = next_use_seconds(expected, self._clock() - item.put_at)
         recompute = self._rules.recompute_seconds.get(str(item.edge))
-        return ItemState(item.id, item.tier, item.nbytes, left, item.pool, recompute)
+        return ItemState(item.id, item.tier, item.nbytes, left, item.pool, recompute, item.hinted)
 
     def _tiers(self) -> list[TierState]:
         states = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm_omni_sched.errors import ConfigError
@@ -27,7 +27,7 @@ def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
     """
     if not options.connectors:
         return transfer
-    from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec, OmniTransferConfig
+    from vllm_omni.distributed.omni_connectors.utils.config import OmniTransferConfig
     from vllm_omni.engine.stage_runtime import DistStageRuntime
 
     if isinstance(runtime, DistStageRuntime):
@@ -35,7 +35,6 @@ def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
             "option 'runtime.connectors': a pipeline on several hosts (--stage-id) reads connectors from the deploy "
             "YAML of each host; write them there, and remove these"
         )
-    _known(options)
     stages = {int(stage.stage_id): stage for stage in metadata(runtime)}
     edges = [
         (int(source), stage_id)
@@ -43,22 +42,49 @@ def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
         for source in stage.engine_input_source or ()
         if int(source) >= 0
     ]
-    chosen = edge_connectors(options, {key: stage.model_stage or "" for key, stage in stages.items()}, edges)
-    theirs: dict[Edge, Any] = dict(transfer.connectors) if transfer is not None else {}
+    names = {key: stage.model_stage or "" for key, stage in stages.items()}
+    theirs = transfer.connectors if transfer is not None else {}
+    merged = joined(options, names, edges, theirs, _written(runtime._stage_configs))
+    return OmniTransferConfig(merged, transfer.default_connector if transfer is not None else None)
+
+
+def joined(
+    options: RuntimeOptions,
+    names: Mapping[int, str],
+    edges: Collection[tuple[int, int]],
+    theirs: Mapping[Edge, Any],
+    written: Collection[Edge],
+) -> dict[Edge, Any]:
+    """The connector of each edge: vLLM-Omni's `ConnectorSpec`, by the ids of both stages as text.
+
+    Args:
+        options: ours.
+        names: of the stages, by id; "" for none.
+        edges: those of the pipeline, by the ids of their stages.
+        theirs: connectors of the deploy YAML, with those that vLLM-Omni has filled in.
+        written: edges to which the deploy YAML itself gives a connector.
+
+    Raises:
+        ConfigError: as `connected`.
+    """
+    if not options.connectors:
+        return dict(theirs)
+    from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
+
+    _known(options)
     ours: dict[Edge, Any] = {
         (str(start), str(end)): ConnectorSpec(options.connectors[name].name, dict(options.connectors[name].extra))
-        for (start, end), name in chosen.items()
+        for (start, end), name in edge_connectors(options, names, edges).items()
     }
-    written = _written(runtime._stage_configs)
     for edge, spec in ours.items():
         if edge in written and edge in theirs and theirs[edge] != spec:
             raise ConfigError(
                 f"the deploy YAML has {theirs[edge].name} {theirs[edge].extra} on the edge {'->'.join(edge)}, and "
                 f"'runtime.connectors' of the stage scheduler {spec.name} {spec.extra}: remove one"
             )
-    merged = theirs | ours
+    merged = {**theirs, **ours}
     _one_each(merged, [(str(start), str(end)) for start, end in edges], ours)
-    return OmniTransferConfig(merged, transfer.default_connector if transfer is not None else None)
+    return merged
 
 
 def _known(options: RuntimeOptions) -> None:
@@ -91,12 +117,18 @@ def _written(stages: list[Any]) -> set[Edge]:
     """Edges to which the deploy YAML gives connectors, rather than leave them to vLLM-Omni's default."""
     found = set()
     for stage in stages:
-        own, connectors = str(_metadata(stage).stage_id), getattr(stage, "connector_config", None)
-        incoming = getattr(connectors, "input_connectors", None) or {}
-        outgoing = getattr(connectors, "output_connectors", None) or {}
-        found |= {(name.removeprefix("from_stage_"), own) for name in incoming}
-        found |= {(own, name.removeprefix("to_stage_")) for name in outgoing}
+        connectors = getattr(stage, "connector_config", None)
+        found |= written_by(int(_metadata(stage).stage_id), connectors)
     return found
+
+
+def written_by(stage_id: int, connectors: Any) -> set[Edge]:
+    """Edges to which a stage gives connectors, by its ``input_connectors`` and ``output_connectors``."""
+    own = str(stage_id)
+    incoming = getattr(connectors, "input_connectors", None) or {}
+    outgoing = getattr(connectors, "output_connectors", None) or {}
+    found = {(name.removeprefix("from_stage_"), own) for name in incoming}
+    return found | {(own, name.removeprefix("to_stage_")) for name in outgoing}
 
 
 def _one_each(merged: Mapping[Edge, Any], edges: list[Edge], ours: Mapping[Edge, Any]) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-from vllm_omni_sched.engine.front_end import PROMISES, check_params, check_responses, wrap_once
-from vllm_omni_sched.graph.promises import Promises
+from vllm_omni_sched.engine.front_end import PROMISES, check_extra, check_params, check_responses, wrap_once
+from vllm_omni_sched.graph.promises import KNOWN, Promises
+from vllm_omni_sched.imports import when_imported
 from vllm_omni_sched.omni.stages.requests import Classes
 from vllm_omni_sched.stage_options.graph import PriorityOptions
+
+_CHAT = "vllm_omni.entrypoints.openai.serving_chat"
+_said: ContextVar[Mapping[str, Any]] = ContextVar("omni_sched_said")
+"""Keys of ours in the ``vllm_xargs`` of the chat request that this task serves."""
 
 
 def check_requests(engine: Any, options: PriorityOptions) -> None:
@@ -20,6 +26,7 @@ def check_requests(engine: Any, options: PriorityOptions) -> None:
     """
     setattr(engine, PROMISES, promises_of(options))
     check_responses()
+    when_imported(_CHAT, _check_chats)
     module = sys.modules.get("vllm_omni.entrypoints.async_omni")
     if (owner := getattr(module, "AsyncOmni", None)) is not None:
         wrap_once(owner, "generate", _checks)
@@ -27,18 +34,48 @@ def check_requests(engine: Any, options: PriorityOptions) -> None:
 
 def promises_of(options: PriorityOptions) -> Promises:
     """Return what requests of a pipeline may say about themselves; its classes have no targets that they may set."""
-    named = options.client_classes
-    if named is None:
-        first = options.classes[options.default_class].rank
-        named = [name for name, each in options.classes.items() if each.rank >= first]
+    named = options.clients_may_name
     return Promises(Classes(options).by_name, named, {}, option="graph.priority.client_classes", shared=True)
+
+
+def _check_chats() -> None:
+    """Have ``vllm_xargs`` of chat requests read."""
+    wrap_once(sys.modules[_CHAT].OmniOpenAIServingChat, "create_chat_completion", _reads_xargs)
+
+
+def _reads_xargs(create_chat_completion: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a chat request say who it is in ``vllm_xargs``, as it does to vLLM: vLLM-Omni 0.30 drops them.
+
+    What it says there goes to the parameters of the first stage. They may have been given one by one in
+    ``sampling_params_list``; what their ``extra_args`` say of the same counts more.
+    """
+
+    async def wrapper(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        promises = getattr(getattr(self.engine_client, "engine", None), PROMISES, None)
+        if promises is None:
+            return await create_chat_completion(self, request, *args, **kwargs)
+        xargs = getattr(request, "vllm_xargs", None) or {}
+        try:
+            check_extra(promises, xargs)
+        except ValueError as error:  # what leaves this method as an exception is answered with HTTP 500
+            return self.create_error_response(error)
+        before = _said.set({key: xargs[key] for key in KNOWN if key in xargs})
+        try:
+            return await create_chat_completion(self, request, *args, **kwargs)
+        finally:
+            _said.reset(before)
+
+    return wrapper
 
 
 def _checks(generate: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         promises: Promises | None = getattr(self.engine, PROMISES, None)
         if promises is not None:
-            check_params(promises, _first_params(args, kwargs))
+            params, said = _first_params(args, kwargs), _said.get({})
+            check_params(promises, params)
+            if said and params is not None:
+                params.extra_args = {**said, **(params.extra_args or {})}
         return generate(self, *args, **kwargs)
 
     return wrapper

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
@@ -26,6 +26,30 @@ def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
     return line_of(
         _stage(int(one.stage_id), one, StageKind.DIFFUSION if one.stage_type == "diffusion" else StageKind.AR, 1)
         for one in stages
+    )
+
+
+def graph_of_pipeline(pipeline: Any, replicas: Mapping[int, int]) -> StageGraph:
+    """The graph of a pipeline that nobody has started, from vLLM-Omni's `PipelineConfig`.
+
+    Args:
+        replicas: of each stage, by its id; 1 for those that are not there.
+
+    Raises:
+        GraphError: as `line_of`.
+    """
+    kinds = {"llm_generation": StageKind.GENERATION, "diffusion": StageKind.DIFFUSION}
+    return line_of(
+        Stage(
+            stage_id=one.stage_id,
+            name=one.model_stage or f"stage {one.stage_id}",
+            kind=kinds.get(str(one.execution_type.value), StageKind.AR),
+            sources=tuple(one.input_sources) or ((one.stage_id - 1,) if one.stage_id else ()),
+            final_output=bool(one.final_output),
+            modality=one.final_output_type or "text",
+            replicas=max(replicas.get(one.stage_id, 1), 1),
+        )
+        for one in pipeline.stages
     )
 
 

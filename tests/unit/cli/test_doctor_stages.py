@@ -1,0 +1,226 @@
+"""`vllm-omni-sched doctor --stages`: options of the stage scheduler, what they make active, and what is wrong."""
+
+import importlib.util
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.stage_files import deploy
+from vllm_omni_sched.cli import app, doctor, stage_diagnosis
+from vllm_omni_sched.cli.diagnosis import Diagnosis
+from vllm_omni_sched.stage_config import VARIABLE
+
+TEXT = """
+pipeline: tiny_text_to_sound
+async_chunk: false
+stages:
+  - {stage_id: 0, max_num_seqs: 8}
+  - {stage_id: 1, num_replicas: 2}
+omni_sched:
+  runtime:
+    connectors: {local: {name: ArenaConnector, extra: {stall_seconds: 3}}}
+    recovery: {hang_seconds: 2000}
+  batching: {stages: {talker: {max_batch_size: 4, target_latency_ms: 200}}}
+"""
+needs_vllm_omni = pytest.mark.skipif(not importlib.util.find_spec("vllm_omni"), reason="vLLM-Omni is not installed")
+
+
+@pytest.fixture(autouse=True)
+def healthy(monkeypatch):
+    """All is well with vLLM, which is not looked at, and with vLLM-Omni, which is not imported."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(doctor, "diagnose", lambda _: Diagnosis([], [], [], []))
+    monkeypatch.setattr(stage_diagnosis, "find_spec", lambda name: name)
+    return monkeypatch
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["doctor", *map(str, arguments)], catch_exceptions=False)
+    return result.exit_code, " ".join(result.stdout.split())
+
+
+def findings(*arguments):
+    status, said = run("--json", *arguments)
+    return status, json.loads(said)
+
+
+def options_of(found):
+    return {one["name"]: (one["value"], one["given"]) for one in found["stages"]["options"]}
+
+
+def test_each_option_of_a_file_is_shown_with_the_value_that_it_has(tmp_path):
+    text = "runtime: {recovery: {hang_seconds: 2000}}\nbatching: {stages: {talker: {hold_ms: 0}}}\n"
+    status, found = findings("--stages", deploy(tmp_path, text, "ours.yaml"))
+    shown = options_of(found)
+    assert status == 0
+    assert found["ok"] is True
+    assert shown["runtime.recovery.hang_seconds"] == (2000, True)
+    assert shown["runtime.stall_seconds"] == (4000, False)  # it follows
+    assert shown["graph.priority.client_classes"] == (["interactive", "batch"], False)
+    assert shown["graph.priority.classes.realtime.rank"] == (0, False)
+    assert shown["batching.stages.talker.hold_ms"] == (0, True)
+    assert "batching.stages.talker.max_batch_size" not in shown  # that of all stages
+    assert shown["pools.total_bytes"] == (None, False)
+
+
+def test_without_the_deploy_yaml_it_is_said_what_is_not_checked(tmp_path):
+    status, said = run("--stages", deploy(tmp_path, "runtime: {stall_seconds: null}\n", "ours.yaml"))
+    assert status == 0
+    assert "– stall 'runtime.stall_seconds' is null" in said
+    assert "names and edges are not checked: give the deploy YAML" in said
+    assert "The stage scheduler is on." in said
+
+
+@pytest.mark.parametrize("text", ["stages: []\n", "omni_sched: off\nstages: []\n"])
+def test_a_deploy_yaml_without_our_key_leaves_it_off(tmp_path, text):
+    file = deploy(tmp_path, text)
+    status, said = run("--stages", file)
+    assert status == 0
+    assert "The stage scheduler is off" in said
+    assert findings("--stages", file)[1]["stages"]["active"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("omni_sched: {batchin: {}}\n", "unknown option 'batchin'; did you mean 'batching'?"),
+        ("omni_sched: {runtime: {stall_seconds: -1}}\n", "option 'runtime.stall_seconds'"),
+        ("batching: {min_batch_size: 9, max_batch_size: 3}\n", "option 'min_batch_size' must not be above"),
+        ("omnisched: {}\nstages: []\n", "the key 'omnisched' is read by nobody; did you mean 'omni_sched'?"),
+        ("omni_sched: {pools: {}, pools: {}}\n", "option 'omni_sched.pools' is there twice"),
+        ("batching: [\n", "not valid YAML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_and_key_and_status_1(tmp_path, text, says):
+    file = deploy(tmp_path, text)
+    status, found = findings("--stages", file)
+    assert (status, found["ok"], found["stages"]["options"]) == (1, False, [])
+    (problem,) = found["stages"]["problems"]
+    assert str(file) in problem
+    assert says in problem
+    status, said = run("--stages", file)
+    assert status == 1
+    assert "Cannot serve the stages" in said
+
+
+def test_a_file_that_is_not_there_is_a_problem(tmp_path):
+    status, found = findings("--stages", tmp_path / "none.yaml")
+    assert status == 1
+    assert "none.yaml', which cannot be read" in found["stages"]["problems"][0]
+
+
+def test_options_in_two_places_are_a_problem(tmp_path, healthy):
+    healthy.setenv(VARIABLE, str(deploy(tmp_path, "", "ours.yaml")))
+    status, found = findings("--stages", deploy(tmp_path, "omni_sched: {}\n"))
+    assert status == 1
+    assert f"and {VARIABLE}=" in found["stages"]["problems"][0]
+
+
+def test_the_file_that_the_environment_names_is_checked_unasked(tmp_path, healthy):
+    healthy.setenv(VARIABLE, str(deploy(tmp_path, "runtime: {stall_second: 3}\n", "ours.yaml")))
+    status, found = findings()
+    assert status == 1
+    assert "did you mean 'runtime.stall_seconds'?" in found["stages"]["problems"][0]
+
+
+def test_without_a_file_nothing_is_said_of_stages():
+    assert findings()[1]["stages"] is None
+    assert "stage" not in run()[1].lower()
+
+
+def test_without_vllm_omni_no_stage_can_start(tmp_path, healthy):
+    healthy.setattr(stage_diagnosis, "find_spec", lambda name: None)
+    status, found = findings("--stages", deploy(tmp_path, "omni_sched: {}\n"))
+    assert status == 1
+    assert "vLLM-Omni is not installed" in found["stages"]["problems"][0]
+    assert options_of(found)["runtime.stall_seconds"] == (1800, False)
+
+
+def test_a_model_without_stages_is_a_usage_error():
+    assert run("--model", "m")[0] == 2
+
+
+@pytest.fixture
+def tiny(healthy):
+    """vLLM-Omni itself, which knows the tiny pipelines."""
+    from vllm_omni.config import pipeline_registry
+
+    from dev.omni_cpu.pipelines import PIPELINES
+
+    for name, pipeline in PIPELINES.items():
+        healthy.setitem(pipeline_registry.OMNI_PIPELINES, name, pipeline)
+
+
+@needs_vllm_omni
+@pytest.mark.omni
+@pytest.mark.slow
+def test_each_stage_and_edge_is_shown_with_what_is_active(tmp_path, tiny):
+    file = deploy(tmp_path, TEXT)
+    status, found = findings("--stages", file)
+    assert (status, found["stages"]["problems"]) == (0, [])
+    thinker, talker, vocoder = found["stages"]["stages"]
+    assert [(one["name"], one["kind"], one["replicas"]) for one in (thinker, talker, vocoder)] == [
+        ("thinker", "ar", 1),
+        ("talker", "ar", 2),
+        ("vocoder", "generation", 1),
+    ]
+    of = {one["name"]: {part["feature"]: part for part in one["parts"]} for one in (thinker, talker, vocoder)}
+    assert of["thinker"]["batching"]["reason"].startswith("1 to 8 requests (the stage's max_num_seqs is 8), aims at 50")
+    assert of["talker"]["batching"]["reason"].startswith("1 to 4 requests, aims at 200 ms")
+    assert "hold" in of["vocoder"]
+    assert "hold" not in of["talker"]
+    assert [of[name]["balancing"]["active"] for name in of] == [False, True, False]
+    assert of["vocoder"]["credits"] == {"feature": "credits", "active": True, "reason": "room for 64 requests"}
+    assert [(edge["edge"], edge["connector"], edge["extra"], edge["source"]) for edge in found["stages"]["edges"]] == [
+        ("thinker (0) -> talker (1)", "ArenaConnector", {"stall_seconds": 3}, "runtime.connectors"),
+        ("talker (1) -> vocoder (2)", "ArenaConnector", {"stall_seconds": 3}, "runtime.connectors"),
+    ]
+    said = run("--stages", file)[1]
+    assert "Stage talker (1), ar, 2 replicas" in said
+    assert "a request without progress for 4000 s fails" in said
+
+
+@needs_vllm_omni
+@pytest.mark.omni
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("stages: {talker:", "stages: {taker:", "option 'batching.stages.taker': there is no such stage; did you mean"),
+        (
+            "  batching:",
+            "    edges: {talker->thinker: local}\n  batching:",
+            "the pipeline has no such edge; it has 0->1",
+        ),
+        ("ArenaConnector", "ArenaConnecter", "there is no connector 'ArenaConnecter'; did you mean 'ArenaConnector'?"),
+        ("tiny_text_to_sound", "tiny_text_to_smell", "there is no pipeline 'tiny_text_to_smell'"),
+        ("  batching:", "  graph: {partition: {enabled: true}}\n  batching:", "'devices' must name the devices"),
+    ],
+)
+def test_what_the_pipeline_does_not_have_is_a_problem(tmp_path, tiny, before, after, says):
+    file = deploy(tmp_path, TEXT.replace(before, after))
+    status, found = findings("--stages", file)
+    assert status == 1
+    (problem,) = found["stages"]["problems"]
+    assert str(file) in problem
+    assert says in problem
+
+
+@needs_vllm_omni
+@pytest.mark.omni
+@pytest.mark.slow
+def test_in_async_chunk_mode_there_are_no_credits(tmp_path, tiny):
+    _, found = findings("--stages", deploy(tmp_path, TEXT.replace("async_chunk: false", "async_chunk: true")))
+    part = {part["feature"]: part for part in found["stages"]["stages"][0]["parts"]}["credits"]
+    assert (part["active"], part["reason"]) == (False, "all stages of a request start at once (async_chunk)")
+
+
+@needs_vllm_omni
+@pytest.mark.omni
+@pytest.mark.slow
+def test_a_pipeline_that_nothing_names_is_not_checked(tmp_path, tiny):
+    status, found = findings("--stages", deploy(tmp_path, TEXT.replace("pipeline: tiny_text_to_sound", "")))
+    assert status == 0
+    assert found["stages"]["stages"] == []
+    assert "give --model" in found["stages"]["note"]
