@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched.resource.encode_rounds import HOLDS, EncodeRounds, PromptWork, RoundReason, RoundSnapshot
 
+SETTINGS = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 SECONDS = st.floats(0.0, 5.0)
 PROMPTS = st.lists(
     st.builds(
@@ -42,7 +43,7 @@ def decisions(policy: EncodeRounds, snapshot: RoundSnapshot, now: float) -> list
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@SETTINGS
 @given(st.lists(st.tuples(st.floats(0.0, 4.0), SNAPSHOTS), max_size=8))
 def test_no_item_is_held_longer_than_the_bound(history: list[tuple[float, RoundSnapshot]]):
     policy, now, since = EncodeRounds(max_wait_seconds=5.0), 0.0, {}
@@ -57,6 +58,7 @@ def test_no_item_is_held_longer_than_the_bound(history: list[tuple[float, RoundS
     assert policy.num_held == len(since)
 
 
+@SETTINGS
 @given(SNAPSHOTS)
 def test_who_is_alone_is_encoded(snapshot: RoundSnapshot):
     alone = RoundSnapshot(
@@ -69,7 +71,7 @@ def test_who_is_alone_is_encoded(snapshot: RoundSnapshot):
     assert not alone.prompts or decisions(EncodeRounds(), alone, 0.0)[0] is RoundReason.NOBODY_DECODES
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@SETTINGS
 @given(st.lists(SNAPSHOTS, max_size=6))
 def test_decisions_are_the_same_again(history: list[RoundSnapshot]):
     one, other = EncodeRounds(), EncodeRounds()
@@ -77,6 +79,7 @@ def test_decisions_are_the_same_again(history: list[RoundSnapshot]):
         assert decisions(one, snapshot, float(now)) == decisions(other, snapshot, float(now))
 
 
+@SETTINGS
 @given(SNAPSHOTS)
 def test_what_fits_leaves_every_promise_its_time(snapshot: RoundSnapshot):
     step = EncodeRounds().step(snapshot, 0.0)
@@ -91,6 +94,7 @@ def test_what_fits_leaves_every_promise_its_time(snapshot: RoundSnapshot):
     assert 0 <= step.prompt_tokens <= snapshot.token_budget
 
 
+@SETTINGS
 @given(SNAPSHOTS, st.sampled_from("abcdef"), SECONDS)
 def test_asking_whether_it_is_held_changes_nothing(snapshot: RoundSnapshot, key: str, seconds: float):
     step = EncodeRounds().step(snapshot, 0.0)

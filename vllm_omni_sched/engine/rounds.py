@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig
@@ -57,7 +57,8 @@ class RoundsPlanner:
     ) -> None:
         self._scheduler, self._book, self._steps, self._metrics = scheduler, book, steps, metrics
         self._policy = EncodeRounds(config.max_wait_seconds, config.prefill_min_tokens)
-        self._chunked_items = not scheduler.scheduler_config.disable_chunked_mm_input
+        settings = scheduler.scheduler_config
+        self._in_pieces = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
         self._step: RoundStep | None = None
         self._waits: set[str] = set()  # requests that this step found waiting
         self._stopped: dict[str, int] = {}  # waiting requests that were held -> tokens computed, or in the prefix cache
@@ -84,7 +85,7 @@ class RoundsPlanner:
                 if step.prompt_tokens < most - decoding:
                     scheduler.max_num_scheduled_tokens = decoding + step.prompt_tokens
                 pieces = running + step.joining
-                if self._chunked_items and step.gathers and pieces > 1:
+                if self._in_pieces and step.gathers and pieces > 1:
                     piece = max((most - decoding) // pieces, 1)
                     settings.long_prefill_token_threshold = min(threshold, piece) if threshold else piece
             yield
@@ -188,8 +189,10 @@ class RoundsPlanner:
                     self._stopped[request.request_id] = start
                     return 0
                 return min(tokens, piece)
-        # a session's answer goes on; of an item that must not be split no token can be left out
-        if tokens < left or request.num_output_tokens or request.resumable or not self._chunked_items:
+        # a session's answer goes on; of what must not be split no token can be left out
+        if tokens < left or request.num_output_tokens or request.resumable or not self._in_pieces:
+            return tokens
+        if tokens == 1 and request.request_id in self._waits:  # of one that waits, none would be left
             return tokens
         if not step.first_token_waits(seconds, deadline):
             return tokens
@@ -239,4 +242,5 @@ class RoundsPlanner:
         """It is over."""
         self._broken.discard(request.request_id)
         self._stopped.pop(request.request_id, None)
-        self._policy.ended(request.request_id, request.num_output_tokens)
+        counts = request.status is not RequestStatus.FINISHED_ABORTED
+        self._policy.ended(request.request_id, request.num_output_tokens if counts else 0)
