@@ -187,8 +187,8 @@ class RoundStep:
         self._drains = self.opened is None and any(one.encode_seconds > most for one in waiting)
         fits = next((one.encode_seconds for one in waiting if one.reached and one.encode_seconds <= most), None)
         self.prompt_tokens = snapshot.token_budget
-        if self.opened is None and fits is not None and snapshot.token_seconds:
-            self.prompt_tokens = min(max(int((room - fits) / snapshot.token_seconds), 1), snapshot.token_budget)
+        if self.opened is None and fits is not None and room - fits < snapshot.token_budget * snapshot.token_seconds:
+            self.prompt_tokens = max(int((room - fits) / snapshot.token_seconds), 1)
         self._room = room - self.prompt_tokens * snapshot.token_seconds
         if fits is not None:
             self._room = max(self._room, fits)  # which rounding may have taken a little of
