@@ -28,15 +28,12 @@ class EnginePolicies:
         self.classes = classes_of(config)
         self.order = WaitingOrder(config.max_wait_seconds) if config.waiting_order is OrderMode.SLA else None
         self.share: EncodeShare | None = None
+        self.lane_share: LaneShare | None = None
         self.ledger: AheadLedger | None = None
         self.pace: DecodePace | None = None
         if config.encode_ahead and limits.encodes:
-            self.share = EncodeShare(
-                LaneShare(config.encode_lane_min_share),
-                float("inf"),
-                max_stall=0,
-                max_alone_seconds=2 * self.itl_target_seconds,
-            )
+            self.share = EncodeShare(max_alone_seconds=2 * self.itl_target_seconds)
+            self.lane_share = LaneShare(config.encode_lane_min_share)
             self.ledger = AheadLedger(limits.encoder_cache_embeds, max_encoding=limits.lane_items + 1)
             if limits.paced:
                 pace = PACE_BESIDE if limits.lane_beside else PACE

@@ -81,7 +81,7 @@ class Prompts:
             if budget <= 0:
                 break
             if self.ahead is not None:
-                self.ahead.may_run(sequence, alone=False, now=now)
+                self.ahead.may_run(sequence, alone=False)
             budget -= self._compute(sequence, min(budget, longest), now)
         limit = self._limit()
         passed: list[Sequence] = []  # by rule 4
@@ -89,7 +89,7 @@ class Prompts:
             one = self._waiting.peek(now)
             if one is None or not self._fits(one):
                 break
-            if self.ahead is not None and not self.ahead.may_run(one, self._alone(), now):
+            if self.ahead is not None and not self.ahead.may_run(one, self._alone()):
                 self.ahead.hold(self._waiting.pop(now))
                 continue
             tokens = self._compute(one, min(budget, longest), now)
