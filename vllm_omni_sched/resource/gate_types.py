@@ -19,16 +19,6 @@ class ReleaseReason(str, Enum):
     OVERDUE = "overdue"  # passed over as often as may be
 
 
-class HoldReason(str, Enum):
-    """Why a request is not released now."""
-
-    NO_ROOM = "no_room"  # no healthy replica has room in its batch
-    NO_CREDITS = "no_credits"  # a stage further on has no room for it
-    UNITS = "units"  # it is long, and as much long work runs already as should
-    WINDOW = "window"  # for more to come, until its batching window is over
-    BEHIND_OVERDUE = "behind_overdue"  # one that has been passed over too often, and has no credits yet, is first
-
-
 @dataclass(frozen=True)
 class GateRequest:
     """A request that waits before the stage.
