@@ -31,7 +31,7 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
         if step < 40:
             for number in range(dice.randint(0, 4)):
                 name = f"{step}.{number}"
-                kind = {"mergeable": dice.random() < 0.8, "low": dice.random() < 0.5, "needs": name}
+                kind = {"low": dice.random() < 0.5, "needs": name}
                 # newest first, the order that is worst for the old
                 place = (1000 if kind["low"] else 0) - step
                 (waiting[name],) = some([name], place, dice.paretovariate(1.5), **kind)

@@ -79,9 +79,6 @@ class PlainGate:
         starts = [one for one in able if one.units <= self.room.idle_units]
         if starts:
             return starts[0], ReleaseReason.IDLE
-        alone = [one for one in able if not one.mergeable]
-        if alone:
-            return alone[0], ReleaseReason.ALONE
         if window_over or any(self.now >= self._ends(one.request_id) for one in able):
             return able[0], ReleaseReason.WINDOW_OVER
         if len(able) >= self.room.least_room(able[0].units):

@@ -156,9 +156,6 @@ class StageGate:
         starts = able if room.idle_units == room.units else self._firsts(lanes, room.idle_units)
         if starts:
             return self._of(starts[0], room.idle_units), ReleaseReason.IDLE
-        alone = next((one for one in able if not one.lane.traits.mergeable), None)
-        if alone is not None:
-            return self._of(alone, room.units), ReleaseReason.ALONE
         name = self._of(first, room.units)
         if not decision.window_over:
             ends = self._window_end(lanes, room.units)

@@ -59,9 +59,7 @@ def test_a_full_batch_goes_at_once_to_the_replica_it_fills():
     assert told(made) == [("a", 1, "batch_full"), ("b", 1, "batch_full")]
 
 
-def test_what_shares_no_batch_is_not_held():
-    gate = Asked(waiting=[*some("a"), *some("b", mergeable=False)])
-    assert (told(gate.plan(at(in_flight=1))), gate.held()) == ([("b", 0, "alone")], ["a"])
+def test_without_a_batching_window_nobody_is_held():
     made = Asked(StageGate(max_hold_seconds=0), some("a")).plan(at(in_flight=1))
     assert told(made) == [("a", 0, "window_over")]
 
@@ -144,8 +142,8 @@ def test_one_that_was_released_and_comes_again_comes_last():
 def test_short_work_that_is_held_behind_a_long_one_that_is_overdue_is_looked_at_again():
     busy = at(in_flight=1, units=400, units_limit=400)
     gate = Asked(StageGate(max_passed=1), some("l", units=100))
-    gate.comes(*some("a", mergeable=False))
-    assert [one[0] for one in told(gate.plan(busy))] == ["a"]
+    gate.comes(*some("a"))
+    assert [one[0] for one in told(gate.plan(busy, now=0.05))] == ["a"]
     gate.comes(*some("s"), now=5.0)
     made = gate.plan(busy, now=5.0)
     assert (told(made), made.wake_at, gate.held()) == ([], 5.05, ["l", "s"])
