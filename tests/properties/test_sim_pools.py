@@ -113,7 +113,8 @@ def check(pipeline, records):
             assert len(pool.merger) == 0
     if pipeline.policies is not None and pipeline.policies.credits is not None:
         credits = pipeline.policies.credits
-        assert [credits.taken(stage) for stage in credits.order] == [0] * 3
+        capacity = pipeline.policies.config.runtime.credits.capacity
+        assert [credits.free(stage) for stage in credits.order] == [capacity] * 3
     if pipeline.repair is not None:
         assert len(pipeline.repair.recovery) == 0
 
