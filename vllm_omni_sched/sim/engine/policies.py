@@ -3,7 +3,6 @@
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
 from vllm_omni_sched.graph.classes import classes_of
 from vllm_omni_sched.graph.order import SlaClass, WaitingOrder
-from vllm_omni_sched.graph.pieces import Pieces
 from vllm_omni_sched.items.ahead import AheadLedger
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.steps import StepMeter
@@ -44,7 +43,6 @@ class EnginePolicies:
         self.prefill = make_control(
             config.prefill_control, config, config.prefill_min_tokens, limits.max_num_batched_tokens
         )
-        self.pieces = Pieces() if config.pieces else None
         split = config.encoder_split and limits.encodes
         self.split = EncoderBudget(limits.encoder_budget_embeds) if split else None
         self.rounds: EncodeRounds | None = None
