@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
+from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.pool import Pool
@@ -151,8 +151,11 @@ OPTIONS = st.fixed_dictionaries(
 @given(st.integers(0, 2**32), OPTIONS, st.booleans(), st.integers(0, 8), st.booleans())
 def test_orchestrated(seed, options, holds_outputs, aborts, linked):
     sim, records = Simulator(), []
-    spec = (LinkSpec("bus", 1e6, 0.01), LinkSpec("network", 1e5, 0.1, distance=1))
-    links = {(0, 1): Links(sim, spec, embeds_bytes(1024))} if linked else {}
+    links = (
+        {(0, 1): Links(sim, LinkSpec("bus", 1e6, 0.01), lambda one: 2048 * sum(item.embeds for item in one.items))}
+        if linked
+        else {}
+    )
     pipeline = orchestrated(sim, seed, records, options, holds_outputs=holds_outputs, links=links)
     break_it(pipeline, random.Random(seed), aborts)
     sim.run(until=LONG)
