@@ -148,27 +148,27 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), OPTIONS, st.booleans(), st.integers(0, 8), st.booleans())
-def test_orchestrated(seed, options, holds_outputs, aborts, linked):
+@given(st.integers(0, 2**32), OPTIONS, st.integers(0, 8), st.booleans())
+def test_orchestrated(seed, options, aborts, linked):
     sim, records = Simulator(), []
     links = (
         {(0, 1): Links(sim, LinkSpec("bus", 1e6, 0.01), lambda one: 2048 * sum(item.embeds for item in one.items))}
         if linked
         else {}
     )
-    pipeline = orchestrated(sim, seed, records, options, holds_outputs=holds_outputs, links=links)
+    pipeline = orchestrated(sim, seed, records, options, links=links)
     break_it(pipeline, random.Random(seed), aborts)
     sim.run(until=LONG)
     check(pipeline, records)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(0, 2**32), st.booleans())
-def test_with_recovery_nobody_is_lost(seed, holds_outputs):
+@given(st.integers(0, 2**32))
+def test_with_recovery_nobody_is_lost(seed):
     """Each replica dies once, not all of a stage at a time."""
     sim, records = Simulator(), []
     options = {"runtime": {"recovery": {"max_redispatches": 20}}}
-    pipeline = orchestrated(sim, seed, records, options, holds_outputs=holds_outputs)
+    pipeline = orchestrated(sim, seed, records, options)
     rng = random.Random(seed)
     failures = [
         pipeline.fail_by(FailureSpec(stage, at_seconds=(2.0 + stage, 12.0 + stage), restart_seconds=3.0), rng)
