@@ -9,7 +9,6 @@ from vllm_omni_sched.sim.costs.efficiency import EFFICIENCY_SOURCES, Efficiency
 from vllm_omni_sched.sim.costs.hardware import DEVICES
 from vllm_omni_sched.sim.costs.links import LINKS
 from vllm_omni_sched.sim.costs.models import MODELS
-from vllm_omni_sched.sim.costs.stages import DIFFUSION, OUTPUT_STAGES
 
 
 def devices() -> str:
@@ -71,26 +70,12 @@ def decoders() -> str:
     return _table(("decoder", *codecs, "source"), rows)
 
 
-def stages() -> str:
-    """Each of the other stages."""
-    rows = [
-        (one.name, f"{one.parameters / 1e9:g} · 10⁹ parameters, {one.steps} steps", _of(one.source))
-        for one in DIFFUSION.values()
-    ]
-    rows += [
-        (name, f"{one.base_seconds:g} s, and {one.per_output_token:g} s a token of the answer", _of(one.source))
-        for name, one in OUTPUT_STAGES.items()
-    ]
-    return _table(("stage", "costs", "source"), rows)
-
-
 PARTS = {
     "costs-devices": devices,
     "costs-links": links,
     "costs-models": models,
     "costs-efficiencies": efficiencies,
     "costs-decoders": decoders,
-    "costs-stages": stages,
 }
 
 

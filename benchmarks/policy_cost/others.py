@@ -21,23 +21,20 @@ from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
-from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot
+from vllm_omni_sched.resource.share import EncodeShare
 
 STAGES = ("encode", "llm", "talker", "vocoder")
 
 
-def encode_share(groups: int, dice: random.Random) -> Bench:
-    policy, clock = EncodeShare(LaneShare()), Clock()
-    loads = (DecodeLoad("interactive", 8, 0.1, 0.09, 0.1), DecodeLoad("realtime", 2, 0.05, 0.045, 0.05))
-    made = tuple(EncodeGroup(f"g{i}", 1, dice.uniform(0.001, 0.1), 99.0, dice.uniform(100, 200)) for i in range(groups))
-    snapshot = EncodeSnapshot(loads, made, lane_room=2, in_step_seconds=0.02, in_lane_seconds=0.03)
-    return Bench(lambda now: policy.plan(snapshot, now), clock)
+def encode_share(_: int, dice: random.Random) -> Bench:
+    policy, load = EncodeShare(max_alone_seconds=0.2), DecodeLoad(0.1, 0.09)
+    return Bench(lambda seconds: policy.place(load, seconds), lambda: dice.uniform(0.001, 0.1))
 
 
-def lane_share(classes: int, dice: random.Random) -> Bench:
+def lane_share(_: int, dice: random.Random) -> Bench:
     policy, clock = LaneShare(), Clock()
-    loads = [DecodeLoad(f"c{i}", 8, 0.1, dice.uniform(0.05, 0.15), 0.2) for i in range(classes)]
-    return Bench(lambda now: policy.update(loads, now), clock)
+    load = DecodeLoad(0.1, dice.uniform(0.05, 0.15))
+    return Bench(lambda now: policy.update(load, now), clock)
 
 
 def pick(balancer: Balancer) -> Callable[[int, random.Random], Bench]:
@@ -126,8 +123,8 @@ def forecast(bins: int, dice: random.Random) -> Bench:
 
 
 DECISIONS = (
-    Decision("EncodeShare.plan", "groups", encode_share, (1, 8, 64), barred=False),
-    Decision("LaneShare.update", "classes", lane_share, (1, 4)),
+    Decision("EncodeShare.place", "-", encode_share, (1,)),
+    Decision("LaneShare.update", "-", lane_share, (1,)),
     Decision("CostBalancer.pick", "replicas", pick(CostBalancer()), (8, LOOK_AT_ALL, 100, 1000, 10_000)),
     Decision("LeastQueue.pick", "replicas", pick(LeastQueue()), (8, LOOK_AT_ALL, 100, 1000, 10_000)),
     Decision("AdaptivePrefill.observe", "-", prefill, (1,)),

@@ -7,22 +7,22 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.credits import Credits, WaitReason
+from vllm_omni_sched.resource.credits import Credits
 
 
 class Walk:
     """Requests on their way through a random graph; each stage of a request starts when all before it have ended."""
 
-    def __init__(self, dice: random.Random, num_stages: int, num_requests: int, whole_path: bool) -> None:
+    def __init__(self, dice: random.Random, num_stages: int, num_requests: int) -> None:
         names = [f"s{i}" for i in range(num_stages)]
         dice.shuffle(names)
         density = dice.random()
         self.graph = {a: [b for b in names[i + 1 :] if dice.random() < density] for i, a in enumerate(names)}
         most = dice.choice([1, 1, 3])
         self.capacity = {name: dice.randint(1, most) for name in names}
-        self.credits = Credits(self.graph, self.capacity, whole_path)
+        self.credits = Credits(self.graph, self.capacity)
         self.dice, self.names = dice, names
-        self.amount, self.path = {}, {}
+        self.path = {}
         for number in range(num_requests):
             entry = names[0] if dice.random() < 0.8 else dice.choice(names)
             path = {entry}
@@ -30,10 +30,10 @@ class Walk:
                 if any(name in self.graph[one] for one in path) and dice.random() < 0.9:
                     path.add(name)
             self.path[f"r{number}"] = path
-            self.amount[f"r{number}"] = dice.randint(1, min(self.capacity[one] for one in path))
         self.running: set[tuple[str, str]] = set()
         self.done: dict[str, set[str]] = {name: set() for name in self.path}
         self.ended: set[str] = set()
+        self.holds: dict[str, set[str]] = {name: set() for name in self.path}
         self.needed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in self.path}
 
     def ready(self) -> list[tuple[str, str]]:
@@ -49,25 +49,20 @@ class Walk:
         ]
 
     def start(self, name: str, stage: str) -> bool:
-        call = (stage, name, self.amount[name], self.path[name])
-        why = self.credits.blocked(*call)
+        call = (stage, name, self.path[name])
         before = {one: self.credits.free(one) for one in self.names}
         needed = self.credits.needed(*call)
-        assert (why is None) == all(before[one] >= self.amount[name] for one in needed)
         # others do not change it
         assert self.needed[name].setdefault(stage, needed) == needed
         taken = self.credits.take(*call)
-        assert taken == (why is None)
-        if why is not None:
-            assert why.reason is not WaitReason.NEVER_FITS
-            assert self.credits.free(why.stage) < self.amount[name]
+        assert taken == all(before[one] > 0 for one in needed)
+        if not taken:
             assert before == {one: self.credits.free(one) for one in self.names}
         else:
             self.running.add((name, stage))
             self.needed[name].clear()
             # reserved at the start: all successors, and itself
-            for one in [stage, *(one for one in self.graph[stage] if one in self.path[name])]:
-                assert self.credits.taken(one) >= self.amount[name]
+            self.holds[name] |= {stage, *(one for one in self.graph[stage] if one in self.path[name])}
         return taken
 
     def end(self, name: str, stage: str) -> None:
@@ -77,18 +72,21 @@ class Walk:
         for after in self.graph[stage]:
             self.credits.hand_over(name, stage, after)
         self.credits.give_back(name, stage)
+        self.holds[name].discard(stage)
         if self.done[name] == self.path[name]:
             self.ended.add(name)
 
     def abort(self, name: str) -> None:
         self.running = {(one, stage) for one, stage in self.running if one != name}
         self.credits.give_back(name)
+        self.holds[name].clear()
         self.ended.add(name)
 
     def check(self) -> None:
         for one in self.names:
-            assert 0 <= self.credits.free(one) <= self.capacity[one]
-            assert self.credits.free(one) + self.credits.taken(one) == self.capacity[one]
+            assert self.credits.free(one) >= 0
+            held = sum(one in holds for holds in self.holds.values())
+            assert self.credits.free(one) <= self.capacity[one] - held, "rule 4 may take more"
 
     def step(self, abort: float) -> bool:
         """One random thing; False if nothing at all can happen any more."""
@@ -109,15 +107,15 @@ class Walk:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.0, 0.05]), st.booleans())
-def test_all_requests_end_and_all_credit_comes_back(seed, num_stages, num_requests, abort, whole_path):
-    walk_through(Walk(random.Random(seed), num_stages, num_requests, whole_path), abort)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 8), st.sampled_from([0.0, 0.05]))
+def test_all_requests_end_and_all_credit_comes_back(seed, num_stages, num_requests, abort):
+    walk_through(Walk(random.Random(seed), num_stages, num_requests), abort)
 
 
 def test_where_many_branches_meet_nobody_waits_for_ever():
-    """Without rule 4, eight of these hundred walks end in a deadlock."""
+    """Without rule 4, one of these hundred walks ends in a deadlock, and the example of the unit tests."""
     for seed in range(100):
-        walk_through(Walk(random.Random(seed), 12, 12, whole_path=False), abort=0.0, check=False)
+        walk_through(Walk(random.Random(seed), 12, 12), abort=0.0, check=False)
 
 
 def walk_through(walk: Walk, abort: float, check: bool = True) -> None:

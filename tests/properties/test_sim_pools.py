@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
+from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.pool import Pool
@@ -113,7 +113,8 @@ def check(pipeline, records):
             assert len(pool.merger) == 0
     if pipeline.policies is not None and pipeline.policies.credits is not None:
         credits = pipeline.policies.credits
-        assert [credits.taken(stage) for stage in credits.order] == [0] * 3
+        capacity = pipeline.policies.config.runtime.credits.capacity
+        assert [credits.free(stage) for stage in credits.order] == [capacity] * 3
     if pipeline.repair is not None:
         assert len(pipeline.repair.recovery) == 0
 
@@ -147,24 +148,27 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), OPTIONS, st.booleans(), st.integers(0, 8), st.booleans())
-def test_orchestrated(seed, options, holds_outputs, aborts, linked):
+@given(st.integers(0, 2**32), OPTIONS, st.integers(0, 8), st.booleans())
+def test_orchestrated(seed, options, aborts, linked):
     sim, records = Simulator(), []
-    spec = (LinkSpec("bus", 1e6, 0.01), LinkSpec("network", 1e5, 0.1, distance=1))
-    links = {(0, 1): Links(sim, spec, embeds_bytes(1024))} if linked else {}
-    pipeline = orchestrated(sim, seed, records, options, holds_outputs=holds_outputs, links=links)
+    links = (
+        {(0, 1): Links(sim, LinkSpec("bus", 1e6, 0.01), lambda one: 2048 * sum(item.embeds for item in one.items))}
+        if linked
+        else {}
+    )
+    pipeline = orchestrated(sim, seed, records, options, links=links)
     break_it(pipeline, random.Random(seed), aborts)
     sim.run(until=LONG)
     check(pipeline, records)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(0, 2**32), st.booleans())
-def test_with_recovery_nobody_is_lost(seed, holds_outputs):
+@given(st.integers(0, 2**32))
+def test_with_recovery_nobody_is_lost(seed):
     """Each replica dies once, not all of a stage at a time."""
     sim, records = Simulator(), []
     options = {"runtime": {"recovery": {"max_redispatches": 20}}}
-    pipeline = orchestrated(sim, seed, records, options, holds_outputs=holds_outputs)
+    pipeline = orchestrated(sim, seed, records, options)
     rng = random.Random(seed)
     failures = [
         pipeline.fail_by(FailureSpec(stage, at_seconds=(2.0 + stage, 12.0 + stage), restart_seconds=3.0), rng)

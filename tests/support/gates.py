@@ -43,7 +43,7 @@ class Asked(GateTerms):
         return self.gate.release(now, replicas, random.Random(0), self)
 
     def held(self):
-        return {name: self.gate.why(name).value for name in self.names if name in self.gate}
+        return [name for name in dict.fromkeys(self.names) if name in self.gate]
 
     def has_credits(self, needs):
         return needs not in self.none_for

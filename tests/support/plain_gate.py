@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_omni_sched.resource.balance import CostBalancer
 from vllm_omni_sched.resource.gate_room import GateRoom
-from vllm_omni_sched.resource.gate_types import GatePlan, GateTerms, HoldReason, Release, ReleaseReason
+from vllm_omni_sched.resource.gate_types import GatePlan, GateTerms, Release, ReleaseReason
 
 
 class PlainGate:
@@ -51,21 +51,15 @@ class PlainGate:
             replica_id = self.room.place(cost, one.units, near, self.balancer, dice, to_fill)
             releases.append(Release(one.request_id, replica_id, reason))
             self._count(one)
-        ends = [self._ends(name) for name in self.requests if self.why(name) is HoldReason.WINDOW]
+        ends = [self._ends(name) for name in self.requests if self._in_window(name)]
         return GatePlan(tuple(releases), min(ends, default=None))
 
-    def why(self, name):
-        one = self.requests[name]
-        if not self._has_credits(one):
-            return HoldReason.NO_CREDITS
-        if not self.room.has_room():
-            return HoldReason.NO_ROOM
-        if one.units > self.room.units:
-            return HoldReason.UNITS
-        overdue = self._overdue()
-        if overdue is None or (self._has_credits(overdue) and not one.units):
-            return HoldReason.WINDOW
-        return HoldReason.BEHIND_OVERDUE
+    def _in_window(self, name):
+        """Whether it is held for more to come, and for nothing else."""
+        one, overdue = self.requests[name], self._overdue()
+        if not self._has_credits(one) or not self.room.has_room() or one.units > self.room.units:
+            return False
+        return overdue is None or (self._has_credits(overdue) and not one.units)
 
     def _next(self, window_over):
         in_order = sorted(self.requests.values(), key=lambda one: self.order.key(one.waiting, self.now))
@@ -85,9 +79,6 @@ class PlainGate:
         starts = [one for one in able if one.units <= self.room.idle_units]
         if starts:
             return starts[0], ReleaseReason.IDLE
-        alone = [one for one in able if not one.mergeable]
-        if alone:
-            return alone[0], ReleaseReason.ALONE
         if window_over or any(self.now >= self._ends(one.request_id) for one in able):
             return able[0], ReleaseReason.WINDOW_OVER
         if len(able) >= self.room.least_room(able[0].units):

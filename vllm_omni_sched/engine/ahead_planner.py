@@ -1,6 +1,5 @@
 """Scheduler half of encode-ahead: who waits for which encoding, and what the lane is given."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.steps import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pace import PACE, PACE_BESIDE, DecodePace
-from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where
+from vllm_omni_sched.resource.share import EncodeShare, Where
 
 
 class AheadPlanner:
@@ -41,9 +40,8 @@ class AheadPlanner:
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
         self._chunk = vllm_config.scheduler_config.max_num_batched_tokens
         self._target, self._share_target = config.itl_target_ms / 1000, config.share_target_seconds
-        self._policy = EncodeShare(
-            LaneShare(config.encode_lane_min_share), math.inf, max_stall=0, max_alone_seconds=2 * self._target
-        )
+        self._policy = EncodeShare(max_alone_seconds=2 * self._target)
+        self._lane_share = LaneShare(config.encode_lane_min_share)
         on_cpu = getattr(vllm_config.device_config, "device_type", "") == "cpu"
         self._paces = {
             own: DecodePace(pace if config.decode_pace is None else config.decode_pace) if on_cpu else DecodePace(0.0)
@@ -71,7 +69,7 @@ class AheadPlanner:
         """Let this planner see what runs, and what is in the encoder cache."""
         self._scheduler = scheduler
         self._steps = steps
-        self._anybody = (DecodeLoad("all", 1, self._target),)
+        self._anybody = DecodeLoad(self._target)
         self._book = book
         self._metrics = metrics
         self.ledger.max_embeds = scheduler.encoder_cache_manager.cache_size
@@ -80,29 +78,29 @@ class AheadPlanner:
     def stepped(self, now: float) -> None:
         """A step's tokens are out: the lane's share follows how long they took."""
         if self.ledger.num_pending:
-            self.share, reason = self._policy.lane.update(self._running(self._share_target), now)
+            self.share, reason = self._lane_share.update(self._running(self._share_target), now)
             self._metrics.share_updates[reason.value] += 1
 
-    def _running(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
+    def _running(self, target: float | None = None) -> DecodeLoad | None:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
         running = self._scheduler.running
         if not running:
-            return ()
+            return None
         target = min(target or self._target, *(self._book.of(r.request_id).itl_seconds for r in running))
         itl = self._steps.itl.seconds
-        return (DecodeLoad("all", len(running), target, None if itl is None else itl + self._in_step_seconds),)
+        return DecodeLoad(target, None if itl is None else itl + self._in_step_seconds)
 
     def _rest_before(self, output: SchedulerOutput) -> float:
         """Seconds for which this step is held back for the lane."""
         encoding = self.ledger.num_pending > 0 and output.total_num_scheduled_tokens > 0
-        loads = self._running() if encoding else ()
+        load = self._running() if encoding else None
         seconds, _ = self._paces[self._lane.own_processors].rest(
             self.share,
             self._steps.predict(prompt_tokens_of(output)),
             self._steps.itl.seconds,
-            loads[0].itl_target_seconds if loads else self._target,
+            self._target if load is None else load.itl_target_seconds,
             encoding=encoding,
-            decoding=bool(loads),
+            decoding=load is not None,
         )
         self._metrics.decode_rest_seconds += seconds
         return seconds
@@ -153,23 +151,15 @@ class AheadPlanner:
         """Whether these are encoded in the step; the lane's are not, whoever they are for."""
         if any(self.ledger.state(features[i].identifier) is not None for i in missing):
             return False
-        now = monotonic_seconds()
         costs = self._book.costs
         seconds = sum(costs.encode_seconds(features[i].modality, self._num_embeds(request, i)) for i in missing)
-        group = EncodeGroup(
-            request.request_id,
-            len(missing),
-            # Before anything was measured, nothing is said to go unnoticed.
-            seconds / len(missing) or self._target,
-            now,
-            self._book.deadline(request.request_id),
-        )
+        seconds = seconds or len(missing) * self._target  # nothing was measured: nothing is said to go unnoticed
         # Whoever waits is held up too; so is a session that is between two inputs.
-        others = self._running() or self._anybody if len(self._scheduler.requests) > 1 else ()
-        (placed,) = self._policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
+        others = self._running() or self._anybody if len(self._scheduler.requests) > 1 else None
+        placed = self._policy.place(others, seconds)
         self._metrics.placements[placed.reason.value] += 1
         in_step = placed.where is Where.IN_STEP
-        self._in_step_seconds += group.seconds if in_step else 0.0
+        self._in_step_seconds += seconds if in_step else 0.0
         return in_step
 
     @staticmethod

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.graph.pieces import LOOK_AHEAD, Pieces, Work
+from vllm_omni_sched.graph.pieces import LOOK_AHEAD, longest_piece
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -39,7 +39,7 @@ class Steering:
         slots = getattr(scheduler, self._admission)
         self.batch = make_control(config.batch_control, config, config.batch_min, min(config.batch_max, slots))
         self.prefill = make_control(config.prefill_control, config, config.prefill_min_tokens, profiled)
-        self._pieces = Pieces() if config.pieces else None
+        self._pieces = config.pieces
         embeds = scheduler.max_num_encoder_input_tokens
         self._split = EncoderBudget(embeds) if config.encoder_split and embeds > 0 else None
         self._parts: dict[str, int] = {}  # modality -> embeddings left in this step
@@ -47,7 +47,7 @@ class Steering:
     @property
     def active(self) -> bool:
         """Whether anything is steered."""
-        return any(one is not None for one in (self.batch, self.prefill, self._pieces, self._split))
+        return self._pieces or any(one is not None for one in (self.batch, self.prefill, self._split))
 
     @contextmanager
     def limits(self) -> Iterator[None]:
@@ -62,7 +62,7 @@ class Steering:
             decoding = self._decode_tokens()
             if self.prefill is not None and decoding:
                 scheduler.max_num_scheduled_tokens = min(before[0], decoding + self.prefill.limit)
-            if self._pieces is not None:
+            if self._pieces:
                 self._cut(scheduler.max_num_scheduled_tokens - decoding)
             if self._split is not None:
                 self._share_encoder(self._split, decoding > 0)
@@ -90,8 +90,7 @@ class Steering:
         prefilling += [max(1, r.num_tokens - r.num_computed_tokens) for r in self._waiting()]
         if len(prefilling) < 2 or sum(prefilling) <= budget:
             return
-        pieces = self._pieces.plan([Work(str(i), n) for i, n in enumerate(prefilling)], max(budget, 1))  # type: ignore[union-attr]
-        largest = max(piece.amount for piece in pieces)
+        largest = longest_piece(prefilling, max(budget, 1))
         settings = self._scheduler.scheduler_config
         limit = settings.long_prefill_token_threshold
         settings.long_prefill_token_threshold = min(limit, largest) if limit else largest

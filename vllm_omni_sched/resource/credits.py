@@ -2,34 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 
 from vllm_omni_sched.errors import ConfigError
-
-
-class WaitReason(str, Enum):
-    """Why a request may not start in a stage yet."""
-
-    STAGE_FULL = "stage_full"  # the stage itself holds all it may
-    SUCCESSOR_FULL = "successor_full"  # a stage that gets its output has no credit
-    PATH_FULL = "path_full"  # it may not enter: a stage further on has no credit
-    NEVER_FITS = "never_fits"  # it is larger than all that a stage of its path may hold
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """The stage that a request waits for, and why."""
-
-    stage: str
-    reason: WaitReason
 
 
 @dataclass
 class _Account:
     """What one request has. ``path``: its stages, in the order of the graph."""
 
-    amount: int
     path: tuple[str, ...]
     started: set[str] = field(default_factory=set)
     reserved: set[str] = field(default_factory=set)  # credit taken, nothing there yet
@@ -42,7 +23,7 @@ class _Account:
 
 
 class Credits:
-    """The credits of every stage: what it may hold, queued and running, in requests or in bytes.
+    """The credits of every stage: how many requests it may hold, queued and running.
 
     1. A request enters its first stage if that has credit, and so have all stages that it will visit. Only the
        credit of the first stage and of its successors is taken: further on it may be somebody else's until then.
@@ -60,15 +41,12 @@ class Credits:
     Args:
         successors: of each stage; a stage named only as a successor is one too.
         capacities: of each stage, 1 or more.
-        whole_path: with False, rule 1 looks at the first stage and its successors only.
 
     Raises:
         ConfigError: the stages form a cycle, a capacity is missing, below 1, or that of a stage that is not there.
     """
 
-    def __init__(
-        self, successors: Mapping[str, Iterable[str]], capacities: Mapping[str, int], whole_path: bool = True
-    ) -> None:
+    def __init__(self, successors: Mapping[str, Iterable[str]], capacities: Mapping[str, int]) -> None:
         graph = {stage: tuple(dict.fromkeys(after)) for stage, after in successors.items()}
         for after in list(graph.values()):
             for stage in after:
@@ -85,10 +63,8 @@ class Credits:
             self.order = tuple(TopologicalSorter(before).static_order())
         except CycleError as error:
             raise ConfigError(f"the stages form a cycle: {' -> '.join(error.args[1])}") from None
-        self.whole_path = whole_path
         self._successors = graph
         self._position = {stage: i for i, stage in enumerate(self.order)}
-        self._capacity = dict(capacities)
         self._free = dict(capacities)
         self._accounts: dict[str, _Account] = {}
 
@@ -101,28 +77,23 @@ class Credits:
         """The credit of the stage that nobody has."""
         return self._free[self._known(stage)]
 
-    def taken(self, stage: str) -> int:
-        """The credit of the stage that requests have, reserved and used."""
-        self._known(stage)
-        return sum(account.amount for account in self._accounts.values() if stage in account.held)
-
-    def take(self, stage: str, request_id: str, amount: int = 1, path: Iterable[str] | None = None) -> bool:
+    def take(self, stage: str, request_id: str, path: Iterable[str] | None = None) -> bool:
         """Whether the request may start in the stage now; if so, the credits are taken.
 
         Args:
             path: when it enters, the stages that it will visit, this one among them; default: all that can be reached.
 
         Raises:
-            ValueError: the stage is unknown or not on the path, the amount is below 1 or not that of before,
-                or a stage before it on the path has not handed the request over yet.
+            ValueError: the stage is unknown or not on the path, or a stage before it on the path has not handed the
+                request over yet.
         """
-        account = self._account(stage, request_id, amount, path)
+        account = self._account(stage, request_id, path)
         if stage in account.started or stage in account.passed:
             return True
-        if self._blocked(stage, request_id, account) is not None:
+        if not all(self._free[one] for one in self._looked_at(stage, request_id, account)):
             return False
         for needed in self._needed(stage, account):
-            self._free[needed] -= account.amount
+            self._free[needed] -= 1
             account.reserved.add(needed)
         account.reserved.discard(stage)
         account.used.add(stage)
@@ -130,29 +101,16 @@ class Credits:
         self._accounts[request_id] = account
         return True
 
-    def blocked(
-        self, stage: str, request_id: str, amount: int = 1, path: Iterable[str] | None = None
-    ) -> Blocked | None:
-        """What ``take`` would wait for; None if it would take. Arguments and errors are those of ``take``."""
-        account = self._account(stage, request_id, amount, path)
-        if stage in account.started or stage in account.passed:
-            return None
-        return self._blocked(stage, request_id, account)
-
-    def needed(
-        self, stage: str, request_id: str, amount: int = 1, path: Iterable[str] | None = None
-    ) -> tuple[str, ...]:
-        """The stages that must all have ``amount`` of credit for ``take`` to take; none if it has started there.
+    def needed(self, stage: str, request_id: str, path: Iterable[str] | None = None) -> tuple[str, ...]:
+        """The stages that must all have credit for ``take`` to take; none if it has started there.
 
         They stay the same until something is taken or given back for this request. Arguments and errors are those of
         ``take``.
         """
-        account = self._account(stage, request_id, amount, path)
+        account = self._account(stage, request_id, path)
         if stage in account.started or stage in account.passed:
             return ()
-        if self.whole_path and request_id not in self._accounts:
-            return account.path
-        return tuple(self._needed(stage, account))
+        return tuple(self._looked_at(stage, request_id, account))
 
     def hand_over(self, request_id: str, from_stage: str, to_stage: str) -> None:
         """The output of one stage is with the next, where the request is queued now.
@@ -169,42 +127,31 @@ class Credits:
             account.reserved.discard(to_stage)
             account.used.add(to_stage)
 
-    def give_back(self, request_id: str, stage: str | None = None) -> int:
-        """The stage is done with the request, or it will not be visited; without a stage, all of them: it has ended.
-
-        Returns what is free now and was not before: 0 for what was given back already.
-        """
+    def give_back(self, request_id: str, stage: str | None = None) -> None:
+        """The stage is done with the request, or it will not be visited; without a stage, all of them: it has ended."""
         account = self._accounts.get(request_id)
         if account is None:
-            return 0
+            return
         stages = account.path if stage is None else (self._known(stage),)
-        freed = 0
         for one in stages:
-            if one in account.held:
-                self._free[one] += account.amount
-                freed += account.amount
+            self._free[one] += one in account.held
             account.reserved.discard(one)
             account.used.discard(one)
             account.passed.add(one)
         if account.passed.issuperset(account.path):
             del self._accounts[request_id]
-        return freed
 
     def _known(self, stage: str) -> str:
         if stage not in self._position:
             raise ValueError(f"unknown stage {stage!r}; there are {', '.join(self.order)}")
         return stage
 
-    def _account(self, stage: str, request_id: str, amount: int, path: Iterable[str] | None) -> _Account:
+    def _account(self, stage: str, request_id: str, path: Iterable[str] | None) -> _Account:
         self._known(stage)
         account = self._accounts.get(request_id)
         if account is None:
-            if amount < 1:
-                raise ValueError(f"request {request_id!r}: amount must be 1 or more, got {amount}")
             wanted = self._reachable(stage) if path is None else {self._known(one) for one in path}
-            account = _Account(amount, tuple(sorted(wanted, key=self._position.__getitem__)))
-        elif amount != account.amount:
-            raise ValueError(f"request {request_id!r}: amount was {account.amount}, and is {amount} now")
+            account = _Account(tuple(sorted(wanted, key=self._position.__getitem__)))
         if stage not in account.path:
             raise ValueError(f"request {request_id!r}: stage {stage!r} is not on its path {account.path}")
         if stage not in account.used and stage not in account.passed and self._before(stage, account):
@@ -225,26 +172,13 @@ class Credits:
                     to_see.append(after)
         return found
 
+    def _looked_at(self, stage: str, request_id: str, account: _Account) -> Iterable[str]:
+        """What must have credit to start there: rules 1 and 2."""
+        return self._needed(stage, account) if request_id in self._accounts else account.path
+
     def _needed(self, stage: str, account: _Account) -> list[str]:
         """What is to be taken to start there: rules 2 and 4."""
         path, held = account.path, account.held
         wanted = {stage, *(one for one in self._successors[stage] if one in path)}
         last = max(path.index(one) for one in wanted)
         return [one for one in path[: last + 1] if one not in held and one not in account.passed]
-
-    def _blocked(self, stage: str, request_id: str, account: _Account) -> Blocked | None:
-        amount = account.amount
-        entering = request_id not in self._accounts
-        if entering:
-            for one in account.path:
-                if amount > self._capacity[one]:
-                    return Blocked(one, WaitReason.NEVER_FITS)
-        needed = self._needed(stage, account)
-        for one in needed:
-            if self._free[one] < amount:
-                return Blocked(one, WaitReason.STAGE_FULL if one == stage else WaitReason.SUCCESSOR_FULL)
-        if entering and self.whole_path:
-            for one in account.path:
-                if self._free[one] < amount:
-                    return Blocked(one, WaitReason.PATH_FULL)
-        return None

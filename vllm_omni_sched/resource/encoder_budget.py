@@ -27,11 +27,11 @@ class ModalityReason(str, Enum):
 class ModalityDemand:
     """What waits of one modality, in encoder embeddings (``num_encoder_embeds``).
 
-    ``head_embeds``: the size of its item that is next; ``waiting_since``: since when that item waits, in
-    seconds; ``weight``: its claim relative to others.
+    ``head_embeds``: the size of its item that is next; ``waiting_since``: since when that item waits, by any clock
+    that all modalities share.
 
     Raises:
-        ValueError: not ``1 <= head_embeds <= largest_embeds <= total_embeds``, or the weight is below 1.
+        ValueError: not ``1 <= head_embeds <= largest_embeds <= total_embeds``.
     """
 
     modality: str
@@ -39,7 +39,6 @@ class ModalityDemand:
     largest_embeds: int
     head_embeds: int
     waiting_since: float
-    weight: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.head_embeds <= self.largest_embeds <= self.total_embeds:
@@ -47,8 +46,6 @@ class ModalityDemand:
                 f"{self.modality}: need 1 <= head_embeds <= largest_embeds <= total_embeds, got "
                 f"{self.head_embeds}, {self.largest_embeds}, {self.total_embeds}"
             )
-        if self.weight < 1:
-            raise ValueError(f"{self.modality}: weight must be a whole number of 1 or more, got {self.weight}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class EncoderBudget:
 
     1. The budget is what is wanted, but never more than ``profiled_embeds`` and never less than the
        largest waiting item: an item is encoded whole or not at all, so it would be stuck.
-    2. It is split max-min fairly by weight: what a modality does not need goes to the others.
+    2. It is split max-min fairly: what a modality does not need goes to the others.
     3. The longest-waiting next item of all modalities always fits into its modality's part; what
        that takes beyond rule 2, the others give, again max-min fairly. So each modality's turn comes.
     4. The parts add up to the smaller of the budget and all that waits.
@@ -111,14 +108,14 @@ class EncoderBudget:
     def _split(embeds: int, demands: Sequence[ModalityDemand]) -> tuple[ModalityShare, ...]:
         if not demands:
             return ()
-        totals, weights = [d.total_embeds for d in demands], [d.weight for d in demands]
-        parts = max_min(embeds, totals, weights)
+        totals = [d.total_embeds for d in demands]
+        parts = max_min(embeds, totals)
         oldest = min(range(len(demands)), key=lambda i: (demands[i].waiting_since, i))
         head = demands[oldest].head_embeds
         raised = parts[oldest] < head
         if raised:
             others = [i for i in range(len(demands)) if i != oldest]
-            rest = max_min(embeds - head, [totals[i] for i in others], [weights[i] for i in others])
+            rest = max_min(embeds - head, [totals[i] for i in others])
             parts = [head if i == oldest else rest[others.index(i)] for i in range(len(demands))]
         shares = []
         for i, demand in enumerate(demands):

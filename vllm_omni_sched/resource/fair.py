@@ -1,30 +1,25 @@
-"""Weighted max-min fair split of a whole number."""
+"""Max-min fair split of a whole number."""
 
 from collections.abc import Sequence
 
 
-def max_min(capacity: int, demands: Sequence[int], weights: Sequence[int] | None = None) -> list[int]:
+def max_min(capacity: int, demands: Sequence[int]) -> list[int]:
     """Split ``capacity`` so that nobody's share can grow without taking from somebody with less.
 
-    1. Nobody gets more than it demands; what it leaves goes to the others, by their weights.
+    1. Nobody gets more than it demands; what it leaves goes to the others, in equal parts.
     2. The shares add up to the smaller of the capacity and all demands together.
     3. Shares are whole numbers: each may differ from the exact one by as many units as there are demands.
 
     Progressive filling: Bertsekas and Gallager, "Data Networks", 6.5.2.
 
     Raises:
-        ValueError: the capacity or a demand is negative, or a weight is below 1.
+        ValueError: the capacity or a demand is negative.
     """
-    weights = [1] * len(demands) if weights is None else weights
     if capacity < 0 or min(demands, default=0) < 0:
         raise ValueError(f"capacity and demands must be 0 or more, got {capacity} and {list(demands)}")
-    if len(weights) != len(demands) or min(weights, default=1) < 1:
-        raise ValueError(f"weights must be whole numbers of 1 or more, one for each demand, got {list(weights)}")
     shares = [0] * len(demands)
-    weight_left = sum(weights)
     # Who is satisfied first comes first: the rest is then split anew among those behind.
-    for i in sorted(range(len(demands)), key=lambda i: demands[i] / weights[i]):
-        shares[i] = min(demands[i], capacity * weights[i] // weight_left)
+    for before, i in enumerate(sorted(range(len(demands)), key=demands.__getitem__)):
+        shares[i] = min(demands[i], capacity // (len(demands) - before))
         capacity -= shares[i]
-        weight_left -= weights[i]
     return shares

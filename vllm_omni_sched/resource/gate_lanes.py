@@ -14,13 +14,12 @@ class Traits(NamedTuple):
     """What the requests of one lane have in common. ``size``: binary digits of their units."""
 
     low: bool
-    mergeable: bool
     size: int
     needs: Hashable
 
 
 def traits_of(request: GateRequest) -> Traits:
-    return Traits(request.low, request.mergeable, request.units.bit_length(), request.needs)
+    return Traits(request.low, request.units.bit_length(), request.needs)
 
 
 @dataclass

@@ -12,21 +12,10 @@ class ReleaseReason(str, Enum):
     """Why a request is released now."""
 
     IDLE = "idle"  # a replica has nothing to do
-    ALONE = "alone"  # it shares no batch with others, so there is none to wait for
     BATCH_FULL = "batch_full"  # it fills its replica, with those released along with it
     WINDOW_OVER = "window_over"  # the batching window of one is over, and the batch goes as it is
     LOW_SHARE = "low_share"  # the share of the low class
     OVERDUE = "overdue"  # passed over as often as may be
-
-
-class HoldReason(str, Enum):
-    """Why a request is not released now."""
-
-    NO_ROOM = "no_room"  # no healthy replica has room in its batch
-    NO_CREDITS = "no_credits"  # a stage further on has no room for it
-    UNITS = "units"  # it is long, and as much long work runs already as should
-    WINDOW = "window"  # for more to come, until its batching window is over
-    BEHIND_OVERDUE = "behind_overdue"  # one that has been passed over too often, and has no credits yet, is first
 
 
 @dataclass(frozen=True)
@@ -34,7 +23,6 @@ class GateRequest:
     """A request that waits before the stage.
 
     ``waiting``: what its place in the order goes by, and its cost.
-    ``mergeable``: it may run in one batch with others; one that may not is never held for them.
     ``low``: of the class that has only its share while others wait.
     ``units``: of long work; 0 for short work, which no limit of units holds back.
     ``needs``: which credits it takes to start; those with equal needs have them at the same moments. Of few values.
@@ -44,7 +32,6 @@ class GateRequest:
     """
 
     waiting: WaitingRequest
-    mergeable: bool = True
     low: bool = False
     units: int = 0
     needs: Hashable = None

@@ -1,7 +1,6 @@
 """The encoder lane's share of the device, steered by the inter-token latency of those who decode."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,33 +21,28 @@ class ShareReason(str, Enum):
 
 @dataclass(frozen=True)
 class DecodeLoad:
-    """Those of one SLA class that decode now; ITL in seconds, None before it was measured.
+    """Those who decode now, under the tightest of their targets; ITL in seconds, None before it was measured.
 
     Raises:
-        ValueError: a latency is negative or NaN, or the target is not above 0.
+        ValueError: the latency is negative or not finite, or the target is not above 0.
     """
 
-    sla: str
-    num_decoding: int
     itl_target_seconds: float
     itl_seconds: float | None = None  # EWMA
-    itl_p99_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not self.itl_target_seconds > 0:
-            raise ValueError(f"class {self.sla!r}: itl_target_seconds must be above 0, got {self.itl_target_seconds}")
-        for name in ("itl_seconds", "itl_p99_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"class {self.sla!r}: {name} must be finite and >= 0, got {value}")
+            raise ValueError(f"itl_target_seconds must be above 0, got {self.itl_target_seconds}")
+        if self.itl_seconds is not None and not 0 <= self.itl_seconds < math.inf:
+            raise ValueError(f"itl_seconds must be finite and >= 0, got {self.itl_seconds}")
 
 
 class LaneShare:
-    """A PI controller on the relative ITL error, (target - ITL) / target, of the class that is worst off.
+    """A PI controller on the relative ITL error, (target - ITL) / target.
 
     1. Nobody decodes, or nobody has a target: the whole device. What was learnt is kept for when
        decoding goes on.
-    2. While any class is over its target, the share falls at every update, by at least the integral's part.
+    2. While the ITL is over its target, the share falls at every update, by at least the integral's part.
     3. Otherwise it moves by proportional x change of the error + integral x error x seconds passed.
     4. It stays in ``[min_share, 1]``: encoding is never starved. The integral is the share itself, so
        bounding it is the anti-windup.
@@ -70,19 +64,16 @@ class LaneShare:
         self._error: float | None = None
         self._updated = -math.inf
 
-    def update(self, decoding: Sequence[DecodeLoad], now: float) -> tuple[float, ShareReason]:
-        """The share from ``now`` on, and why."""
-        decoding = [load for load in decoding if load.num_decoding]
+    def update(self, decoding: DecodeLoad | None, now: float) -> tuple[float, ShareReason]:
+        """The share from ``now`` on, and why. ``decoding``: None if nobody decodes."""
         passed = min(max(now - self._updated, 0.0), 1.0)
         self._updated = max(now, self._updated)
-        bound = [load for load in decoding if load.itl_target_seconds < math.inf]
-        if not bound:
+        if decoding is None or decoding.itl_target_seconds == math.inf:
             self._error = None
-            return 1.0, ShareReason.NO_TARGET if decoding else ShareReason.NO_DECODE
-        errors = [1 - d.itl_seconds / d.itl_target_seconds for d in bound if d.itl_seconds is not None]
-        if not errors:
+            return 1.0, ShareReason.NO_DECODE if decoding is None else ShareReason.NO_TARGET
+        if decoding.itl_seconds is None:
             return self._share, ShareReason.NOT_MEASURED
-        error = max(min(errors), -1.0)
+        error = max(1 - decoding.itl_seconds / decoding.itl_target_seconds, -1.0)
         held = self.integral * error * passed
         change = held + self.proportional * (0.0 if self._error is None else error - self._error)
         if error < 0:

@@ -11,7 +11,7 @@ from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, Dice, ReplicaState
 from vllm_omni_sched.resource.gate_lanes import Entry, First, Lane, Traits, traits_of
 from vllm_omni_sched.resource.gate_room import GateRoom
-from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest, GateTerms, HoldReason, Release, ReleaseReason
+from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest, GateTerms, Release, ReleaseReason
 
 
 class StageGate:
@@ -68,7 +68,6 @@ class StageGate:
         self._released: list[int] = []  # sorted numbers of those released that came after the oldest who waits
         self._owed = 0.0  # releases, to the low class
         self._now = -math.inf
-        self._last = _Decision(GateRoom(), GateTerms())
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -100,14 +99,6 @@ class StageGate:
             self._out_of_lane(self._entries[request_id].request)
             self._forget(request_id)
 
-    def passed(self, request_id: str) -> int:
-        """How often others who came later were released before it.
-
-        Raises:
-            KeyError: no such request waits.
-        """
-        return len(self._released) - bisect_right(self._released, self._entries[request_id].number)
-
     def release(
         self,
         now: float,
@@ -125,7 +116,7 @@ class StageGate:
                 that for each others are drawn.
         """
         self._now = max(self._now, now)
-        decision = self._last = _Decision(GateRoom(replicas), terms or GateTerms())
+        decision = _Decision(GateRoom(replicas), terms or GateTerms())
         releases: list[Release] = []
         while self._entries and decision.room.has_room() and len(releases) < most:
             chosen = self._next(decision)
@@ -149,22 +140,6 @@ class StageGate:
             self._count(request)
         return GatePlan(tuple(releases), self._wake_at(decision))
 
-    def why(self, request_id: str) -> HoldReason:
-        """Why a request was not released when that was decided last.
-
-        Raises:
-            KeyError: no such request waits.
-        """
-        request, decision = self._entries[request_id].request, self._last
-        if not decision.has_credits(request.needs):
-            return HoldReason.NO_CREDITS
-        if not decision.room.has_room():
-            return HoldReason.NO_ROOM
-        if request.units > decision.room.units:
-            return HoldReason.UNITS
-        may_go = self._lanes[traits_of(request)] in self._lanes_now(decision, self._overdue())
-        return HoldReason.WINDOW if may_go else HoldReason.BEHIND_OVERDUE
-
     def _next(self, decision: "_Decision") -> tuple[str, ReleaseReason] | None:
         room, overdue = decision.room, self._overdue()
         lanes = self._lanes_now(decision, overdue)
@@ -181,9 +156,6 @@ class StageGate:
         starts = able if room.idle_units == room.units else self._firsts(lanes, room.idle_units)
         if starts:
             return self._of(starts[0], room.idle_units), ReleaseReason.IDLE
-        alone = next((one for one in able if not one.lane.traits.mergeable), None)
-        if alone is not None:
-            return self._of(alone, room.units), ReleaseReason.ALONE
         name = self._of(first, room.units)
         if not decision.window_over:
             ends = self._window_end(lanes, room.units)

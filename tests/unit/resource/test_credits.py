@@ -3,14 +3,14 @@
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.credits import Blocked, Credits, WaitReason
+from vllm_omni_sched.resource.credits import Credits
 
 LINE = {"thinker": ["talker"], "talker": ["vocoder"], "vocoder": []}
 ONES = dict.fromkeys(LINE, 1)
 
 
 def line(**capacities):
-    return Credits(LINE, {**ONES, **capacities}, whole_path=False)
+    return Credits(LINE, {**ONES, **capacities})
 
 
 def frees(credits):
@@ -18,30 +18,45 @@ def frees(credits):
 
 
 def test_a_stage_starts_only_what_its_successor_has_credit_for():
-    credits = line(thinker=2)
+    credits = line(thinker=2, vocoder=2)
     assert credits.take("thinker", "a")
-    assert frees(credits) == [1, 0, 1]
+    assert frees(credits) == [1, 0, 2]
     assert not credits.take("thinker", "b")
-    assert credits.blocked("thinker", "b") == Blocked("talker", WaitReason.SUCCESSOR_FULL)
     credits.hand_over("a", "thinker", "talker")
     credits.give_back("a", "thinker")
     assert not credits.take("thinker", "b")  # queued there now
     assert credits.take("talker", "a")
-    assert frees(credits) == [2, 0, 0]
-    assert credits.give_back("a", "talker") == 1
+    assert frees(credits) == [2, 0, 1]
+    credits.give_back("a", "talker")
     assert credits.take("thinker", "b")
     credits.hand_over("b", "thinker", "talker")
-    assert credits.blocked("talker", "b") == Blocked("vocoder", WaitReason.SUCCESSOR_FULL)
+    assert credits.take("talker", "b")
+    credits.give_back("b", "talker")
+    assert frees(credits) == [1, 1, 0]
+    assert not credits.take("thinker", "c")
     credits.hand_over("a", "talker", "vocoder")
     assert credits.take("vocoder", "a")  # a sink waits for nobody
-    assert credits.give_back("a") == 1
+    credits.give_back("a")
+    assert frees(credits) == [1, 1, 1]
+    assert credits.take("thinker", "c")
+
+
+def test_one_that_is_on_its_way_may_have_to_wait_for_its_next_stage():
+    credits = line(thinker=2, talker=2)
+    for name in "ab":
+        assert credits.take("thinker", name)
+        credits.hand_over(name, "thinker", "talker")
+    assert credits.take("talker", "a")
+    assert credits.needed("talker", "b") == ("vocoder",)
+    assert not credits.take("talker", "b")
+    credits.give_back("a")
     assert credits.take("talker", "b")
 
 
 def test_its_own_stage_may_be_full():
     credits = line(talker=2, vocoder=2)
     assert credits.take("thinker", "a")
-    assert credits.blocked("thinker", "b") == Blocked("thinker", WaitReason.STAGE_FULL)
+    assert not credits.take("thinker", "b")
 
 
 def test_nobody_enters_while_a_stage_of_the_path_is_full():
@@ -49,21 +64,12 @@ def test_nobody_enters_while_a_stage_of_the_path_is_full():
     assert credits.take("thinker", "a")
     credits.hand_over("a", "thinker", "talker")
     assert credits.take("talker", "a")
-    assert credits.blocked("thinker", "b") == Blocked("vocoder", WaitReason.PATH_FULL)
-    assert credits.blocked("thinker", "b", path=["thinker", "talker"]) is None  # text only
+    assert credits.needed("thinker", "b") == ("thinker", "talker", "vocoder")
+    assert not credits.take("thinker", "b")
+    assert credits.take("thinker", "c", path=["thinker", "talker"])  # text only
     credits.give_back("a")
     assert credits.take("thinker", "b")
     assert credits.free("vocoder") == 1  # looked at, not taken
-
-
-def test_amounts_in_bytes():
-    credits = line(thinker=100, talker=100, vocoder=60)
-    assert credits.blocked("thinker", "a", 61) == Blocked("vocoder", WaitReason.NEVER_FITS)
-    assert credits.take("thinker", "a", 60)
-    assert not credits.take("thinker", "b", 41)
-    assert credits.take("thinker", "c", 40)
-    assert credits.taken("talker") == 100
-    assert credits.give_back("a") == 120
 
 
 def test_to_repeat_changes_nothing():
@@ -71,33 +77,38 @@ def test_to_repeat_changes_nothing():
     assert [credits.take("thinker", "a"), credits.take("thinker", "a")] == [True, True]
     for _ in range(2):
         credits.hand_over("a", "thinker", "talker")
-    assert [credits.give_back("a", "thinker"), credits.give_back("a", "thinker")] == [1, 0]
+    for _ in range(2):
+        credits.give_back("a", "thinker")
+        assert frees(credits) == [1, 0, 1]
     assert credits.take("thinker", "a")  # it was there before
-    assert [credits.give_back("a"), credits.give_back("a"), credits.give_back("never seen")] == [1, 0, 0]
-    assert frees(credits) == [1, 1, 1]
+    for name in ("a", "a", "never seen"):
+        credits.give_back(name)
+        assert frees(credits) == [1, 1, 1]
 
 
 def test_a_stage_left_out_is_given_back_beforehand():
     credits = line()
     assert credits.take("thinker", "a")
-    assert credits.give_back("a", "talker") == 1
-    assert credits.give_back("a", "vocoder") == 0
+    for stage in ("talker", "vocoder"):
+        credits.give_back("a", stage)
+        assert frees(credits) == [0, 1, 1]
     credits.hand_over("a", "thinker", "talker")  # too late: nobody has room for it any more
-    assert credits.give_back("a", "thinker") == 1
+    credits.give_back("a", "thinker")
     assert frees(credits) == [1, 1, 1]
 
 
 def test_where_branches_meet_again_no_two_hold_what_the_other_waits_for():
     """Without rule 4: x holds c and waits for t, y holds t, by its short branch, and waits for c."""
     graph = {"s": ["a", "b"], "a": ["c"], "b": ["t"], "c": ["t"]}
-    credits = Credits(graph, {"s": 2, "a": 2, "b": 2, "c": 1, "t": 1}, whole_path=False)
+    credits = Credits(graph, {"s": 2, "a": 2, "b": 2, "c": 1, "t": 1})
     for name in "xy":
         assert credits.take("s", name)
         credits.hand_over(name, "s", "a")
         credits.hand_over(name, "s", "b")
         credits.give_back(name, "s")
     assert credits.take("a", "x")
-    assert credits.blocked("b", "y") == Blocked("c", WaitReason.SUCCESSOR_FULL)
+    assert "c" in credits.needed("b", "y")
+    assert not credits.take("b", "y")
     credits.hand_over("x", "a", "c")
     assert credits.take("c", "x")
 
@@ -110,7 +121,8 @@ def test_a_request_may_enter_at_two_stages():
     for first in ("ears", "eyes"):
         credits.hand_over("a", first, "mind")
     assert credits.take("mind", "a")
-    assert credits.give_back("a") == 3
+    credits.give_back("a")
+    assert frees(credits) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -135,19 +147,15 @@ def test_wrong_calls_are_refused():
     credits = line()
     with pytest.raises(ValueError, match="has not started"):
         credits.hand_over("a", "thinker", "talker")
-    with pytest.raises(ValueError, match="amount must be 1"):
-        credits.take("thinker", "a", 0)
     with pytest.raises(ValueError, match="handed over"):
         credits.take("talker", "a", path=LINE)
     with pytest.raises(ValueError, match="not on its path"):
         credits.take("thinker", "a", path=["talker"])
     assert credits.take("thinker", "a")
-    with pytest.raises(ValueError, match="amount was 1"):
-        credits.take("thinker", "a", 2)
     with pytest.raises(ValueError, match="handed over"):
         credits.take("talker", "a")
     with pytest.raises(ValueError, match="no successor"):
         credits.hand_over("a", "thinker", "vocoder")
-    for call in (credits.free, credits.taken, lambda stage: credits.take(stage, "b")):
+    for call in (credits.free, lambda stage: credits.take(stage, "b")):
         with pytest.raises(ValueError, match="unknown stage 'ear'"):
             call("ear")

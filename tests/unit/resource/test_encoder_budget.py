@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
 
 
-def demand(name, total, head=None, since=0.0, weight=1, largest=None):
+def demand(name, total, head=None, since=0.0, largest=None):
     head = total if head is None else head
-    return ModalityDemand(name, total, largest or head, head, since, weight)
+    return ModalityDemand(name, total, largest or head, head, since)
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,6 @@ def demand(name, total, head=None, since=0.0, weight=1, largest=None):
         (-3, [], 0, "largest_item", []),
         (100, [demand("image", 500, 10), demand("audio", 500, 10)], 100, "wanted", [(50, "fair"), (50, "fair")]),
         (100, [demand("image", 500, 10), demand("audio", 20, 10)], 100, "wanted", [(80, "fair"), (20, "all")]),
-        (
-            100,
-            [demand("image", 500, 10, weight=3), demand("audio", 500, 10)],
-            100,
-            "wanted",
-            [(75, "fair"), (25, "fair")],
-        ),
         # the oldest item of all fits, even if that is more than fair
         (
             100,
@@ -51,11 +44,9 @@ sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
 
 @settings(deadline=None)
-@given(st.integers(-10, 2000), st.lists(st.tuples(sizes, st.integers(1, 5), st.integers(0, 9)), max_size=4))
+@given(st.integers(-10, 2000), st.lists(st.tuples(sizes, st.integers(0, 9)), max_size=4))
 def test_bounds_and_conservation(wanted, queues):
-    demands = [
-        ModalityDemand(f"m{i}", sum(q), max(q), q[0], since, weight) for i, (q, weight, since) in enumerate(queues)
-    ]
+    demands = [ModalityDemand(f"m{i}", sum(q), max(q), q[0], since) for i, (q, since) in enumerate(queues)]
     plan = EncoderBudget(400).plan(wanted, demands)
     assert max((d.largest_embeds for d in demands), default=0) <= plan.embeds <= 400
     assert sum(s.embeds for s in plan.shares) == min(plan.embeds, sum(d.total_embeds for d in demands))
@@ -91,7 +82,6 @@ def test_every_item_is_encoded_in_at_most_as_many_steps_as_there_are_items(queue
         (lambda: EncoderBudget(0), "profiled_embeds"),
         (lambda: EncoderBudget(9).plan(9, [demand("image", 10)]), "item of 10 embeddings"),
         (lambda: demand("image", 5, 6), "image: need 1 <= head_embeds"),
-        (lambda: demand("image", 5, weight=0), "weight"),
     ],
 )
 def test_bad_parameters(make, message):

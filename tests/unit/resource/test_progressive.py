@@ -83,17 +83,17 @@ def gate_plan(gate, waiting, *replicas):
 def test_short_work_goes_beside_long_work_that_waits():
     gate = Asked(StageGate(max_hold_seconds=0))
     busy = ReplicaState(0, in_flight=1, limit=8, units=500, units_limit=800)
-    assert gate_plan(gate, {"l": LONG, "s": SHORT, "m": 300}, busy) == (["m", "s"], {"l": "units"})
+    assert gate_plan(gate, {"l": LONG, "s": SHORT, "m": 300}, busy) == (["m", "s"], ["l"])
 
 
 def test_what_is_larger_than_the_window_goes_alone():
     idle = ReplicaState(0, limit=8, units_limit=64)
-    assert gate_plan(Asked(), {"a": LONG, "b": LONG}, idle) == (["a"], {"b": "units"})
+    assert gate_plan(Asked(), {"a": LONG, "b": LONG}, idle) == (["a"], ["b"])
 
 
 def test_each_replica_has_a_window_of_its_own():
     idle = [ReplicaState(i, limit=8, units_limit=64) for i in range(2)]
-    assert gate_plan(Asked(), {"a": LONG, "b": LONG, "c": LONG}, *idle) == (["a", "b"], {"c": "units"})
+    assert gate_plan(Asked(), {"a": LONG, "b": LONG, "c": LONG}, *idle) == (["a", "b"], ["c"])
 
 
 def test_one_that_was_passed_over_too_often_is_the_next_long_one_and_short_ones_go_on():
@@ -101,9 +101,9 @@ def test_one_that_was_passed_over_too_often_is_the_next_long_one_and_short_ones_
     busy = ReplicaState(0, in_flight=1, limit=8, units=100, units_limit=400)
     assert gate_plan(gate, {"h": LONG, "a": 100, "b": 100}, busy)[0] == ["a", "b"]
     made = gate_plan(gate, {"c": 100, "s": SHORT}, busy)
-    assert made == (["s"], {"h": "units", "c": "behind_overdue"})
+    assert made == (["s"], ["h", "c"])
     free = ReplicaState(0, in_flight=1, limit=8, units=0, units_limit=400)
-    assert gate_plan(gate, {}, free) == (["h"], {"c": "units"})
+    assert gate_plan(gate, {}, free) == (["h"], ["c"])
 
 
 @settings(deadline=None, max_examples=60)

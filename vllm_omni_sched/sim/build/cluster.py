@@ -190,7 +190,7 @@ class Cluster:
             def nbytes(request: Request, each: float = each) -> int:
                 return int(each * sum(item.embeds for item in request.items))
 
-            found[at, at + 1] = Links(self.sim, (spec,), nbytes)
+            found[at, at + 1] = Links(self.sim, spec, nbytes)
         return found
 
     def _scaler(self) -> Reactive | Ahead | None:

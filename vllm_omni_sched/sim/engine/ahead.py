@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vllm_omni_sched.items.ahead import LEAST_PIECE, AheadLedger, EncodeState
-from vllm_omni_sched.resource.lane_share import DecodeLoad
-from vllm_omni_sched.resource.share import EncodeGroup, EncodeShare, EncodeSnapshot, Where, WhereReason
+from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
+from vllm_omni_sched.resource.share import EncodeShare, Where, WhereReason
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.lane import SimLane
@@ -18,7 +18,7 @@ from vllm_omni_sched.sim.kernel import Simulator
 class Loads(Protocol):
     """Those who decode; ``target``: of latency, in place of `itl_target_ms`."""
 
-    def __call__(self, target: float | None = None) -> tuple[DecodeLoad, ...]: ...
+    def __call__(self, target: float | None = None) -> DecodeLoad | None: ...
 
 
 class Ahead:
@@ -45,16 +45,18 @@ class Ahead:
         back: Callable[[list[Sequence]], None],
     ) -> None:
         assert policies.share is not None
+        assert policies.lane_share is not None
         assert policies.ledger is not None
         self._sim, self._costs, self._limits, self._policies = sim, costs, limits, policies
         self._encoding, self._running, self._back = encoding, running, back
         self.policy: EncodeShare = policies.share
+        self._lane_share: LaneShare = policies.lane_share
         self.ledger: AheadLedger = policies.ledger
         self.share = 1.0
         self.lane = SimLane(sim, self._seconds, self._encoded, limits.lane_items)
         self.held: dict[str, Sequence] = {}
         self._wanted: dict[str, tuple[str, int, set[str]]] = {}  # content -> modality, embeddings, who is held for it
-        self._anybody = (DecodeLoad("all", 1, policies.itl_target_seconds),)
+        self._anybody = DecodeLoad(policies.itl_target_seconds)
         self.placements: dict[tuple[Where, WhereReason], int] = {}  # groups of items that went there for that reason
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
         self.encoded_seconds = 0.0  # that what the lane has encoded takes at full width
@@ -64,7 +66,7 @@ class Ahead:
         beside = bool(self._running()) and not (self._limits.paced and self._limits.lane_beside)
         return self._costs.lane_seconds(modality, embeds, 1, self.share if beside else 1.0, beside)
 
-    def may_run(self, sequence: Sequence, alone: bool, now: float) -> bool:
+    def may_run(self, sequence: Sequence, alone: bool) -> bool:
         """Whether its next chunk has what it needs, or a piece of it that is worth a step (``sequence.limit``).
 
         Args:
@@ -77,7 +79,7 @@ class Ahead:
             for i in window
             if sequence.items[i].content not in sequence.held and not self._encoding.has(sequence.items[i])
         ]
-        if not missing or (not sequence.ahead and self._in_step(sequence, missing, alone, now)):
+        if not missing or (not sequence.ahead and self._in_step(sequence, missing, alone)):
             return True
         sequence.ahead = True
         for i in missing:
@@ -88,24 +90,18 @@ class Ahead:
         sequence.limit = sequence.starts[missing[0]]
         return sequence.limit - sequence.computed >= LEAST_PIECE
 
-    def _in_step(self, sequence: Sequence, missing: list[int], alone: bool, now: float) -> bool:
+    def _in_step(self, sequence: Sequence, missing: list[int], alone: bool) -> bool:
         items = [sequence.items[i] for i in missing]
         if any(self.ledger.state(str(item.content)) is not None for item in items):
             return False
         seconds = sum(self._policies.costs.encode_seconds(item.modality, item.embeds) for item in items)
-        group = EncodeGroup(
-            sequence.name,
-            len(items),
-            seconds / len(items) or self._policies.itl_target_seconds,
-            now,
-            sequence.job.request.arrival + sequence.sla.ttft_seconds,
-        )
-        others = () if alone else self._running() or self._anybody
-        (placed,) = self.policy.place(EncodeSnapshot(others, (group,), lane_room=1), self.share, now)
+        seconds = seconds or len(items) * self._policies.itl_target_seconds
+        others = None if alone else self._running() or self._anybody
+        placed = self.policy.place(others, seconds)
         decided = placed.where, placed.reason
         self.placements[decided] = self.placements.get(decided, 0) + 1
         in_step = placed.where is Where.IN_STEP
-        self.in_step_seconds += group.seconds if in_step else 0.0
+        self.in_step_seconds += seconds if in_step else 0.0
         return in_step
 
     def hold(self, sequence: Sequence) -> None:
@@ -133,7 +129,7 @@ class Ahead:
         """A step is over: the lane's share follows how long it took."""
         self.in_step_seconds = 0.0
         if self.ledger.num_pending:
-            self.share, _ = self.policy.lane.update(self._running(self._policies.share_target_seconds), now)
+            self.share, _ = self._lane_share.update(self._running(self._policies.share_target_seconds), now)
 
     def release(self, sequence: Sequence) -> None:
         """It is over."""

@@ -3,7 +3,6 @@
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
 from vllm_omni_sched.graph.classes import classes_of
 from vllm_omni_sched.graph.order import SlaClass, WaitingOrder
-from vllm_omni_sched.graph.pieces import Pieces
 from vllm_omni_sched.items.ahead import AheadLedger
 from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.steps import StepMeter
@@ -28,15 +27,12 @@ class EnginePolicies:
         self.classes = classes_of(config)
         self.order = WaitingOrder(config.max_wait_seconds) if config.waiting_order is OrderMode.SLA else None
         self.share: EncodeShare | None = None
+        self.lane_share: LaneShare | None = None
         self.ledger: AheadLedger | None = None
         self.pace: DecodePace | None = None
         if config.encode_ahead and limits.encodes:
-            self.share = EncodeShare(
-                LaneShare(config.encode_lane_min_share),
-                float("inf"),
-                max_stall=0,
-                max_alone_seconds=2 * self.itl_target_seconds,
-            )
+            self.share = EncodeShare(max_alone_seconds=2 * self.itl_target_seconds)
+            self.lane_share = LaneShare(config.encode_lane_min_share)
             self.ledger = AheadLedger(limits.encoder_cache_embeds, max_encoding=limits.lane_items + 1)
             if limits.paced:
                 pace = PACE_BESIDE if limits.lane_beside else PACE
@@ -47,7 +43,6 @@ class EnginePolicies:
         self.prefill = make_control(
             config.prefill_control, config, config.prefill_min_tokens, limits.max_num_batched_tokens
         )
-        self.pieces = Pieces() if config.pieces else None
         split = config.encoder_split and limits.encodes
         self.split = EncoderBudget(limits.encoder_budget_embeds) if split else None
         self.rounds: EncodeRounds | None = None

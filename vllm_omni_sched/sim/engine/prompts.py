@@ -1,6 +1,6 @@
 """Whose prompts are computed in a step, and how much of each."""
 
-from vllm_omni_sched.graph.pieces import LOOK_AHEAD, Work
+from vllm_omni_sched.graph.pieces import LOOK_AHEAD, longest_piece
 from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan, ModalityDemand
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import Decodes, Targets
@@ -81,7 +81,7 @@ class Prompts:
             if budget <= 0:
                 break
             if self.ahead is not None:
-                self.ahead.may_run(sequence, alone=False, now=now)
+                self.ahead.may_run(sequence, alone=False)
             budget -= self._compute(sequence, min(budget, longest), now)
         limit = self._limit()
         passed: list[Sequence] = []  # by rule 4
@@ -89,7 +89,7 @@ class Prompts:
             one = self._waiting.peek(now)
             if one is None or not self._fits(one):
                 break
-            if self.ahead is not None and not self.ahead.may_run(one, self._alone(), now):
+            if self.ahead is not None and not self.ahead.may_run(one, self._alone()):
                 self.ahead.hold(self._waiting.pop(now))
                 continue
             tokens = self._compute(one, min(budget, longest), now)
@@ -114,14 +114,13 @@ class Prompts:
         return self.kv_tokens + left + sequence.prompt <= self._limits.kv_tokens
 
     def _longest(self, budget: int, now: float) -> int:
-        if self._policies.pieces is None:
+        if not self._policies.config.pieces:
             return budget
         wanted = [one.prompt - one.computed for one in self.running]
         wanted += [one.prompt - one.computed for one in self._waiting.first(LOOK_AHEAD, now)]
         if len(wanted) < 2 or sum(wanted) <= budget:
             return budget
-        pieces = self._policies.pieces.plan([Work(str(i), tokens) for i, tokens in enumerate(wanted)], max(budget, 1))
-        return max(piece.amount for piece in pieces)
+        return longest_piece(wanted, max(budget, 1))
 
     def _encoder_plan(self, decoding: bool, now: float) -> EncoderBudgetPlan | None:
         split = self._policies.split

@@ -28,16 +28,15 @@ class StepView:
         self._beside: tuple[float, float, float] | None = None
         self._owed = 0.0
 
-    def loads(self, target: float | None = None) -> tuple[DecodeLoad, ...]:
+    def loads(self, target: float | None = None) -> DecodeLoad | None:
         """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
         decodes, prompts, policies = self._decodes, self._prompts, self._policies
-        number = decodes.number + len(prompts.running)
-        if not number:
-            return ()
+        if not decodes.number and not prompts.running:
+            return None
         itl = policies.steps.itl.seconds
         in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
         target = min(target or policies.itl_target_seconds, *decodes.targets.counts, *prompts.targets.counts)
-        return (DecodeLoad("all", number, target, None if itl is None else itl + in_step),)
+        return DecodeLoad(target, None if itl is None else itl + in_step)
 
     def beside_lane(self, ahead: Ahead, alone: float, now: float) -> tuple[float, float]:
         """A step's seconds beside the lane, which may be done before the step is; and how long it rests first.
@@ -52,14 +51,14 @@ class StepView:
         slow = self._costs.step_seconds(decodes.number, decodes.context, prompts.tokens, prompts.pairs, left)
         rest = 0.0
         if policies.pace is not None:
-            loads = self.loads()
+            load = self.loads()
             rest, _ = policies.pace.rest(
                 ahead.share,
                 policies.steps.predict(prompts.tokens),
                 policies.steps.itl.seconds,
-                loads[0].itl_target_seconds if loads else policies.itl_target_seconds,
+                policies.itl_target_seconds if load is None else load.itl_target_seconds,
                 encoding=True,
-                decoding=bool(loads),
+                decoding=load is not None,
             )
         together = ahead.lane.until - now - rest
         if slow > alone:

@@ -1,13 +1,9 @@
 """What is sent from stage to stage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.routing.learnt import Learnt
-from vllm_omni_sched.connectors.routing.options import RoutingOptions
-from vllm_omni_sched.connectors.routing.route import route
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.trip import Trip
@@ -16,7 +12,7 @@ from vllm_omni_sched.sim.work import Request
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A way for bytes: a network card, a bus, shared memory. ``distance``: 0 within a host, more with what is between.
+    """A way for bytes: a network card, a bus, shared memory.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -25,7 +21,6 @@ class LinkSpec:
     name: str
     bytes_per_second: float
     latency_seconds: float = 0.0
-    distance: int = 0
 
     def __post_init__(self) -> None:
         if not self.bytes_per_second > 0 or not 0 <= self.latency_seconds < float("inf"):
@@ -35,86 +30,33 @@ class LinkSpec:
             )
 
 
-def embeds_bytes(hidden: int, bytes_each: int = 2) -> Callable[[Request], int]:
-    """Bytes of the encoder embeddings of a request, of so many dimensions."""
-
-    def count(request: Request) -> int:
-        return sum(item.embeds for item in request.items) * hidden * bytes_each
-
-    return count
-
-
 class Link:
     """One message after the other, first come first served: ``bytes / bandwidth`` each, and it is there a latency
     later."""
 
-    __slots__ = ("_free_at", "_sim", "busy_seconds", "spec")
+    __slots__ = ("_free_at", "_sim", "_spec")
 
     def __init__(self, sim: Simulator, spec: LinkSpec) -> None:
-        self._sim, self.spec = sim, spec
+        self._sim, self._spec = sim, spec
         self._free_at = 0.0
-        self.busy_seconds = 0.0
 
     def send(self, nbytes: int, action: Callable[[Any], None], argument: Any) -> None:
         """Have ``action(argument)`` happen when they are there."""
-        seconds = nbytes / self.spec.bytes_per_second
-        self.busy_seconds += seconds
+        seconds = nbytes / self._spec.bytes_per_second
         self._free_at = max(self._free_at, self._sim.now) + seconds
-        self._sim.at(self._free_at + self.spec.latency_seconds, action, argument)
+        self._sim.at(self._free_at + self._spec.latency_seconds, action, argument)
 
 
 class Links:
-    """The links of one edge: each replica of the source has its own of each kind.
+    """The links of one edge: each replica of the source has its own."""
 
-    With one kind all messages take that. With several, the real `route` chooses by what `Learnt` has seen of them on
-    this edge, as the connector of the plugin does.
-    """
-
-    def __init__(
-        self,
-        sim: Simulator,
-        specs: tuple[LinkSpec, ...],
-        bytes_of: Callable[[Request], int],
-        edge: Edge = Edge("0", "1"),  # noqa: B008 (a tuple)
-        options: RoutingOptions | None = None,
-    ) -> None:
-        if len({spec.name for spec in specs}) < len(specs) or not specs:
-            raise ConfigError(f"links of an edge: one or more with different names, got {[one.name for one in specs]}")
-        self._sim, self._specs, self._bytes_of, self._edge = sim, {spec.name: spec for spec in specs}, bytes_of, edge
-        self.learnt = Learnt({spec.name: spec.distance for spec in specs}, options or RoutingOptions())
-        self._links: dict[tuple[str, int], Link] = {}
-        self.messages = dict.fromkeys(self._specs, 0)
+    def __init__(self, sim: Simulator, spec: LinkSpec, bytes_of: Callable[[Request], int]) -> None:
+        self._sim, self._spec, self._bytes_of = sim, spec, bytes_of
+        self._links: dict[int, Link] = {}
 
     def send(self, trip: Trip, source: int, arrived: Callable[[Trip], None]) -> None:
         """Send what a replica has made for a request."""
-        sim, nbytes = self._sim, self._bytes_of(trip.request)
-        if len(self._specs) == 1:
-            (name,) = self._specs
-            self.messages[name] += 1
-            self._link(name, source).send(nbytes, arrived, trip)
-            return
-        names = list(self._specs)
-        first = route(self.learnt.states(self._edge, nbytes, names, here=True, now=sim.now))[0]
-        self.messages[first.path] += 1
-        began = sim.now
-
-        def there(trip: Trip) -> None:
-            seconds = sim.now - began
-            self.learnt.took(self._edge, first.path, nbytes, first.reason, seconds, names)
-            self.learnt.got(self._edge, first.path, nbytes, 0.0)
-            arrived(trip)
-
-        self._link(first.path, source).send(nbytes, there, trip)
-
-    def _link(self, name: str, source: int) -> Link:
-        link = self._links.get((name, source))
+        link = self._links.get(source)
         if link is None:
-            link = self._links[name, source] = Link(self._sim, self._specs[name])
-        return link
-
-    def busy_seconds(self) -> Mapping[str, float]:
-        """Of all links by kind, together."""
-        total = dict.fromkeys(self._specs, 0.0)
-        for (name, _), link in self._links.items():
-            total[name] += link.busy_seconds
-        return total
+            link = self._links[source] = Link(self._sim, self._spec)
+        link.send(self._bytes_of(trip.request), arrived, trip)

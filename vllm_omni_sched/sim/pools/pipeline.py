@@ -34,8 +34,6 @@ class Pipeline:
         record: gets that of each request when it leaves.
         paths: stages by modality, in order; ``""``: for those that are not named.
         policies: what the pools share, if they are `GatedPool`; ``repairs``: with recovery, as its options say.
-        holds_outputs: whether what a stage has made outlives its replica. Without, a request begins anew when it
-            loses its place.
         links: by stages, from and to; a step that has none takes no time.
         answers: the stage whose output is the client's.
         left: told of each work that a stage has done, for traces.
@@ -54,7 +52,6 @@ class Pipeline:
         record: Callable[[Record], None],
         paths: Mapping[str, tuple[int, ...]],
         policies: Policies | None = None,
-        holds_outputs: bool = True,
         links: Mapping[tuple[int, int], Links] | None = None,
         answers: int | None = None,
         respawn: bool = False,
@@ -78,8 +75,8 @@ class Pipeline:
         self._answers, self._respawn = answers, respawn
         self._restart_seconds: dict[tuple[int, int], float] = {}
         if policies is not None:
-            recovery = policies.recovery([pool.spec for pool in pools], holds_outputs)
-            self.repair = None if recovery is None else Repair(sim, recovery, self, holds_outputs)
+            recovery = policies.recovery([pool.spec for pool in pools])
+            self.repair = None if recovery is None else Repair(sim, recovery, self)
         self._credits = None if policies is None else policies.credits
         for pool in pools:
             pool.above, pool.tells_of_each = self, self.repair is not None
@@ -235,7 +232,7 @@ class Pipeline:
         lost = pool.notice(index)
         if self.repair is not None:
             self.repair.suspected(pool.stage, index)
-            self.sim.after(0.0, self._died, (pool, index, lost))  # when all that died with it are suspected, too
+            self.sim.after(0.0, self._died, (pool, index))  # when all that died with it are suspected, too
             return
         for trip in lost:
             self.fails(trip)
@@ -243,10 +240,10 @@ class Pipeline:
             self.start_again(pool.stage, index)
         self._give_up_waiting(pool)
 
-    def _died(self, dead: tuple[Pool, int, list[Trip]]) -> None:
-        pool, index, lost = dead
+    def _died(self, dead: tuple[Pool, int]) -> None:
+        pool, index = dead
         assert self.repair is not None
-        self.repair.died(pool.stage, index, lost)
+        self.repair.died(pool.stage, index)
         self._give_up_waiting(pool)
 
     def _give_up_waiting(self, pool: Pool) -> None:
@@ -274,17 +271,10 @@ class Pipeline:
         self._release(self.pools[stage])
 
     def place_again(self, name: str, stage: int, index: int, attempt: int) -> None:
-        """Recovery has a place for a request that lost its own."""
+        """Recovery has a place for a request that lost its own, in the same stage: what went before is kept."""
         trip = self.trips.get(int(name))
-        if trip is None:
-            return
-        if stage in trip.path:
-            trip.position = trip.path.index(stage)
+        if trip is not None:
             self.pools[stage].placed(trip, index, attempt)
-        elif self.repair is not None:  # it has nothing to do there
-            self.repair.skipped(trip, attempt)
-            trip.position = next(at for at, one in enumerate(trip.path) if one > stage)
-            self.pools[trip.stage].submit(trip)
 
     def give_up(self, name: str) -> None:
         """Recovery gives a request up."""

@@ -84,18 +84,15 @@ class Policies:
         successors = {str(stage): [str(one) for one in self.graph.successors(stage)] for stage in range(len(specs))}
         return Credits(successors, dict.fromkeys(successors, self.config.runtime.credits.capacity))
 
-    def recovery(self, specs: Sequence[StageSpec], holds_outputs: bool) -> Recovery | None:
-        """What repairs dead replicas, if anything is to.
-
-        ``holds_outputs``: what a stage has made for a request is kept until that leaves, so none runs again.
-        """
+    def recovery(self, specs: Sequence[StageSpec]) -> Recovery | None:
+        """What repairs dead replicas, if anything is to. What a stage has made for a request is kept until that leaves,
+        so no earlier stage runs again."""
         options = self.config.runtime.recovery
         if not options.enabled:
             return None
-        stages = self.graph.stages
         return Recovery(
             {Replica(stage, index): math.inf for stage, spec in enumerate(specs) for index in range(spec.replicas)},
-            {} if holds_outputs else {stage.stage_id: stage.sources for stage in stages},
+            {},
             recovery_options(options),
             self.dice,
         )

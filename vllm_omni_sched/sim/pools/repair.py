@@ -1,7 +1,6 @@
 """Recovery at work: what the real policy is told, and what it asks for."""
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 from vllm_omni_sched.monitor.recovery.events import (
@@ -16,7 +15,6 @@ from vllm_omni_sched.monitor.recovery.events import (
     Finished,
     Joined,
     Left,
-    OutputLost,
     Redispatch,
     Replica,
     Restart,
@@ -45,9 +43,9 @@ class Hands(Protocol):
 class Repair:
     """Tells `Recovery` what happens, carries out its actions, and wakes it when it wants that."""
 
-    def __init__(self, sim: Simulator, recovery: Recovery, hands: Hands, holds_outputs: bool = True) -> None:
+    def __init__(self, sim: Simulator, recovery: Recovery, hands: Hands) -> None:
         self.recovery = recovery
-        self._sim, self._hands, self._holds = sim, hands, holds_outputs
+        self._sim, self._hands = sim, hands
         self._wake = math.inf
 
     def began(self, leg: Leg) -> None:
@@ -65,20 +63,12 @@ class Repair:
             attempt = leg.attempt
         return self._tell(Finished(trip.name, attempt, final))
 
-    def skipped(self, trip: Trip, attempt: int) -> None:
-        """A request has nothing to do where it was placed."""
-        self._tell(Finished(trip.name, attempt))
-
     def suspected(self, stage: int, index: int) -> None:
         """A replica seems to be gone, and nothing is moved there; it is dead next. As in `omni.stages.repair`."""
         self._tell(Suspected(Replica(stage, index), "killed"))
 
-    def died(self, stage: int, index: int, lost: Sequence[Trip]) -> None:
-        """A replica is gone, with what was there."""
-        if not self._holds:
-            for trip in lost:
-                for before in trip.path[: trip.position]:
-                    self._tell(OutputLost(trip.name, before))
+    def died(self, stage: int, index: int) -> None:
+        """A replica is gone, with what was there; what its requests got from earlier stages is not."""
         self._tell(Died(Replica(stage, index), "killed"))
         self._ask_to_be_woken()
 

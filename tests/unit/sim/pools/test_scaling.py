@@ -9,7 +9,7 @@ from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, Reactive, ReactiveOptions
 from vllm_omni_sched.sim.pools.choose import InTurn
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec, embeds_bytes
+from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.spec import StageSpec
@@ -17,32 +17,13 @@ from vllm_omni_sched.sim.pools.spec import StageSpec
 
 def test_links_take_time_one_message_after_the_other():
     def edge(sim):
-        return Links(sim, (LinkSpec("bus", 200.0, 0.25),), embeds_bytes(1))  # 200 bytes each: a second
+        return Links(sim, LinkSpec("bus", 200.0, 0.25), lambda _: 200)  # 200 bytes each: a second
 
     specs = [StageSpec("encoder"), StageSpec("llm", replicas=2)]
     come = [request(0, content=1), request(1, at=0.1, content=2)]
     records, _ = run(come, specs, links={(0, 1): edge})
     assert records[0].end == pytest.approx(1 + 1.25 + 1)
     assert records[1].end == pytest.approx(2 + 1.25 + 1)
-
-
-def test_of_several_links_the_quickest_is_learnt():
-    found = []
-
-    def edge(sim):
-        found.append(
-            Links(
-                sim,
-                (LinkSpec("near", 1e5, 0.001), LinkSpec("quick", 1e9, 0.001, distance=1)),
-                embeds_bytes(1000, 2),
-            )
-        )
-        return found[0]
-
-    come = [request(number, at=number * 10.0, content=number, embeds=500) for number in range(700)]
-    run(come, [StageSpec("encoder"), StageSpec("llm")], links={(0, 1): edge})
-    assert found[0].messages["near"] == pytest.approx(500, abs=3)  # until the other one has been tried
-    assert found[0].messages["quick"] == pytest.approx(200, abs=3)
 
 
 def test_a_replica_that_drains_leaves_empty_and_is_paid_for_until_then():
