@@ -68,7 +68,7 @@ def _own(self: Any, *args: Any) -> Any:
         (lambda _: _subclass(), None),
         (lambda _: _subclass(iter_mm_grid_thw=_own), "Fork has a iter_mm_grid_thw of its own"),
         (lambda _: _subclass(get_mrope_input_positions=_own), "none of the models"),
-        (_patched, "differs from those that were read"),
+        (_patched, "differs from the versions that were verified"),
         (lambda _: torch.nn.Linear(1, 1), "computes no M-RoPE positions"),
     ],
 )
