@@ -124,8 +124,8 @@ def test_a_server_that_dies_leaves_the_trace_so_far(tmp_path: Path, slept: list[
         status, said, problem = run(url, "--out", out, "--seconds", 1000)
     assert (status, said) == (1, "")
     assert (
-        f"no answer to 3 scrapes in a row: it answers 503 Service Unavailable; are its metrics on?; 2 intervals in {out}"
-        in problem
+        f"no answer to 3 scrapes in a row: it answers 503 Service Unavailable; "
+        f"are its metrics on?; 2 intervals in {out}" in problem
     )
     assert len(read_trace(out).intervals) == 2
     assert len(slept) == 5
