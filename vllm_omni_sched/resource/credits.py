@@ -1,4 +1,4 @@
-"""Back-pressure between stages: a stage starts only what its successors have room for."""
+"""Apply back-pressure between stages: a stage starts only requests that its successors have room for."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class WaitReason(str, Enum):
-    """Why a request may not start in a stage yet."""
+    """Reason why a request may not start in a stage yet."""
 
-    STAGE_FULL = "stage_full"  # the stage itself holds all it may
+    STAGE_FULL = "stage_full"  # the stage itself is at its capacity
     SUCCESSOR_FULL = "successor_full"  # a stage that gets its output has no credit
-    PATH_FULL = "path_full"  # it may not enter: a stage further on has no credit
-    NEVER_FITS = "never_fits"  # it is larger than all that a stage of its path may hold
+    PATH_FULL = "path_full"  # it may not enter: a later stage has no credit
+    NEVER_FITS = "never_fits"  # it is larger than the capacity of a stage of its path
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Blocked:
 
 @dataclass
 class _Account:
-    """What one request has. ``path``: its stages, in the order of the graph."""
+    """Credits of one request. ``path``: its stages, in the order of the graph."""
 
     amount: int
     path: tuple[str, ...]
     started: set[str] = field(default_factory=set)
-    reserved: set[str] = field(default_factory=set)  # credit taken, nothing there yet
+    reserved: set[str] = field(default_factory=set)  # credit taken, not handed over yet
     used: set[str] = field(default_factory=set)  # queued or running there
     passed: set[str] = field(default_factory=set)  # given back
 
@@ -44,26 +44,26 @@ class _Account:
 class Credits:
     """The credits of every stage: what it may hold, queued and running, in requests or in bytes.
 
-    1. A request enters its first stage if that has credit, and so have all stages that it will visit. Only the
-       credit of the first stage and of its successors is taken: further on it may be somebody else's until then.
+    1. A request enters its first stage if that stage and all stages that it will visit have credit. Only the
+       credit of the first stage and of its successors is taken; others may use that of later stages until then.
     2. It starts in a stage only together with the credit of all successors of that stage; all or none are taken.
-    3. A reserved credit is used from when the request is handed over, and free when it is given back: the stage
+    3. A reserved credit becomes used when the request is handed over, and free when it is given back: the stage
        is done with the request, or the request was aborted.
-    4. Credits are taken in one order of the graph: with a stage, all of the request's earlier stages, unless it
-       has or had them. Where branches meet again, two requests would else each hold what the other waits for.
-    5. Nothing is taken twice: to repeat a call changes nothing.
+    4. Credits are taken in one order of the graph: together with a stage, all of the request's earlier stages, unless
+       it has or had them. Where branches meet again, two requests could otherwise each hold what the other waits for.
+    5. Nothing is taken twice: repeating a call changes nothing.
 
-    Rule 4 is the ordering of resources (Havender, 1968), and why there is no deadlock: of the requests that wait, the
-    one that holds the last stage in that order needs only stages further on, which nobody holds. That takes no more
-    than capacities of 1, and that each request that started ends. A line of stages never notices rule 4.
+    Rule 4 is the ordering of resources (Havender, 1968), which excludes deadlock: of the requests that wait, the
+    one that holds the last stage in that order needs only later stages, which no request holds. This only needs
+    capacities of 1, and that each request that started ends. Rule 4 has no effect on a line of stages.
 
     Args:
-        successors: of each stage; a stage named only as a successor is one too.
+        successors: of each stage; a stage named only as a successor is a stage too.
         capacities: of each stage, 1 or more.
-        whole_path: with False, rule 1 looks at the first stage and its successors only.
+        whole_path: if False, rule 1 looks at the first stage and its successors only.
 
     Raises:
-        ConfigError: the stages form a cycle, a capacity is missing, below 1, or that of a stage that is not there.
+        ConfigError: the stages form a cycle, or a capacity is missing, below 1, or of an unknown stage.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Credits:
             for stage in after:
                 graph.setdefault(stage, ())
         if missing := sorted(graph.keys() - capacities.keys()):
-            raise ConfigError(f"stages without a capacity: {', '.join(missing)}; give each one of 1 or more")
+            raise ConfigError(f"stages without a capacity: {', '.join(missing)}; give each a capacity of 1 or more")
         if unknown := sorted(capacities.keys() - graph.keys()):
             raise ConfigError(f"capacities of stages that are not in the graph: {', '.join(unknown)}")
         if too_small := sorted(stage for stage, capacity in capacities.items() if capacity < 1):
             raise ConfigError(f"capacities below 1: {', '.join(too_small)}")
         before = {stage: [one for one, after in graph.items() if stage in after] for stage in graph}
         try:
-            # By depth, so that rule 4 takes little more than rule 2: not one branch to its end before the next.
+            # Breadth first, so that rule 4 takes little more than rule 2: not one branch to its end before the next.
             self.order = tuple(TopologicalSorter(before).static_order())
         except CycleError as error:
             raise ConfigError(f"the stages form a cycle: {' -> '.join(error.args[1])}") from None
@@ -93,28 +93,28 @@ class Credits:
         self._accounts: dict[str, _Account] = {}
 
     def has_started(self, request_id: str, stage: str) -> bool:
-        """Whether the request has started in the stage, and has not ended since."""
+        """Return whether the request has started in the stage and is not finished."""
         account = self._accounts.get(request_id)
         return account is not None and stage in account.started
 
     def free(self, stage: str) -> int:
-        """The credit of the stage that nobody has."""
+        """Return the free credit of the stage."""
         return self._free[self._known(stage)]
 
     def taken(self, stage: str) -> int:
-        """The credit of the stage that requests have, reserved and used."""
+        """Return the credit of the stage that requests hold, reserved and used."""
         self._known(stage)
         return sum(account.amount for account in self._accounts.values() if stage in account.held)
 
     def take(self, stage: str, request_id: str, amount: int = 1, path: Iterable[str] | None = None) -> bool:
-        """Whether the request may start in the stage now; if so, the credits are taken.
+        """Take the credits for the request to start in the stage, and return whether it may start now.
 
         Args:
-            path: when it enters, the stages that it will visit, this one among them; default: all that can be reached.
+            path: when it enters, the stages that it will visit, including this one; default: all reachable stages.
 
         Raises:
-            ValueError: the stage is unknown or not on the path, the amount is below 1 or not that of before,
-                or a stage before it on the path has not handed the request over yet.
+            ValueError: the stage is unknown or not on the path, the amount is below 1 or differs from before,
+                or an earlier stage of the path has not handed the request over yet.
         """
         account = self._account(stage, request_id, amount, path)
         if stage in account.started or stage in account.passed:
@@ -142,9 +142,9 @@ class Credits:
     def needed(
         self, stage: str, request_id: str, amount: int = 1, path: Iterable[str] | None = None
     ) -> tuple[str, ...]:
-        """The stages that must all have ``amount`` of credit for ``take`` to take; none if it has started there.
+        """Return the stages that must all have ``amount`` of credit for ``take`` to succeed; none if it has started.
 
-        They stay the same until something is taken or given back for this request. Arguments and errors are those of
+        They stay the same until credit is taken or given back for this request. Arguments and errors are those of
         ``take``.
         """
         account = self._account(stage, request_id, amount, path)
@@ -155,24 +155,24 @@ class Credits:
         return tuple(self._needed(stage, account))
 
     def hand_over(self, request_id: str, from_stage: str, to_stage: str) -> None:
-        """The output of one stage is with the next, where the request is queued now.
+        """Record that the output of one stage is with the next, where the request is queued now.
 
         Raises:
-            ValueError: the request never started in ``from_stage``, or ``to_stage`` is no successor of it.
+            ValueError: the request never started in ``from_stage``, or ``to_stage`` is not a successor of it.
         """
         account = self._accounts.get(request_id)
         if account is None or from_stage not in account.started:
             raise ValueError(f"request {request_id!r} has not started in {from_stage!r}: take() its credits first")
         if to_stage not in self._successors[from_stage]:
-            raise ValueError(f"stage {to_stage!r} is no successor of {from_stage!r}")
+            raise ValueError(f"stage {to_stage!r} is not a successor of {from_stage!r}")
         if to_stage in account.reserved:
             account.reserved.discard(to_stage)
             account.used.add(to_stage)
 
     def give_back(self, request_id: str, stage: str | None = None) -> int:
-        """The stage is done with the request, or it will not be visited; without a stage, all of them: it has ended.
+        """Give back the credit of a stage that is done with the request or skipped; without a stage, of all its stages.
 
-        Returns what is free now and was not before: 0 for what was given back already.
+        Returns the amount freed by this call: 0 for credit that was given back already.
         """
         account = self._accounts.get(request_id)
         if account is None:
@@ -192,7 +192,7 @@ class Credits:
 
     def _known(self, stage: str) -> str:
         if stage not in self._position:
-            raise ValueError(f"unknown stage {stage!r}; there are {', '.join(self.order)}")
+            raise ValueError(f"unknown stage {stage!r}; known stages are {', '.join(self.order)}")
         return stage
 
     def _account(self, stage: str, request_id: str, amount: int, path: Iterable[str] | None) -> _Account:
@@ -204,7 +204,7 @@ class Credits:
             wanted = self._reachable(stage) if path is None else {self._known(one) for one in path}
             account = _Account(amount, tuple(sorted(wanted, key=self._position.__getitem__)))
         elif amount != account.amount:
-            raise ValueError(f"request {request_id!r}: amount was {account.amount}, and is {amount} now")
+            raise ValueError(f"request {request_id!r}: amount must stay {account.amount}, got {amount}")
         if stage not in account.path:
             raise ValueError(f"request {request_id!r}: stage {stage!r} is not on its path {account.path}")
         if stage not in account.used and stage not in account.passed and self._before(stage, account):
@@ -212,7 +212,7 @@ class Credits:
         return account
 
     def _before(self, stage: str, account: _Account) -> bool:
-        """Whether a stage of its path, which was not left out, comes directly before."""
+        """Return whether a stage of the path that was not skipped comes directly before ``stage``."""
         left_out = account.passed - account.started
         return any(stage in self._successors[one] for one in account.path if one not in left_out)
 
@@ -226,7 +226,7 @@ class Credits:
         return found
 
     def _needed(self, stage: str, account: _Account) -> list[str]:
-        """What is to be taken to start there: rules 2 and 4."""
+        """Return the stages whose credit is to be taken to start there: rules 2 and 4."""
         path, held = account.path, account.held
         wanted = {stage, *(one for one in self._successors[stage] if one in path)}
         last = max(path.index(one) for one in wanted)

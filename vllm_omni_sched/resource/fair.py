@@ -1,12 +1,12 @@
-"""Weighted max-min fair split of a whole number."""
+"""Split a whole number by weighted max-min fairness."""
 
 from collections.abc import Sequence
 
 
 def max_min(capacity: int, demands: Sequence[int], weights: Sequence[int] | None = None) -> list[int]:
-    """Split ``capacity`` so that nobody's share can grow without taking from somebody with less.
+    """Split ``capacity`` so that no share can grow without taking from a smaller one.
 
-    1. Nobody gets more than it demands; what it leaves goes to the others, by their weights.
+    1. No share exceeds its demand; the remainder goes to the others, by their weights.
     2. The shares add up to the smaller of the capacity and all demands together.
     3. Shares are whole numbers: each may differ from the exact one by as many units as there are demands.
 
@@ -22,7 +22,7 @@ def max_min(capacity: int, demands: Sequence[int], weights: Sequence[int] | None
         raise ValueError(f"weights must be whole numbers of 1 or more, one for each demand, got {list(weights)}")
     shares = [0] * len(demands)
     weight_left = sum(weights)
-    # Who is satisfied first comes first: the rest is then split anew among those behind.
+    # The demand that is satisfied first is served first: the rest is then split anew among the others.
     for i in sorted(range(len(demands)), key=lambda i: demands[i] / weights[i]):
         shares[i] = min(demands[i], capacity * weights[i] // weight_left)
         capacity -= shares[i]

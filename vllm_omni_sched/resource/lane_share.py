@@ -1,4 +1,4 @@
-"""The encoder lane's share of the device, steered by the inter-token latency of those who decode."""
+"""Steer the encoder lane's share of the device by the inter-token latency of decoding requests."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class ShareReason(str, Enum):
-    """Why the lane has its share."""
+    """Reason for the lane's share."""
 
-    NO_DECODE = "no_decode"  # all of it: nobody decodes
-    NO_TARGET = "no_target"  # all of it: nobody who decodes was promised anything
+    NO_DECODE = "no_decode"  # all of it: no request decodes
+    NO_TARGET = "no_target"  # all of it: no decoding request has an ITL target
     NOT_MEASURED = "not_measured"  # held: no latency is known yet
     OVER_TARGET = "over_target"  # lowered
     UNDER_TARGET = "under_target"  # raised
@@ -22,7 +22,7 @@ class ShareReason(str, Enum):
 
 @dataclass(frozen=True)
 class DecodeLoad:
-    """Those of one SLA class that decode now; ITL in seconds, None before it was measured.
+    """Decoding requests of one SLA class; ITL in seconds, None before it was measured.
 
     Raises:
         ValueError: a latency is negative or NaN, or the target is not above 0.
@@ -44,18 +44,18 @@ class DecodeLoad:
 
 
 class LaneShare:
-    """A PI controller on the relative ITL error, (target - ITL) / target, of the class that is worst off.
+    """A PI controller on the relative ITL error, (target - ITL) / target, of the class with the largest violation.
 
-    1. Nobody decodes, or nobody has a target: the whole device. What was learnt is kept for when
-       decoding goes on.
+    1. While no request decodes, or none has a target, the lane gets the whole device. The controller's state is
+       kept for when decoding goes on.
     2. While any class is over its target, the share falls at every update, by at least the integral's part.
     3. Otherwise it moves by proportional x change of the error + integral x error x seconds passed.
-    4. It stays in ``[min_share, 1]``: encoding is never starved. The integral is the share itself, so
-       bounding it is the anti-windup.
-    5. A pause between updates counts as one second at most, and the error as -1 at worst.
+    4. It stays in ``[min_share, 1]``, so encoding is never starved. The integral is the share itself, so
+       bounding it prevents windup.
+    5. A pause between updates counts as at most one second, and the error as no less than -1.
 
     Raises:
-        ConfigError: ``min_share`` is not in (0, 1], or a gain is negative, or the integral one is 0.
+        ConfigError: ``min_share`` is not in (0, 1], a gain is negative, or the integral one is 0.
     """
 
     def __init__(self, min_share: float = 0.1, proportional: float = 0.2, integral: float = 0.5) -> None:
@@ -71,7 +71,7 @@ class LaneShare:
         self._updated = -math.inf
 
     def update(self, decoding: Sequence[DecodeLoad], now: float) -> tuple[float, ShareReason]:
-        """The share from ``now`` on, and why."""
+        """Return the share from ``now`` on, and the reason."""
         decoding = [load for load in decoding if load.num_decoding]
         passed = min(max(now - self._updated, 0.0), 1.0)
         self._updated = max(now, self._updated)

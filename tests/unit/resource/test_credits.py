@@ -142,11 +142,11 @@ def test_wrong_calls_are_refused():
     with pytest.raises(ValueError, match="not on its path"):
         credits.take("thinker", "a", path=["talker"])
     assert credits.take("thinker", "a")
-    with pytest.raises(ValueError, match="amount was 1"):
+    with pytest.raises(ValueError, match="amount must stay 1"):
         credits.take("thinker", "a", 2)
     with pytest.raises(ValueError, match="handed over"):
         credits.take("talker", "a")
-    with pytest.raises(ValueError, match="no successor"):
+    with pytest.raises(ValueError, match="not a successor"):
         credits.hand_over("a", "thinker", "vocoder")
     for call in (credits.free, credits.taken, lambda stage: credits.take(stage, "b")):
         with pytest.raises(ValueError, match="unknown stage 'ear'"):
