@@ -85,7 +85,7 @@ class EncodeRounds:
 
     1. While no request decodes whose promise could still be kept, a round is open: items are encoded, as many as the
        deadlines of the prompts in the round allow, and at least one if nothing else runs.
-    2. Requests whose promise was broken before are delayed again only after twice the time of the last encode,
+    2. Requests whose promise was broken before are delayed again only after a pause as long as the last encode,
        so they run for at least half of the time.
     3. While others decode, an item is encoded if it fits into the shortest ITL promise beside ``min_tokens`` tokens.
     4. Otherwise it is held until the decoding requests are finished. Encoded prompts go on except for their last
