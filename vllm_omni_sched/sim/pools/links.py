@@ -1,4 +1,4 @@
-"""What is sent from stage to stage."""
+"""Model the transfers between stages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.work import Request
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A way for bytes: a network card, a bus, shared memory. ``distance``: 0 within a host, more with what is between.
+    """A link: a network card, a bus, shared memory. ``distance``: 0 within a host, larger the farther apart its ends.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -36,7 +36,7 @@ class LinkSpec:
 
 
 def embeds_bytes(hidden: int, bytes_each: int = 2) -> Callable[[Request], int]:
-    """Bytes of the encoder embeddings of a request, of so many dimensions."""
+    """Return a function for the bytes of a request's encoder embeddings with that many dimensions."""
 
     def count(request: Request) -> int:
         return sum(item.embeds for item in request.items) * hidden * bytes_each
@@ -45,8 +45,10 @@ def embeds_bytes(hidden: int, bytes_each: int = 2) -> Callable[[Request], int]:
 
 
 class Link:
-    """One message after the other, first come first served: ``bytes / bandwidth`` each, and it is there a latency
-    later."""
+    """A link that sends messages first come first served.
+
+    Each takes ``bytes / bandwidth``, and arrives a latency later.
+    """
 
     __slots__ = ("_free_at", "_sim", "busy_seconds", "spec")
 
@@ -56,7 +58,7 @@ class Link:
         self.busy_seconds = 0.0
 
     def send(self, nbytes: int, action: Callable[[Any], None], argument: Any) -> None:
-        """Have ``action(argument)`` happen when they are there."""
+        """Call ``action(argument)`` when the bytes have arrived."""
         seconds = nbytes / self.spec.bytes_per_second
         self.busy_seconds += seconds
         self._free_at = max(self._free_at, self._sim.now) + seconds
@@ -64,9 +66,9 @@ class Link:
 
 
 class Links:
-    """The links of one edge: each replica of the source has its own of each kind.
+    """The links of one edge: each replica of the source has its own link of each kind.
 
-    With one kind all messages take that. With several, the real `route` chooses by what `Learnt` has seen of them on
+    With one kind, all messages take it. With several, the real `route` chooses by what `Learnt` has observed on
     this edge, as the connector of the plugin does.
     """
 
@@ -86,7 +88,7 @@ class Links:
         self.messages = dict.fromkeys(self._specs, 0)
 
     def send(self, trip: Trip, source: int, arrived: Callable[[Trip], None]) -> None:
-        """Send what a replica has made for a request."""
+        """Send the output of a replica for a request."""
         sim, nbytes = self._sim, self._bytes_of(trip.request)
         if len(self._specs) == 1:
             (name,) = self._specs
@@ -113,7 +115,7 @@ class Links:
         return link
 
     def busy_seconds(self) -> Mapping[str, float]:
-        """Of all links by kind, together."""
+        """Return the busy seconds of all links by kind."""
         total = dict.fromkeys(self._specs, 0.0)
         for (name, _), link in self._links.items():
             total[name] += link.busy_seconds
