@@ -1,7 +1,7 @@
-"""Reading the options of `stage_options.py`, once at start-up.
+"""Read the options of `stage_options` once at start-up.
 
-They are the key ``omni_sched`` of vLLM-Omni's deploy YAML (which ignores keys that it does not know): a mapping, or the
-path of a YAML file of its own, from where the deploy YAML lies. Or the environment variable `VARIABLE` names that file.
+They are the key ``omni_sched`` of vLLM-Omni's deploy YAML (which ignores unknown keys): a mapping, or the
+path of a YAML file of its own, relative to the deploy YAML. Or the environment variable `VARIABLE` names that file.
 """
 
 import difflib
@@ -23,15 +23,15 @@ VARIABLE = "VLLM_OMNI_SCHED_STAGES"
 
 
 def load_stage_config(deploy_yaml: Path | None, environ: Mapping[str, str]) -> StageSchedConfig | None:
-    """The options that the deploy YAML or the environment gives; None where neither does: nothing of ours runs.
+    """Return the options of the deploy YAML or the environment; None if neither has any, and nothing of ours runs.
 
     Args:
-        deploy_yaml: vLLM-Omni's, if there is one; as there, what it lacks comes from its ``base_config``.
-        environ: as `os.environ`.
+        deploy_yaml: vLLM-Omni's, if there is one; as in vLLM-Omni, keys that it lacks come from its ``base_config``.
+        environ: like `os.environ`.
 
     Raises:
-        ConfigError: both give options, a file cannot be read, or an option is unknown, of the wrong type, out of range
-            or contradicts another. The message names where, the key with its path, the value and the fix.
+        ConfigError: both have options, a file cannot be read, or an option is unknown, of the wrong type, out of range
+            or contradicts another. The message names the file, the key with its path, the value and the fix.
     """
     found = _find(deploy_yaml, environ)
     return read_stage_options(*found) if found is not None else None
@@ -39,7 +39,7 @@ def load_stage_config(deploy_yaml: Path | None, environ: Mapping[str, str]) -> S
 
 @contextmanager
 def file_named(deploy_yaml: Path | None, environ: Mapping[str, str]) -> Iterator[None]:
-    """What is wrong with options beside the pipeline is told with where they are; arguments as `load_stage_config`."""
+    """Add the file of the options to a `ConfigError` of the block; arguments as for `load_stage_config`."""
     try:
         yield
     except ConfigError as error:
@@ -48,7 +48,7 @@ def file_named(deploy_yaml: Path | None, environ: Mapping[str, str]) -> Iterator
 
 
 def _find(deploy_yaml: Path | None, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """The options, and where they are."""
+    """Return the options and the file that holds them, None if there are none."""
     file = environ.get(VARIABLE) or None
     found = _in_deploy(deploy_yaml) if deploy_yaml is not None else None
     if found is None:
@@ -59,10 +59,10 @@ def _find(deploy_yaml: Path | None, environ: Mapping[str, str]) -> tuple[Any, st
 
 
 def read_stage_options(options: Any, where: str) -> StageSchedConfig:
-    """The options that a mapping holds; `where` it was written goes into messages.
+    """Return the options that a mapping holds; `where` names its source in messages.
 
     Raises:
-        ConfigError: as `load_stage_config`.
+        ConfigError: as for `load_stage_config`.
     """
     if not isinstance(options, Mapping):
         kind = type(options).__name__
@@ -76,8 +76,8 @@ def read_stage_options(options: Any, where: str) -> StageSchedConfig:
 def resolved_stage_options(config: StageSchedConfig) -> list[ResolvedOption]:
     """Return all options by their paths, with the values that they have in a pipeline.
 
-    Where a default follows from other options, the value is what follows (``runtime.stall_seconds``). What
-    ``batching.stages`` leaves open is left out: `BatchingOptions.of_stage` has it.
+    Where a default follows from other options, the resulting value is given (``runtime.stall_seconds``). Options that
+    ``batching.stages`` does not set are left out: `BatchingOptions.of_stage` has them.
     """
     follow = {
         "runtime.stall_seconds": config.runtime.stalls_after_seconds,
@@ -87,7 +87,7 @@ def resolved_stage_options(config: StageSchedConfig) -> list[ResolvedOption]:
 
 
 def _flat(options: BaseModel, prefix: str, given: bool) -> Iterator[ResolvedOption]:
-    """Options of a model and of those that it holds; ``given``: the operator has written the model itself."""
+    """Yield the options of a model and of its nested models; ``given``: the operator has written the model itself."""
     for name in type(options).model_fields:
         value, path, own = getattr(options, name), prefix + name, given and name in options.model_fields_set
         held = value if isinstance(value, dict) else {}
@@ -107,7 +107,7 @@ def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> N
         stage_names: name of each stage by its id; "" for none.
 
     Raises:
-        ConfigError: a stage is unknown, or is there by its name and by its id.
+        ConfigError: a stage is unknown, or is given both by its name and by its id.
     """
     ids = _ids(stage_names)
     for option, given in (
@@ -122,20 +122,20 @@ def _check_stages(option: str, given: Iterable[str], ids: Mapping[str, int]) -> 
     for key in given:
         _stage_id(ids, key, f"option '{option}.{key}': there is no such stage")
         if (other := seen.setdefault(ids[key], key)) != key:
-            raise ConfigError(f"options '{option}.{other}' and '{option}.{key}' are of one stage: join them")
+            raise ConfigError(f"options '{option}.{other}' and '{option}.{key}' are for the same stage: merge them")
 
 
 def edge_connectors(
     options: RuntimeOptions, stage_names: Mapping[int, str], edges: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], str]:
-    """Which of the connectors an edge has, by its stages.
+    """Return the name of each edge's connector, by the ids of its stages.
 
     Args:
         stage_names: as for `check_against`.
-        edges: those of the graph.
+        edges: the edges of the graph.
 
     Raises:
-        ConfigError: a stage or an edge is unknown, or an edge is there twice.
+        ConfigError: a stage or an edge is unknown, or an edge is given twice.
     """
     if not options.edges:
         return {edge: name for name in options.connectors for edge in edges}
@@ -150,13 +150,13 @@ def edge_connectors(
             known = ", ".join(f"{one}->{other}" for one, other in edges)
             raise ConfigError(f"option 'runtime.edges.{key}': the pipeline has no such edge; it has {known or 'none'}")
         if (start, end) in found:
-            raise ConfigError(f"option 'runtime.edges.{key}': that edge is there twice, by name and by id: keep one")
+            raise ConfigError(f"option 'runtime.edges.{key}': that edge is given twice, by name and by id: keep one")
         found[start, end] = name
     return found
 
 
 def _ids(stage_names: Mapping[int, str]) -> dict[str, int]:
-    """Stages by all that they may be called."""
+    """Return the ids of stages by all names that they may have."""
     ids = {str(stage_id): stage_id for stage_id in stage_names}
     return ids | {name: stage_id for stage_id, name in stage_names.items() if name and name not in ids}
 
@@ -169,21 +169,21 @@ def _stage_id(ids: Mapping[str, int], key: str, problem: str) -> int:
 
 
 def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, str] | None:
-    """What the deploy YAML, or one that it is based on, says under our key, and where."""
+    """Return the options under our key in the deploy YAML or in one that it is based on, and their source."""
     if path in inherited_by:
-        raise ConfigError(f"{path}: 'base_config' leads back to it; remove it from one of the files")
+        raise ConfigError(f"{path}: 'base_config' refers back to this file; remove it from one of the files")
     named_by = "the deploy YAML" if not inherited_by else f"{inherited_by[-1]}: 'base_config'"
     deploy = read_yaml(str(path), named_by, only=KEY)
     if not isinstance(deploy, Mapping):
-        return None  # vLLM-Omni will say so
+        return None  # vLLM-Omni will report it
     for key in deploy:
         if is_nearly_ours(key):
-            raise ConfigError(f"{path}: the key {key!r} is read by nobody; did you mean {KEY!r}?")
+            raise ConfigError(f"{path}: the key {key!r} is unknown; did you mean {KEY!r}?")
     if KEY not in deploy:
         base = deploy.get("base_config")
         return _in_deploy(path.parent / base, (*inherited_by, path)) if isinstance(base, str) else None
     options, where = deploy[KEY], f"{path}: {KEY!r}"
-    if options is False:  # off, where a base has it on
+    if options is False:  # off, although a base file has it on
         return None
     if options is None:
         return {}, where
@@ -194,11 +194,11 @@ def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, st
 
 
 def _explain(error: Any) -> str:
-    """One validation error in one sentence, with the path of its key."""
+    """Return one sentence for a validation error, with the path of its key."""
     model: type[BaseModel] = StageSchedConfig
     if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
         return explain(error, model, "")
-    if error["type"] == "value_error":  # of several options together, in our own words
+    if error["type"] == "value_error":  # concerns several options, in our own words
         problem = str(error["msg"]).removeprefix("Value error, ")
         at = ".".join(map(str, error["loc"]))
         return f"in {at!r}: {problem}" if at else problem
@@ -221,7 +221,7 @@ def _explain(error: Any) -> str:
 
 
 def _model_in(model: type[BaseModel], name: str) -> tuple[type[BaseModel], bool] | None:
-    """The options that an option holds, and whether it holds them by names."""
+    """Return the model of an option's value, and whether the option is a mapping of such models; else None."""
     field = model.model_fields.get(name)
     annotation: Any = field.annotation if field is not None else None
     keyed = get_origin(annotation) is dict

@@ -55,12 +55,12 @@ def ask(server: Server, path: str, xargs: dict[str, Any], **more: Any) -> tuple[
 @pytest.mark.parametrize(
     ("xargs", "says"),
     [
-        ({"omni_class": "vip"}, "omni_class is 'vip', which is no class: it must be one of interactive, batch"),
+        ({"omni_class": "vip"}, "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch"),
         ({"omni_class": "realtime"}, "which clients of this server may not ask for (option 'client_classes')"),
         ({"omni_ttft_ms": "fast"}, "omni_ttft_ms must be a number of milliseconds above 0, got 'fast'"),
         ({"omni_ttft_ms": -5}, "omni_ttft_ms must be a number of milliseconds above 0, got -5"),
         ({"omni_ttft_ms": 99}, "omni_ttft_ms must be 100 or more on this server (option 'client_ttft_ms_min'), got 99"),
-        ({"omni_clas": "batch"}, "there is no 'omni_clas': did you mean 'omni_class'? known keys are omni_class, "),
+        ({"omni_clas": "batch"}, "unknown key 'omni_clas': did you mean 'omni_class'? known keys are omni_class, "),
     ],
 )
 def test_what_makes_no_sense_is_a_400_that_says_why(servers: Server, path, stream, xargs, says):

@@ -64,7 +64,7 @@ def test_requests_that_share_an_item_run_next_to_each_other(clock: Clock):
     ("extra", "message"),
     [
         ({"omni_class": "interactiv"}, "did you mean 'interactive'"),
-        ({"omni_class": 3}, "omni_class is 3, which is no class"),
+        ({"omni_class": 3}, "omni_class is 3, which is not an SLA class"),
         ({"omni_ttft_ms": -1}, "omni_ttft_ms must be a number of milliseconds above 0"),
         ({"omni_itl_ms": "fast"}, "omni_itl_ms"),
         ({"omni_itl_ms": True}, "omni_itl_ms"),

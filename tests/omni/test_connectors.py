@@ -192,7 +192,7 @@ def test_options_of_models_stay_theirs() -> None:
 def test_stages_that_could_not_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
     monkeypatch.delenv(ARENA_VARIABLE)
-    with pytest.raises(ValueError, match="set the option `arena`"):
+    with pytest.raises(ValueError, match="Set the option `arena`"):
         OmniConnectorFactory.create_connector(ConnectorSpec("ArenaConnector", {"stage_id": 1}))
 
 

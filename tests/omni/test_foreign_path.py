@@ -141,7 +141,7 @@ def test_health_and_close(sender: Path, receiver: Path) -> None:  # noqa: F811
         ({"name": "NixlConnector"}, "path 'x' cannot be made: .*NIXL is not available.*pip install nixl"),
         ({"name": "NoSuchConnector"}, r"names 'NoSuchConnector'; vLLM-Omni has \[.*'NixlConnector'"),
         ({"name": "OmniAutoConnector"}, "names 'OmniAutoConnector'; vLLM-Omni has"),
-        ({"name": "NixlConnector", "mail": "pigeon"}, r"`mail: pigeon`; there are \['arena'\]"),
+        ({"name": "NixlConnector", "mail": "pigeon"}, r"`mail: pigeon`; available are \['arena'\]"),
     ],
 )
 def test_what_cannot_be_made_is_said_with_the_fix(options: dict[str, Any], said: str) -> None:

@@ -82,7 +82,7 @@ def test_what_a_deploy_yaml_lacks_comes_from_its_base(tmp_path):
     off = deploy(tmp_path, "base_config: base.yaml\nomni_sched: off\n", "off.yaml")
     assert load_stage_config(off, {}) is None
     loop = deploy(tmp_path, "base_config: loop.yaml\n", "loop.yaml")
-    with pytest.raises(ConfigError, match="'base_config' leads back to it; remove it"):
+    with pytest.raises(ConfigError, match="'base_config' refers back to this file; remove it"):
         load_stage_config(loop, {})
 
 

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
     [
         ({"talkr": {}}, "'batching.stages.talkr': there is no such stage; did you mean 'talker'?"),
         ({"qqqq": {}}, "no such stage; known stages: 0, 1, thinker, talker"),
-        ({"talker": {}, 1: {}}, "'batching.stages.talker' and 'batching.stages.1' are of one stage: join them"),
+        ({"talker": {}, 1: {}}, "'batching.stages.talker' and 'batching.stages.1' are for the same stage: merge them"),
     ],
 )
 def test_unknown_stages_are_refused(stages, says):
@@ -51,7 +51,7 @@ def test_unknown_stages_are_refused(stages, says):
         ),
         (
             "runtime: {connectors: {a: {name: A}, b: {name: B}}}",
-            "'connectors.a': no edge has it; name one in 'edges', or remove it",
+            "'connectors.a' is on no edge; name an edge for it in 'edges', or remove it",
         ),
         ("monitoring: {enabled: false, forecast: {enabled: true}}", "'forecast.enabled' needs 'enabled': turn both on"),
         (
@@ -83,7 +83,7 @@ def test_unknown_stages_are_refused(stages, says):
         ),
         (
             "pools: {shares: {text: 0.5}}",
-            "in 'pools.shares': shares must sum to 1 at most: text 0.5 .* = 1.3",
+            "in 'pools.shares': shares must sum to at most 1: text 0.5 .* = 1.3",
         ),
         (
             "batching: {1: 2}",

@@ -1,1 +1,1 @@
-"""Layer 1: what the work is, and in which order it deserves to run."""
+"""Layer 1 (graph): decide what the work is and in which order it runs."""

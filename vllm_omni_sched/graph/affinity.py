@@ -1,15 +1,15 @@
-"""Bring positions that share a key together, as far as deadlines allow."""
+"""Move requests that share an affinity key next to each other, as far as deadlines allow."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 AFFINITY_ITEMS = 16
-"""Items of a request that are looked at: more of them say little more about whom it belongs to."""
+"""Number of a request's items that affinity looks at; further items add little information."""
 
 
 class Move(NamedTuple):
-    """The next position to serve, and whether it moved up past another one."""
+    """The next position to serve, and whether it was moved ahead of another one."""
 
     position: int
     pulled: bool
@@ -18,13 +18,13 @@ class Move(NamedTuple):
 def pull_together(
     keys: Sequence[frozenset[str]], costs: Sequence[float], spare: Sequence[float], classes: Sequence[Hashable]
 ) -> Iterator[Move]:
-    """A permutation of the positions, with those that share a key pulled up behind the first of them.
+    """Yield each position once, with positions that share a key pulled up behind the first of them.
 
-    1. Positions are served one by one; ``spare[i]`` is by how many seconds position ``i`` may start later.
+    1. Positions are served one by one; position ``i`` may start up to ``spare[i]`` seconds later than planned.
     2. A position is pulled up only past positions of its own class, and only if each of them has
        spare time for its cost on top of the costs of all that were pulled past it before.
-       (Those pulled past others are counted too: on the safe side.)
-    3. The first refusal ends the search under that key, so that the whole takes O(n log n + keys).
+       The cost of positions that were themselves pulled past others is counted too, which errs on the safe side.
+    3. The first refusal ends the search for that key, so the whole takes O(n log n + keys).
     """
     positions: dict[str, list[int]] = {}
     for position, of_one in enumerate(keys):
@@ -34,7 +34,7 @@ def pull_together(
     least_spare = _RangeMin(spare)
     done = [False] * len(keys)
     pulled_cost = [0.0] * len(keys)
-    outstanding = 0.0  # cost of pulled positions that are not behind us yet
+    outstanding = 0.0  # cost of pulled positions that have not been passed yet
     for leader in range(len(keys)):
         if done[leader]:
             outstanding = max(0.0, outstanding - pulled_cost[leader])
@@ -61,7 +61,7 @@ def pull_together(
 
 
 class _RangeMin:
-    """Smallest value of a range in O(1), after O(n log n): a sparse table."""
+    """A sparse table that returns the smallest value of a range in O(1), after O(n log n) preparation."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self._rows = [list(values)]

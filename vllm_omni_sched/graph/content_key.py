@@ -1,4 +1,4 @@
-"""A key for the content of a piece of work: equal content, equal key, in every process."""
+"""Compute a key for the content of a piece of work: equal content has an equal key in every process."""
 
 import struct
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ class _Hash(Protocol):
 
 
 def content_key(parts: Mapping[str, Any]) -> str:
-    """A digest of nested mappings, lists, strings, numbers, bytes and None: BLAKE2b (RFC 7693), 256 bits, in hex.
+    """Return the digest of nested mappings, lists, strings, numbers, bytes and None: BLAKE2b (RFC 7693), 256 bits, hex.
 
-    1. Every value goes in with its type and its length: 1, 1.0, "1", b"1" and True all differ, and no two
-       values run into each other.
-    2. The order of a mapping's keys does not count. A tuple is a list. 0.0 and -0.0 differ.
-    3. Users choose what goes in, and equal keys share an output: hence a cryptographic digest, of full length.
+    1. Every value is hashed with its type and its length: 1, 1.0, "1", b"1" and True all differ, and no two
+       adjacent values can be confused.
+    2. The order of a mapping's keys does not matter. A tuple equals a list. 0.0 and -0.0 differ.
+    3. Users choose the content, and equal keys share an output: hence a cryptographic digest of full length.
 
     Raises:
-        TypeError: something in it is of another type, or the key of a mapping is no string; the message says where.
+        TypeError: a value has another type, or a mapping's key is not a string; the message names the path.
     """
     digest = blake2b(digest_size=32)
     _add(digest, parts, "parts")
@@ -53,7 +53,7 @@ def _add(digest: _Hash, value: Any, path: str) -> None:
                 _add(digest, key, path)
                 _add(digest, value[key], f"{path}[{key!r}]")
         case _:
-            raise TypeError(f"{path} is of type {type(value).__qualname__}; give its bytes, or plain values")
+            raise TypeError(f"{path} is of type {type(value).__qualname__}, not supported; pass bytes or plain values")
 
 
 def _add_bytes(digest: _Hash, tag: bytes, data: bytes) -> None:

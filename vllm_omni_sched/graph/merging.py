@@ -1,7 +1,7 @@
-"""Identical work of different requests runs once: common sub-graphs, merged while they are in flight.
+"""Merge identical work of requests in flight, so that it runs once.
 
-Common sub-expression elimination over requests in flight, as multi-query optimisation does it for databases
-(Sellis, "Multiple-Query Optimization", ACM TODS 1988). What has finished is a cache's business, not ours.
+This is common sub-expression elimination, as multi-query optimisation does it for databases
+(Sellis, "Multiple-Query Optimization", ACM TODS 1988). Finished work is left to caches.
 """
 
 from collections import OrderedDict
@@ -14,24 +14,24 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class Role(str, Enum):
-    """What a request does in its group."""
+    """Role of a request in its group."""
 
     LEAD = "lead"  # runs, for itself and its followers
     FOLLOW = "follow"  # waits for the output of the leader
-    ALONE = "alone"  # runs, and nobody may follow
+    ALONE = "alone"  # runs, and no request may follow it
 
 
 class MergeReason(str, Enum):
-    """Why a request got its role."""
+    """Reason for the role of a request."""
 
-    NEW = "new"  # nobody does this work now
-    SAME_WORK = "same_work"  # somebody does
-    FULL = "full"  # somebody does, and has `max_followers`
+    NEW = "new"  # no other request does this work now
+    SAME_WORK = "same_work"  # another request does this work
+    FULL = "full"  # another request does this work, but already has `max_followers`
     NOT_MERGEABLE = "not_mergeable"  # no key: the work is not deterministic
 
 
 class Joined(NamedTuple):
-    """The role of a request, whose output it gets, and why."""
+    """The role of a request, the request whose output it gets, and the reason."""
 
     role: Role
     leader: str
@@ -39,7 +39,7 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Which role a request had, None for one that is unknown; and the follower that leads now in its place."""
+    """The role that a request had (None for an unknown request), and the follower that now leads in its place."""
 
     role: Role | None
     promoted: str | None = None
@@ -53,19 +53,19 @@ class _Group:
 
 
 class Merger:
-    """Groups requests that want the same work done, in one stage. O(1) per operation, and per follower that is told.
+    """Groups requests of one stage that want the same work done; O(1) per operation and per follower returned.
 
     1. A request without a key is alone.
-    2. The first with a key leads. Who comes with the same key before the leader has finished follows.
-    3. A group with ``max_followers`` takes no more: the next one leads a new
-       group of that key, which takes the others from then on.
-    4. A leader that leaves hands over to its oldest follower; the group lives on under that one, with its place
-       for new followers. A follower just leaves. The last one ends the group.
-    5. When a leader finishes, the group ends, and its followers are told in the order in which they joined.
-    6. Ids that are not here, and followers that finish, change nothing: an abort may come after the end.
+    2. The first request with a key leads. Requests that join with the same key before it has finished follow it.
+    3. A group with ``max_followers`` takes no more: the next request with that key leads a new
+       group, which takes all later ones.
+    4. When a leader leaves, its oldest follower takes over, and its place among the followers
+       becomes free. When a follower leaves, nothing else changes. When the last one leaves, the group ends.
+    5. When a leader finishes, the group ends, and `finish` returns its followers in the order in which they joined.
+    6. Unknown ids, and followers that finish, change nothing: an abort may arrive after the end.
 
     Args:
-        max_followers: of one group.
+        max_followers: most followers of one group.
 
     Raises:
         ConfigError: ``max_followers`` is below 1.
@@ -79,17 +79,17 @@ class Merger:
         self._open: dict[Hashable, _Group] = {}  # by key: the one that takes followers
 
     def __len__(self) -> int:
-        """Requests that are here."""
+        """Return the number of requests in all groups."""
         return len(self._groups)
 
     def join(self, key: Hashable | None, request_id: str) -> Joined:
-        """A request comes to the stage.
+        """Add a request and return its role.
 
         Args:
-            key: of its work, as from `content_key`: the stage, its inputs, its parameters; None: not deterministic.
+            key: key of its work, as from `content_key` (stage, inputs, parameters); None if it is not deterministic.
 
         Raises:
-            ValueError: the request is here already.
+            ValueError: the request has joined already.
         """
         if request_id in self._groups:
             raise ValueError(f"request {request_id!r} has joined already; let it leave or finish first")
@@ -114,15 +114,15 @@ class Merger:
         return MergeReason.FULL if len(group.followers) >= self.max_followers else MergeReason.SAME_WORK
 
     def members(self, leader: str) -> tuple[str, ...]:
-        """The leader and its followers, in the order in which they joined; nothing for one that leads nobody here."""
+        """Return the leader and its followers in the order in which they joined; empty if it leads no group."""
         group = self._led_by(leader)
         return () if group is None else (leader, *group.followers)
 
     def regroup(self, leader: str, followers: Iterable[str]) -> None:
-        """Work whose group has ended runs again, for these: a group that nobody else may join.
+        """Form a closed group, which no other request may join, for work that runs again after its group has ended.
 
         Raises:
-            ValueError: the leader is here already.
+            ValueError: the leader has joined already.
         """
         self.join(None, leader)
         group = self._groups[leader]
@@ -132,12 +132,12 @@ class Merger:
                 self._groups[follower] = group
 
     def leader(self, request_id: str) -> str:
-        """Whose output a request gets: its own, unless it follows another."""
+        """Return the request whose output this request gets: itself, unless it follows another."""
         group = self._groups.get(request_id)
         return request_id if group is None else group.leader
 
     def finish(self, leader: str) -> tuple[str, ...]:
-        """The leader's work is done; the followers that get its output, oldest first."""
+        """End the leader's group and return the followers that get its output, oldest first."""
         group = self._led_by(leader)
         if group is None:
             return ()
@@ -147,7 +147,7 @@ class Merger:
         return tuple(group.followers)
 
     def leave(self, request_id: str) -> Left:
-        """The request is aborted, or failed by itself."""
+        """Remove a request that was aborted or failed on its own."""
         group = self._groups.get(request_id)
         if group is None:
             return Left(None)

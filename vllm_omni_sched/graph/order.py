@@ -1,8 +1,8 @@
-"""The order in which waiting requests deserve to run.
+"""Order waiting requests.
 
-Least slack first is EDF with the cost taken off the deadline (Liu and Layland, "Scheduling
+Least slack first is EDF with the cost subtracted from the deadline (Liu and Layland, "Scheduling
 Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 1973). EDF alone collapses
-under overload, when requests that are lost already displace those that are not; hence rule 4.
+under overload, when requests that will miss their deadline anyway displace others; hence rule 4.
 """
 
 import math
@@ -16,33 +16,33 @@ from vllm_omni_sched.graph.affinity import pull_together
 
 
 class PlaceReason(str, Enum):
-    """Why a request stands where it stands."""
+    """Reason for a request's position."""
 
-    HOLDS_MEMORY = "holds_memory"  # what it has computed stays in KV memory until it has run
-    AGED = "aged"  # waited `max_wait_seconds`
-    REALTIME = "realtime"  # of the class of rank 0, on time
+    HOLDS_MEMORY = "holds_memory"  # its computed tokens stay in KV memory until it has run
+    AGED = "aged"  # waited for `max_wait_seconds`
+    REALTIME = "realtime"  # in the class of rank 0, and on time
     PRIORITY = "priority"  # the user set one
-    DEADLINE = "deadline"  # by its slack
+    DEADLINE = "deadline"  # ordered by its slack
     ARRIVAL = "arrival"  # its class has no TTFT target
     LATE = "late"  # can no longer meet its deadline
-    AFFINITY = "affinity"  # moved up, next to a request it shares something with
+    AFFINITY = "affinity"  # moved up, next to a request with a common affinity key
 
 
 class Undated(str, Enum):
-    """In which order requests of a class go that has no deadline; `SHORTEST` and `LONGEST` are by estimated cost."""
+    """Order within a class that has no deadline; `SHORTEST` and `LONGEST` use the estimated cost."""
 
     ARRIVAL = "arrival"
-    SHORTEST = "shortest"  # the shortest mean wait (SPT: Smith, "Various Optimizers for Single-Stage Production", 1956)
-    LONGEST = "longest"  # all done soonest on several replicas (LPT: Graham, "Bounds on Multiprocessing ...", 1969)
+    SHORTEST = "shortest"  # least mean wait (SPT: Smith, "Various Optimizers for Single-Stage Production", 1956)
+    LONGEST = "longest"  # least makespan on several replicas (LPT: Graham, "Bounds on Multiprocessing ...", 1969)
 
 
 NEVER_OVERTAKEN = frozenset({PlaceReason.HOLDS_MEMORY, PlaceReason.AGED})
-"""Ahead of these affinity moves nobody."""
+"""Affinity never moves a request ahead of one that is placed for these reasons."""
 
 
 @dataclass(frozen=True)
 class SlaClass:
-    """What a kind of request was promised; ``math.inf`` for no promise. Rank 0 goes first.
+    """Latency targets of a class of requests; ``math.inf`` for no target. Rank 0 goes first.
 
     Raises:
         ConfigError: a target is not positive, or the rank is negative.
@@ -65,21 +65,21 @@ REALTIME = SlaClass("realtime", ttft_seconds=0.3, itl_seconds=0.05, rank=0)
 INTERACTIVE = SlaClass("interactive", ttft_seconds=2.0, itl_seconds=0.1, rank=1)
 BATCH = SlaClass("batch", ttft_seconds=math.inf, itl_seconds=math.inf, rank=2)
 DEFAULT_CLASSES = (REALTIME, INTERACTIVE, BATCH)
-"""Audio sessions, then people who wait for an answer, then work that nobody waits for."""
+"""Audio sessions, then interactive requests, then background work."""
 
 
 @dataclass(frozen=True)
 class WaitingRequest:
-    """One waiting request as the order sees it.
+    """Snapshot of one waiting request.
 
-    ``arrival``: when it arrived, in seconds of the clock that ``now`` comes from.
+    ``arrival``: arrival time, in seconds of the clock that ``now`` comes from.
     ``cost_seconds``: estimated prefill and encode time.
-    ``affinity``: the ``mm_hash`` and prefix ids that other requests may have too.
+    ``affinity``: the ``mm_hash`` and prefix ids that other requests may share.
     ``priority``: as in vLLM, lower is earlier.
-    ``holds_memory``: it has KV blocks already, as a session between two inputs has.
-    ``deadline``: when it must be done here, on the same clock; None: arrival + the TTFT target of its class.
-    ``due``: when it should have started here, if that is earlier than the last moment: a request
-    with more stages before it leaves them a part of its slack. It sorts by this, and is late by ``deadline``.
+    ``holds_memory``: it has KV blocks already, like a session between two inputs.
+    ``deadline``: when it must be finished in this stage, on the same clock; None: arrival + its class's TTFT target.
+    ``due``: when it should have started in this stage, if earlier than ``latest_start``: a request with more
+    stages ahead leaves them a part of its slack. It is sorted by ``due``, and late by ``deadline``.
 
     Raises:
         ValueError: arrival or cost is not a finite number, the cost is negative, or a time is not a number.
@@ -106,21 +106,21 @@ class WaitingRequest:
 
     @property
     def latest_start(self) -> float:
-        """The last moment to start and still meet the deadline; the slack is this minus ``now``."""
+        """Return the last moment to start and still meet the deadline; the slack is this minus ``now``."""
         deadline = self.arrival + self.sla.ttft_seconds if self.deadline is None else self.deadline
         return deadline - self.cost_seconds
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A request in its place, and why."""
+    """A request in its position, and the reason for it."""
 
     request: WaitingRequest
     reason: PlaceReason
 
 
 class Key(NamedTuple):
-    """Sorts waiting requests; smaller is earlier. It changes only when a request turns late or aged."""
+    """Sort key of a waiting request; smaller is earlier. It changes only when the request turns late or ages."""
 
     needs_memory: bool
     rank: int
@@ -132,26 +132,26 @@ class Key(NamedTuple):
     request_id: str
 
 
-_AGED_RANK = -1  # before all classes
+_AGED_RANK = -1  # ahead of all classes
 
 
 class WaitingOrder:
-    """The order of waiting requests.
+    """Sorts waiting requests.
 
-    1. One that holds KV memory goes before all that need some: were it behind a request that finds none,
-       both would wait for ever.
+    1. A request that holds KV memory goes ahead of all that still need some: behind a request that finds none,
+       both would wait forever.
     2. A request that has waited ``max_wait_seconds`` goes first; of several, the one that arrived first.
        Otherwise classes go by rank: realtime, interactive, batch.
-    3. In a class, by user priority, then least slack first: deadline (arrival + TTFT target) - now - cost; or by
-       when it is due, if that is earlier. In a class without a target as ``undated`` says, which rule 2 bounds.
-    4. A request that cannot meet its deadline any more goes behind those of its class that can.
-    5. Requests of one class that share an affinity key stand together, if by the estimated costs
-       no request in between misses a deadline for it that it would have met, or starts after it is due. None moves
+    3. Within a class, by user priority, then least slack first: deadline (arrival + TTFT target) - now - cost; or by
+       ``due``, if that is earlier. A class without a target is ordered by ``undated``, bounded by rule 2.
+    4. A request that can no longer meet its deadline goes behind the requests of its class that can.
+    5. Requests of one class that share an affinity key stand together, if by the estimated costs no
+       request in between misses its deadline because of it, or starts after it is due. No request moves
        ahead of an aged one, or of one that holds memory.
 
-    Ties go by arrival, then by request id. So a request that has aged is overtaken by nobody who
-    arrived later, those who hold memory aside: of the others as many are admitted before it as there were
-    earlier arrivals waiting when it aged.
+    Ties are broken by arrival, then by request id. So no request that arrived later overtakes an aged
+    one, except requests that hold memory: besides those, only earlier arrivals that were
+    waiting when it aged are admitted before it.
 
     Raises:
         ConfigError: ``max_wait_seconds`` is not above 0.
@@ -166,7 +166,7 @@ class WaitingOrder:
         self.undated = undated
 
     def plan(self, waiting: Iterable[WaitingRequest], now: float) -> tuple[Placed, ...]:
-        """All of ``waiting``, first to run first. O(n log n)."""
+        """Return all of ``waiting``, first to run first. O(n log n)."""
         keyed = sorted((self.key(request, now), request) for request in waiting)
         placed = [Placed(request, self.reason(key, request)) for key, request in keyed]
         if any(request.affinity for _, request in keyed):
@@ -177,10 +177,10 @@ class WaitingOrder:
         spare, start = [], now
         for one in placed:
             if one.reason in NEVER_OVERTAKEN:
-                left = -math.inf  # rule 5: nobody moves ahead of it
+                left = -math.inf  # rule 5: no request moves ahead of it
             else:
                 left = one.request.latest_start - start
-                # late, it has no deadline to lose; past when it is due, it waits for nobody
+                # a late request has no deadline to lose; one past its due time waits for no other
                 left = max(min(left, one.request.due - start), 0.0) if left >= 0 else math.inf
             spare.append(left)
             start += one.request.cost_seconds
@@ -196,7 +196,7 @@ class WaitingOrder:
         )
 
     def key(self, request: WaitingRequest, now: float) -> Key:
-        """What to sort by at ``now``, affinity aside."""
+        """Return the sort key at ``now``, without affinity."""
         arrival, request_id, needs = request.arrival, request.request_id, not request.holds_memory
         if now >= self.aged_at(request):
             return Key(needs, _AGED_RANK, False, 0, arrival, 0.0, arrival, request_id)
@@ -206,18 +206,18 @@ class WaitingOrder:
         return Key(needs, request.sla.rank, late, request.priority, due, cost, arrival, request_id)
 
     def aged_at(self, request: WaitingRequest) -> float:
-        """When the request has waited long enough to go first."""
+        """Return the time at which the request has waited long enough to go first."""
         return request.arrival + self.max_wait_seconds
 
     def next_change(self, request: WaitingRequest, now: float) -> float:
-        """When the key of the request changes next, after ``now``; ``inf`` for never."""
+        """Return the time at which the request's key changes next after ``now``; ``inf`` for never."""
         turns_late = math.nextafter(request.latest_start, math.inf)
         aged = self.aged_at(request)
         return min((at for at in (turns_late, aged) if at > now), default=math.inf) if now < aged else math.inf
 
     @staticmethod
     def reason(key: Key, request: WaitingRequest) -> PlaceReason:
-        """The rule that gave the request this key."""
+        """Return the reason that corresponds to this key of the request."""
         if not key.needs_memory:
             return PlaceReason.HOLDS_MEMORY
         if key.rank == _AGED_RANK:

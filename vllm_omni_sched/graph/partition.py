@@ -1,4 +1,4 @@
-"""Which stages share a device and which are split into a pipeline; planned anew when it pays, or when it must."""
+"""Plan which stages share a device and which are split into a pipeline, and replan when it pays or must be done."""
 
 import math
 from collections.abc import Mapping
@@ -11,27 +11,27 @@ from vllm_omni_sched.graph.partition_search import Found, Shortage, best_partiti
 
 
 class PartitionReason(str, Enum):
-    """Why the plan is what it is."""
+    """Reason for a partition plan."""
 
-    FIRST = "first"  # there was none
-    HELD = "held"  # nothing is better by `min_gain`
-    COOLDOWN = "cooldown"  # not looked for: changed, or looked, too short a time ago
-    BETTER = "better"  # changed: more throughput, by `min_gain` at least
+    FIRST = "first"  # there was no plan before
+    HELD = "held"  # no plan is better by `min_gain`
+    COOLDOWN = "cooldown"  # no search: the last change or search is too recent
+    BETTER = "better"  # changed: at least `min_gain` more throughput
     PRESSURE = "pressure"  # changed: the current one no longer fits
-    CHANGED = "changed"  # changed: a stage or a device came or went
+    CHANGED = "changed"  # changed: a stage or a device was added or removed
     IMPOSSIBLE = "impossible"  # no assignment fits
-    NOT_FOUND = "not_found"  # none was found that fits, and not all were looked at
+    NOT_FOUND = "not_found"  # the search found no assignment that fits, and was cut short
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which stage runs on which device, and what comes of it; ``assignment`` is None where nothing fits.
+    """Assignment of stages to devices with its expected performance; ``assignment`` is None where nothing fits.
 
-    ``throughput``: requests a second, of a full pipeline; 0 where nothing fits, ``inf`` where nothing takes time.
-    ``latency_seconds``: of one request that waits nowhere.
-    ``moves``: stages that run elsewhere now.
-    ``proven``: nothing that leaves the headroom is better; else none was found in the nodes allowed, or looked for.
-    ``shortage``: where nothing fits, a stage that had no room.
+    ``throughput``: requests per second of a full pipeline; 0 where nothing fits, ``inf`` where nothing takes time.
+    ``latency_seconds``: latency of a request that never queues.
+    ``moves``: stages that change their device.
+    ``proven``: no assignment that leaves the headroom is better; False if the search was cut short or skipped.
+    ``shortage``: where nothing fits, a stage that found no memory.
     """
 
     assignment: Mapping[int, str] | None
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def merged(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that share a device, for each device with more than one."""
+        """Return the stages that share a device, for each device with more than one."""
         on: dict[str, list[int]] = {}
         for stage_id, device in (self.assignment or {}).items():
             on.setdefault(device, []).append(stage_id)
@@ -53,32 +53,32 @@ class Plan:
     def __str__(self) -> str:
         if self.shortage is not None:
             stage_id, lacks = self.shortage.stage_id, self.shortage.missing_bytes
-            return f"{self.reason.value}: stage {stage_id} misses {lacks} bytes on the device with most memory left"
+            return f"{self.reason.value}: stage {stage_id} lacks {lacks} bytes on the device with the most free memory"
         where = ", ".join(f"{stage} on {device}" for stage, device in sorted((self.assignment or {}).items()))
         return f"{self.reason.value}: stages {where}"
 
 
 class Partitioner:
-    """Plans which stage runs on which device, and holds on to a plan.
+    """Plans which stage runs on which device, and changes a plan only when it pays.
 
-    1. The best plan makes most requests a second; of several the one with the least latency, then with the fewest
+    1. The best plan has the highest throughput; of several, the one with the least latency, then with the fewest
        moves (`best_partition`).
     2. Without a plan, or when the current one no longer fits in memory, or does not name these stages and
        devices, it plans at once.
-    3. Otherwise it changes only for ``min_gain`` more throughput, ``cooldown_seconds`` after the last change; and
-       it looks for that once in ``look_seconds``, since a search may take a second.
-    4. A new plan leaves ``headroom`` of each device's memory free; in rule 2 it does without if it has to. The
-       current one may use it all. So memory that swings by less than that does not move a stage to and fro, and
+    3. Otherwise it changes only for ``min_gain`` more throughput, ``cooldown_seconds`` after the last change; it
+       searches at most once in ``look_seconds``, since a search may take a second.
+    4. A new plan leaves ``headroom`` of each device's memory free; under rule 2 it gives that up if necessary. The
+       current plan may use all memory. So memory that swings by less than that does not move a stage to and fro, and
        a device whose memory swings by more causes at most two changes in ``cooldown_seconds``: away, and back.
-    5. Where nothing fits there is no assignment, and the plan names a stage that had no room.
+    5. Where nothing fits there is no assignment, and the plan names a stage that found no memory.
 
-    When it last changed and looked is kept here; what runs is told by the caller, who may have done otherwise.
+    The times of the last change and search are kept here; the caller passes the current assignment.
 
     Args:
-        max_nodes: how many partial assignments the search looks at, at most.
+        max_nodes: most partial assignments that the search examines.
 
     Raises:
-        ConfigError: ``headroom`` is not in [0, 1), or another one is negative.
+        ConfigError: ``headroom`` is not in [0, 1), or another argument is negative.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Partitioner:
         self.headroom = headroom
         self.look_seconds = look_seconds
         self.max_nodes = max_nodes
-        self._not_before = -math.inf  # to look for something better
+        self._not_before = -math.inf  # time of the next search for something better
 
     def plan(self, snapshot: PartitionSnapshot, current: Mapping[int, str] | None, now: float) -> Plan:
-        """What should run where, given what runs where now (None: nothing yet)."""
+        """Return the plan for this snapshot; ``current`` is the running assignment, None if nothing runs yet."""
         if current is None:
             return self._anew(snapshot, None, PartitionReason.FIRST, now)
         if not snapshot.covers(current):

@@ -1,4 +1,4 @@
-"""Stages on devices: what a partition is given, and what an assignment of stages to devices comes to."""
+"""Model stages on devices: the input of a partition, and the score of an assignment of stages to devices."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vllm_omni_sched.errors import ConfigError
 
 @dataclass(frozen=True)
 class Device:
-    """A device; ``speed`` as a multiple of that on which the stages were measured.
+    """A device; ``speed`` is a multiple of that of the device on which the stages were measured.
 
     Raises:
         ConfigError: the memory is negative, or the speed is not above 0.
@@ -30,12 +30,12 @@ class Device:
 
 @dataclass(frozen=True)
 class StageProfile:
-    """What a stage needs.
+    """Resource needs of a stage.
 
-    ``activation_bytes``: for each request of a batch, above ``weights_bytes``.
-    ``seconds``: of a device of speed 1 for each request, alone on it.
+    ``activation_bytes``: for each request of a batch, on top of ``weights_bytes``.
+    ``seconds``: for each request, alone on a device of speed 1.
     ``interference``: factor on its seconds when another stage runs on the same device; below 1 where
-    the two use what the other leaves idle.
+    the two use resources that the other leaves idle.
 
     Raises:
         ConfigError: a size or the time is negative, or the factor is not above 0.
@@ -56,11 +56,11 @@ class StageProfile:
 
 
 class Score(NamedTuple):
-    """What an assignment is worth; compare with `better`.
+    """Performance of an assignment; compare with `better`.
 
-    ``busiest_seconds``: of the busiest device for each request; a full pipeline makes one request in this time.
-    ``latency_seconds``: of one request that waits nowhere: all stages and all transfers, one after the other.
-    ``moves``: stages that run elsewhere now.
+    ``busiest_seconds``: time of the busiest device per request; a full pipeline finishes one request in this time.
+    ``latency_seconds``: latency of a request that never queues: all stages and all transfers, one after the other.
+    ``moves``: stages that change their device.
     """
 
     busiest_seconds: float
@@ -68,11 +68,11 @@ class Score(NamedTuple):
     moves: int
 
 
-_SAME = 1e-9  # relative: sums of the same numbers in another order are the same
+_SAME = 1e-9  # relative; absorbs the rounding of sums in another order
 
 
 def better(one: Score, other: Score) -> bool:
-    """Whether ``one`` makes more requests a second; at the same rate has less latency; at the same, fewer moves."""
+    """Return whether ``one`` has more throughput than ``other``; if equal, less latency; if equal, fewer moves."""
     for mine, theirs in zip(one, other, strict=True):
         if not math.isclose(mine, theirs, rel_tol=_SAME):
             return mine < theirs
@@ -81,15 +81,15 @@ def better(one: Score, other: Score) -> bool:
 
 @dataclass(frozen=True)
 class PartitionSnapshot:
-    """All that a partition depends on.
+    """Everything that a partition depends on.
 
-    ``transfers``: seconds for each request from one stage to another, when they are on different devices.
-    ``distances``: factor on these between two devices, in this direction; 1 where nothing is said.
+    ``transfers``: seconds per request from one stage to another, when they are on different devices.
+    ``distances``: factor on these between two devices, in this direction; 1 if a pair is missing.
     ``batch``: requests that every stage must be able to hold at once.
 
     Raises:
         ConfigError: there is no device or no stage, an id is given twice, a number is out of range,
-            or a transfer or distance names what is not there.
+            or a transfer or distance names an unknown stage or device.
     """
 
     devices: tuple[Device, ...]
@@ -111,15 +111,15 @@ class PartitionSnapshot:
         _check_pairs("distances", self.distances, devices)
 
     def room_of(self, device: Device, headroom: float) -> int:
-        """Bytes of the device for stages, with ``headroom``, a part of its memory, left free."""
+        """Return the bytes of the device for stages, with the fraction ``headroom`` of its memory left free."""
         return math.floor(device.memory_bytes * (1 - headroom))
 
     def bytes_of(self, stage: StageProfile) -> int:
-        """What the stage takes of its device."""
+        """Return the bytes that the stage needs on its device."""
         return stage.weights_bytes + self.batch * stage.activation_bytes
 
     def between(self, edge: tuple[int, int], device: str, other: str) -> float:
-        """Seconds of a transfer from a stage on one device to one on the other."""
+        """Return the seconds of a transfer from a stage on one device to one on the other."""
         return 0.0 if device == other else self.transfers[edge] * self.distances.get((device, other), 1.0)
 
     @cached_property
@@ -127,19 +127,19 @@ class PartitionSnapshot:
         return {device.device_id: device for device in self.devices}
 
     def covers(self, assignment: Mapping[int, str]) -> bool:
-        """Whether exactly these stages have a device, and one that is there."""
+        """Return whether the assignment gives each of these stages, and no other, a known device."""
         stages = {stage.stage_id for stage in self.stages}
         return set(assignment) == stages and set(assignment.values()) <= set(self._device)
 
     def fits(self, assignment: Mapping[int, str], headroom: float = 0.0) -> bool:
-        """Whether every device has the memory, with ``headroom``, a part of it, left free."""
+        """Return whether every device has enough memory, with the fraction ``headroom`` of it left free."""
         used = dict.fromkeys(self._device, 0)
         for stage in self.stages:
             used[assignment[stage.stage_id]] += self.bytes_of(stage)
         return all(used[name] <= self.room_of(device, headroom) for name, device in self._device.items())
 
     def score(self, assignment: Mapping[int, str], current: Mapping[int, str] | None = None) -> Score:
-        """What the assignment comes to, whether it fits or not."""
+        """Return the score of the assignment, whether it fits in memory or not."""
         on: dict[str, list[StageProfile]] = {}
         for stage in self.stages:
             on.setdefault(assignment[stage.stage_id], []).append(stage)

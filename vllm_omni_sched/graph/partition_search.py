@@ -1,9 +1,9 @@
-"""The best assignment of stages to devices.
+"""Find the best assignment of stages to devices.
 
-Branch and bound, begun from what a heuristic finds. The heuristic is LPT (longest processing time first; on
+Branch and bound, started from the result of a heuristic. The heuristic is LPT (longest processing time first; on
 devices of different speed Gonzalez, Ibarra and Sahni, "Bounds for LPT Schedules on Uniform Processors", SIAM J.
 Comput. 1977), improved by moving and swapping stages. Memory makes even finding any assignment a bin-packing problem,
-so the heuristic tries stages by size as well, and the search goes on where it found none.
+so the heuristic tries stages by size as well, and the search continues where it found none.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from vllm_omni_sched.graph.partition_model import PartitionSnapshot, Score, bett
 
 @dataclass(frozen=True)
 class Found:
-    """The best assignment found; None: none fits. ``proven``: there is no better one, or none at all."""
+    """Best assignment found, None if none fits; ``proven``: there is no better one, or none at all."""
 
     assignment: Mapping[int, str] | None
     proven: bool
@@ -27,13 +27,13 @@ def best_partition(
     headroom: float = 0.0,
     max_nodes: int = 50_000,
 ) -> Found:
-    """The assignment that makes most requests a second, by `better`.
+    """Return the assignment with the highest throughput, compared with `better`.
 
-    1. What the heuristic finds, and ``current`` if it fits, is where the search begins: it ends with nothing worse.
-    2. The search looks at up to ``max_nodes`` partial assignments; it goes no further into one that cannot become
-       better than the best so far. If it comes to its end, the result is proven best.
-    3. Where memory is ample, and every interference at least 1 and at most f, the busiest of m devices has even
-       with ``max_nodes`` 0 at most f * 2m / (m + 1) times the seconds of the best assignment's.
+    1. The search starts from the result of the heuristic, and from ``current`` if it fits: the result is never worse.
+    2. The search examines up to ``max_nodes`` partial assignments and prunes those that cannot become
+       better than the best so far. If it completes, the result is proven best.
+    3. Where memory is ample, and every interference is between 1 and f, the busiest of m devices takes, even
+       with ``max_nodes`` 0, at most f * 2m / (m + 1) times the seconds of the best assignment's.
     """
     best = _Best(snapshot, current, headroom)
     if current is not None and snapshot.covers(current):
@@ -49,15 +49,15 @@ def best_partition(
 
 @dataclass(frozen=True)
 class Shortage:
-    """The stage that had no room, and how many bytes it misses where most were free."""
+    """A stage that fits on no device, and how many bytes the device with the most free memory lacks."""
 
     stage_id: int
     missing_bytes: int
 
 
 def greedy(snapshot: PartitionSnapshot, headroom: float, by_load: bool) -> dict[int, str] | Shortage:
-    """Each stage in turn to the device that is done with it first, the longest first (LPT); or, not ``by_load``,
-    to the one that it leaves the least room on, the largest first (best fit decreasing)."""
+    """Assign each stage in turn to the device that finishes it first, the longest first (LPT); or, if not ``by_load``,
+    to the device with the least room left, the largest first (best fit decreasing)."""
     done = [0.0] * len(snapshot.devices)
     free = [snapshot.room_of(device, headroom) for device in snapshot.devices]
     found = {}
@@ -85,7 +85,7 @@ class _Best:
         self.score: Score | None = None
 
     def score_of(self, assignment: Mapping[int, str]) -> Score | None:
-        """None if it does not fit."""
+        """Return the score of an assignment, None if it does not fit."""
         if not self.snapshot.fits(assignment, self.headroom):
             return None
         return self.snapshot.score(assignment, self.current)
@@ -96,11 +96,11 @@ class _Best:
             self.assignment, self.score = assignment, score
 
 
-_MAX_ROUNDS = 64  # of improvements; few are ever needed
+_MAX_ROUNDS = 64  # rounds of improvement; few are ever needed
 
 
 def _improved(best: _Best, start: dict[int, str]) -> dict[int, str]:
-    """The assignment after moving single stages and swapping two, as long as that makes it better."""
+    """Return the assignment improved by moving single stages and swapping two, until neither makes it better."""
     assignment, score = start, best.score_of(start)
     for _ in range(_MAX_ROUNDS):
         before = score
@@ -124,7 +124,7 @@ def _neighbours(snapshot: PartitionSnapshot, assignment: dict[int, str]) -> Iter
 
 
 class _Search:
-    """Depth first, the longest stage first; on each device a lower bound of the seconds it will be busy."""
+    """Searches depth first, the longest stage first, with a lower bound on the busy time of each device."""
 
     def __init__(self, best: _Best, max_nodes: int) -> None:
         snapshot = self._snapshot = best.snapshot
@@ -139,10 +139,10 @@ class _Search:
         self._busy = [0.0] * len(self._ids)
         self._moved, self._moves = 0.0, 0
         self._assignment: dict[int, str] = {}
-        # What the stages from a place on will take at least, on a device of speed 1.
+        # Least time of the stages from a position on, on a device of speed 1.
         self._least = [stage.seconds * min(1.0, stage.interference) for stage in self._stages]
         self._rest = [sum(self._least[place:]) for place in range(len(self._stages) + 1)]
-        # Devices that can be told apart only by name; of those that are empty, one is enough to look at.
+        # Devices that differ only by name are equivalent; of those that are empty, one is enough to try.
         named = {one for pair in snapshot.distances for one in pair} | set((best.current or {}).values())
         self._kinds = [
             device.device_id if device.device_id in named else (device.memory_bytes, device.speed)

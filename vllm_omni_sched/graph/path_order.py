@@ -1,8 +1,8 @@
-"""The order of a stage's queue, by what a request was promised for its whole path.
+"""Order a stage's queue by the deadline of each request's whole path.
 
 EQF, "equal flexibility": the slack of a request is shared over its remaining stages in proportion to what each
 takes (Kao and Garcia-Molina, "Deadline Assignment in a Distributed Soft Real-Time System", IEEE TPDS 1997). A stage
-that saw only the deadline of the whole would let a request wait until nothing is left for the stages behind.
+that saw only the deadline of the whole path would let a request wait until no time is left for later stages.
 """
 
 import math
@@ -17,11 +17,11 @@ from vllm_omni_sched.graph.stages import StageGraph
 class PathRequest:
     """A request on its way through the stages.
 
-    ``arrival``: when it came to its first stage; stays the same all the way, so ageing counts over the path.
-    ``costs``: estimated seconds by stage id; a stage that is not in it, it does not go to.
-    ``sla``: its class; None: that of its modality (`PathOrder`).
+    ``arrival``: arrival time at its first stage; it stays the same all the way, so ageing counts over the path.
+    ``costs``: estimated seconds by stage id; the request does not visit a stage that is missing.
+    ``sla``: its class; None: the default of `PathOrder`.
     ``deadline_seconds``: from ``arrival`` to its last output; None: the TTFT target of its class.
-    ``ready``: when it came to the stage it waits for now; None: ``arrival``.
+    ``ready``: arrival time at the stage whose queue it is in now; None: ``arrival``.
     ``priority``, ``affinity`` and ``holds_memory``: as in `WaitingRequest`.
 
     Raises:
@@ -50,13 +50,13 @@ class PathRequest:
 
 
 def path_request(graph: StageGraph, request: PathRequest, sla: SlaClass, stage_id: int) -> WaitingRequest:
-    """The request as the queue of one stage sees it.
+    """Return the request as the queue of one stage sees it.
 
-    1. It must be done here at its deadline minus the costliest path behind this stage: later it is lost.
-    2. It should start here once it has used this stage's part of the slack it had when it came. The slack is what
-       remains until the deadline when the costliest path from here on is taken off; the part of this stage is
-       its cost over that path's.
-    3. Its arrival is that at the first stage.
+    1. Its deadline here is its deadline minus the costliest path behind this stage.
+    2. It is due here once it has used this stage's part of the slack it had when it came. The slack is the time
+       until the deadline minus the costliest path from here on; the part of this stage is
+       its cost divided by that path's.
+    3. Its arrival is its arrival at the first stage.
 
     Raises:
         ValueError: there is no such stage.
@@ -77,17 +77,17 @@ def path_request(graph: StageGraph, request: PathRequest, sla: SlaClass, stage_i
         request.priority,
         request.holds_memory,
         deadline=ends - (left - cost),
-        # without a cost here it has no part of the slack to use
+        # without a cost here, all of the slack is this stage's
         due=ready + slack * (cost / left if left else 1.0) if slack < math.inf else math.inf,
     )
 
 
 class PathOrder:
-    """The queue of any stage of a graph, first to run first.
+    """Orders the queue of any stage of a graph, first to run first.
 
     1. A request's class is its own, else ``default``.
-    2. Its deadline at the stage is that of its path (`path_request`).
-    3. The rest is `WaitingOrder`'s: memory, ageing, class, user priority, slack, affinity.
+    2. Its deadline at the stage is derived from that of its path (`path_request`).
+    3. `WaitingOrder` decides the rest: memory, ageing, class, user priority, slack, affinity.
 
     Raises:
         ConfigError: ``max_wait_seconds`` is not above 0.
@@ -105,7 +105,7 @@ class PathOrder:
         self.order = WaitingOrder(max_wait_seconds, undated)
 
     def at_stage(self, request: PathRequest, stage_id: int) -> WaitingRequest:
-        """The request as the queue of that stage sees it; what `WaitingQueue` takes.
+        """Return the request as the queue of that stage sees it, to be pushed to a `WaitingQueue`.
 
         Raises:
             ValueError: there is no such stage.
@@ -114,7 +114,7 @@ class PathOrder:
         return path_request(self.graph, request, sla, stage_id)
 
     def plan(self, waiting: Iterable[PathRequest], stage_id: int, now: float) -> tuple[Placed, ...]:
-        """All of ``waiting``, which wait for that stage, first to run first. O(n log n).
+        """Return all of ``waiting``, the queue of that stage, first to run first. O(n log n).
 
         Raises:
             ValueError: there is no such stage.

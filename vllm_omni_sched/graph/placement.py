@@ -1,6 +1,6 @@
-"""Which replica has what a request needs in its cache already.
+"""Record which replica has parts of a request in its cache already.
 
-It knows what was sent where, as far as this process saw it. How much load affinity may cost is not decided here.
+Only what this process sent is known. How much load affinity may cost is decided elsewhere.
 """
 
 from collections import OrderedDict
@@ -14,13 +14,13 @@ Replica = TypeVar("Replica", bound=Hashable)
 
 
 class AffinityBook(Generic[Replica]):
-    """What was sent to which replica: item hashes, prefix and conversation ids, users.
+    """Records which keys were sent to which replica: item hashes, prefix and conversation ids, users.
 
-    1. A key at a replica is an entry. Noting it again makes it the newest; the one noted longest ago goes when there
-       are more than ``capacity``. Looking changes nothing.
-    2. A key has a weight: what it costs to make its content where it is not, in any one unit. One that is not
-       noted anywhere it was looked for weighs the mean of the entries, 1 if there are none.
-    3. It believes what it was told: what a replica's own cache has let go it does not know.
+    1. A key at a replica is an entry. Noting it again makes it the newest; the oldest entry is dropped when there
+       are more than ``capacity``. Lookups change nothing.
+    2. A key has a weight: the cost of making its content anew, in any one unit. A key that no queried replica
+       has weighs the mean of the entries, 1 if there are none.
+    3. Evictions from a replica's own cache are not seen.
 
     O(1) for each key and replica.
 
@@ -30,19 +30,19 @@ class AffinityBook(Generic[Replica]):
 
     def __init__(self, capacity: int = 65536) -> None:
         if capacity < 1:
-            raise ConfigError(f"capacity must be 1 or more, got {capacity}; to follow no affinity, turn it off")
+            raise ConfigError(f"capacity must be 1 or more, got {capacity}; to ignore affinity, turn it off")
         self.capacity = capacity
-        self._weights: OrderedDict[tuple[Replica, str], float] = OrderedDict()  # noted longest ago first
+        self._weights: OrderedDict[tuple[Replica, str], float] = OrderedDict()  # oldest first
         self._at: dict[Replica, set[str]] = {}
-        self._holders: dict[str, dict[Replica, None]] = {}  # of a key, in the order in which they were noted
+        self._holders: dict[str, dict[Replica, None]] = {}  # by key, in the order in which they were noted
         self._total = 0.0
 
     def __len__(self) -> int:
-        """Entries: pairs of a replica and a key."""
+        """Return the number of entries: pairs of a replica and a key."""
         return len(self._weights)
 
     def note(self, replica: Replica, keys: Iterable[str], weight: float = 1.0) -> None:
-        """A request with these keys, each of this weight, was sent there.
+        """Record that a request with these keys, each of this weight, was sent to the replica.
 
         Raises:
             ValueError: the weight is not a finite number above 0.
@@ -59,20 +59,20 @@ class AffinityBook(Generic[Replica]):
                 self._drop(*next(iter(self._weights)))
 
     def forget(self, replica: Replica) -> None:
-        """It died, or its cache was emptied."""
+        """Drop all entries of a replica that died or whose cache was emptied."""
         for key in list(self._at.get(replica, ())):
             self._drop(replica, key)
 
     def holders(self, keys: Iterable[str], most: int | None = None) -> list[Replica]:
-        """The replicas that have something of ``keys``; of each key the ``most`` that were sent it last, None: all."""
+        """Return the replicas that have any of ``keys``; for each key the ``most`` recent ones, None: all."""
         found = (islice(reversed(self._holders.get(key, {})), most) for key in sorted(set(keys)))
         return list(dict.fromkeys(chain.from_iterable(found)))
 
     def warm(self, keys: Iterable[str], replicas: Iterable[Replica]) -> dict[Replica, float]:
-        """The part of the weight of ``keys`` that each replica has, from 0 to 1; 0 without keys."""
+        """Return the fraction of the weight of ``keys`` that each replica has, from 0 to 1; 0 without keys."""
         shares = dict.fromkeys(replicas, 0.0)
         total = 0.0
-        unknown = max(0.0, self._total) / len(self._weights) if self._weights else 1.0  # rounding may take it below 0
+        unknown = max(0.0, self._total) / len(self._weights) if self._weights else 1.0  # rounding may make it negative
         for key in set(keys):
             found = {one: self._weights[one, key] for one in shares if (one, key) in self._weights}
             weight = max(found.values(), default=unknown)

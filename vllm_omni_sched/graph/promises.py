@@ -1,6 +1,6 @@
-"""What a request may say about its own class and targets, and what it is promised then.
+"""Read the SLA class and targets that a request sets for itself.
 
-A request says so in ``vllm_xargs`` of an OpenAI request (``SamplingParams.extra_args``)::
+A request sets them in ``vllm_xargs`` of an OpenAI request (``SamplingParams.extra_args``)::
 
     {"omni_class": "batch"}
     {"omni_class": "interactive", "omni_ttft_ms": 800, "omni_itl_ms": 60}
@@ -20,27 +20,27 @@ from vllm_omni_sched.graph.order import INTERACTIVE, REALTIME, SlaClass
 PREFIX = "omni_"
 CLASS, TTFT, ITL, USER = "omni_class", "omni_ttft_ms", "omni_itl_ms", "omni_user"
 KNOWN = (CLASS, TTFT, ITL, USER)
-"""All keys that a request may have of ours; ``omni_user`` is read by the scheduler of vLLM-Omni's stages."""
+"""All of our keys that a request may have; ``omni_user`` is read by the scheduler of vLLM-Omni's stages."""
 
 _TARGETS = {TTFT: "ttft_seconds", ITL: "itl_seconds"}
 _MOST = sys.float_info.max
-_SHOWN = 64  # characters of what a client sent that are repeated to it
-_NEAR = 0.8  # similarity above which a key that is not ours is one of ours, misspelt
+_SHOWN = 64  # most characters of a client's value that are repeated to it
+_NEAR = 0.8  # similarity above which an unknown key counts as a misspelling of ours
 
 
 class Promises:
-    """Reads what requests say about themselves, and refuses what makes no sense or is not allowed.
+    """Reads the class and targets that requests ask for, and refuses those that are invalid or not allowed.
 
-    1. A key that begins with ``omni_`` and is none of `KNOWN` is refused. Where `shared`, only one that is nearly one
-       of them is: there other software has keys that begin alike.
+    1. A key that begins with ``omni_`` and is not in `KNOWN` is refused. With `shared`, it is refused only if it is
+       close to a known key: other software has keys with the same prefix there.
     2. A class must be one that clients may name. A target must be a number of milliseconds, and not below its bound.
-    3. All other keys belong to others, and are not looked at.
+    3. All other keys are ignored.
 
     Args:
         classes: all classes, by name.
         named: the classes that clients may name.
         least_ms: the least target that clients may ask for, by key; 0 for any.
-        option: name of the option that says which classes clients may name, for messages.
+        option: name of the option that lists the classes clients may name, for messages.
         shared: whether other software uses the prefix ``omni_``, too.
     """
 
@@ -61,7 +61,7 @@ class Promises:
         """Refuse a request that a client may not make; `extra` is its ``extra_args``.
 
         Raises:
-            RequestError: which key, what is wrong with its value, and what would be right.
+            RequestError: the message says which key is wrong, why, and what is allowed.
         """
         if not extra or not isinstance(extra, Mapping):
             return
@@ -87,10 +87,10 @@ class Promises:
     def classify(self, extra: Mapping[str, Any], usual: SlaClass) -> SlaClass:
         """Return the class of a request, with its own targets; that is `usual` for one that names none.
 
-        Whether a client may name it is not asked here.
+        Whether a client may name that class is not checked here.
 
         Raises:
-            RequestError: there is no such class, or a target is no number of milliseconds.
+            RequestError: there is no such class, or a target is not a number of milliseconds.
         """
         sla = usual
         if CLASS in extra:
@@ -98,7 +98,7 @@ class Promises:
             if not isinstance(name, str) or name not in self.classes:
                 near = difflib.get_close_matches(str(name)[:_SHOWN], self._named, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise RequestError(f"{CLASS} is {_shown(name)}, which is no class: {self._choice()}{hint}")
+                raise RequestError(f"{CLASS} is {_shown(name)}, which is not an SLA class: {self._choice()}{hint}")
             sla = self.classes[name]
         for key, field in _TARGETS.items():
             if key in extra:
@@ -116,11 +116,11 @@ class Promises:
         near = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_NEAR)
         if near or not self._shared:
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise RequestError(f"there is no {_shown(key)}: {hint}known keys are {', '.join(KNOWN)}")
+            raise RequestError(f"unknown key {_shown(key)}: {hint}known keys are {', '.join(KNOWN)}")
 
 
 def promises_of(config: OmniSchedConfig) -> Promises:
-    """Return what an engine with these options promises its requests."""
+    """Return the reader of client promises for an engine with these options."""
     return Promises(
         classes_of(config),
         [name.value for name in config.client_classes],
@@ -133,7 +133,7 @@ def promises_of(config: OmniSchedConfig) -> Promises:
 
 
 def usual_class(classes: Mapping[str, SlaClass], *, session: bool) -> SlaClass:
-    """Return the class of a request that names none: streaming sessions are realtime, all else is interactive."""
+    """Return the class of a request that names none: streaming sessions are realtime, all others interactive."""
     return classes[REALTIME.name if session else INTERACTIVE.name]
 
 

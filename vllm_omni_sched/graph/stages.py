@@ -1,4 +1,4 @@
-"""The stages a request goes through, as a graph: checked once when it is made, and then only asked."""
+"""Represent the stages of a pipeline as a graph that is checked once, when it is made."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class GraphError(ConfigError):
-    """The stages do not make a graph that a request can go through; the message names the stages."""
+    """The stages do not form a graph that a request can go through; the message names the stages."""
 
 
 class StageKind(str, Enum):
-    """What runs in a stage."""
+    """Kind of work that runs in a stage."""
 
     AR = "ar"  # autoregressive: tokens, one step at a time
-    GENERATION = "generation"  # one forward pass per chunk, as a vocoder
+    GENERATION = "generation"  # one forward pass per chunk, like a vocoder
     DIFFUSION = "diffusion"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage.
+    """One stage of a pipeline.
 
-    ``sources``: the stages whose output it reads; none for one that reads the request itself.
-    ``final_output``: what it makes goes to the user; others may read it too.
-    ``modality``: of its output.
+    ``sources``: the stages whose output it reads; empty for a stage that reads the request itself.
+    ``final_output``: its output goes to the user; other stages may read it too.
+    ``modality``: modality of its output.
 
     Raises:
         GraphError: the id is negative, a source is named twice, or ``replicas`` is below 1.
@@ -60,8 +60,8 @@ class StageGraph:
     """A directed acyclic graph of stages. Make one with `of`, which checks it.
 
     1. Ids are unique, every source exists, and no stage waits for its own output.
-    2. A request enters at ``entries``; every stage gets its input from there, directly or not.
-    3. Every stage makes a final output, or another one makes a final output of what it makes.
+    2. A request enters at ``entries``; every stage gets its input from there, directly or indirectly.
+    3. Every stage makes a final output, or feeds a stage that does, directly or indirectly.
     """
 
     stages: tuple[Stage, ...]
@@ -69,10 +69,10 @@ class StageGraph:
 
     @classmethod
     def of(cls, stages: Iterable[Stage], entries: Collection[int] | None = None) -> "StageGraph":
-        """The graph of these stages, checked.
+        """Return the graph of these stages after checking it.
 
         Args:
-            entries: the stages that a request is given to; default: all without a source.
+            entries: the stages that receive the request; default: all without a source.
 
         Raises:
             GraphError: a rule is broken, or an entry does not exist.
@@ -98,7 +98,7 @@ class StageGraph:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """All ids, each after its sources; of those that could be next, the smallest."""
+        """Return all ids in topological order; of several that could be next, the smallest."""
         waits_for = {stage.stage_id: len(stage.sources) for stage in self.stages}
         ready = [stage_id for stage_id, count in waits_for.items() if not count]
         heapify(ready)
@@ -113,17 +113,17 @@ class StageGraph:
         return tuple(found)
 
     def stage(self, stage_id: int) -> Stage:
-        """The stage of that id.
+        """Return the stage with that id.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such stage.
         """
         if stage_id not in self._by_id:
             raise ValueError(f"no stage {stage_id}; there are {_names(self.stages)}")
         return self._by_id[stage_id]
 
     def successors(self, stage_id: int) -> tuple[int, ...]:
-        """The stages that read the output of this one, by id.
+        """Return the ids of the stages that read the output of this one.
 
         Raises:
             ValueError: there is no such stage.
@@ -131,7 +131,7 @@ class StageGraph:
         return self._successors[self.stage(stage_id).stage_id]
 
     def remaining(self, stage_id: int) -> tuple[int, ...]:
-        """This stage and all that work on what it makes, in order.
+        """Return this stage and all stages that depend on its output, in topological order.
 
         Raises:
             ValueError: there is no such stage.
@@ -140,10 +140,10 @@ class StageGraph:
         return tuple(one for one in self.order if one in found)
 
     def longest_path_seconds(self, costs: Mapping[int, float], start: int) -> float:
-        """What the costliest path from ``start``, inclusive, to any sink costs.
+        """Return the seconds of the costliest path from ``start``, inclusive, to any final stage.
 
         Args:
-            costs: seconds by stage id; a stage that is not in it costs nothing: the request does not go there.
+            costs: seconds by stage id; a missing stage costs nothing, as the request does not visit it.
 
         Raises:
             ValueError: there is no such stage.
@@ -162,29 +162,29 @@ class StageGraph:
         for stage in self.stages:
             for source in stage.sources:
                 if source not in self._by_id:
-                    raise GraphError(f"stage {stage} reads stage {source}, which does not exist; there are {ids}")
+                    raise GraphError(f"stage {stage} reads stage {source}, which does not exist; known are {ids}")
         self._check_cycles()
         for entry in self.entries:
             if entry not in self._by_id:
-                raise GraphError(f"entry {entry} is no stage; there are {_names(self.stages)}")
+                raise GraphError(f"entry {entry} is not a stage; known stages are {_names(self.stages)}")
         if not self.entries:
-            raise GraphError("no entry: no stage takes the request itself; leave the sources of the first stage empty")
+            raise GraphError("no entry: no stage reads the request itself; leave the sources of the first stage empty")
         finals = [stage.stage_id for stage in self.stages if stage.final_output]
         if not finals:
-            raise GraphError(f"no final output: set final_output on a stage; there are {_names(self.stages)}")
+            raise GraphError(f"no final output: set final_output on one of the stages {_names(self.stages)}")
         fed = _reached(self.entries, self._successors)
         if lost := [stage for stage in self.stages if stage.stage_id not in fed]:
             at = _names(self._by_id[entry] for entry in self.entries)
-            raise GraphError(f"unreachable from the entries {at}: {_names(lost)}; name a source, or leave them out")
+            raise GraphError(f"unreachable from the entries {at}: {_names(lost)}; give them a source, or remove them")
         used = _reached(finals, {stage.stage_id: stage.sources for stage in self.stages})
         if idle := [stage for stage in self.stages if stage.stage_id not in used]:
-            raise GraphError(f"no final output comes of {_names(idle)}; set final_output there, or leave them out")
+            raise GraphError(f"no final output depends on {_names(idle)}; set final_output there, or remove them")
 
     def _check_cycles(self) -> None:
         try:
             TopologicalSorter({stage.stage_id: stage.sources for stage in self.stages}).prepare()
         except CycleError as error:
-            # graphlib lists it in the direction of the data, first and last the same
+            # graphlib lists the cycle in the direction of the data, first and last the same
             cycle = " -> ".join(str(self._by_id[stage_id]) for stage_id in _from_smallest(error.args[1]))
             raise GraphError(f"stages wait for each other in a cycle: {cycle}") from None
 

@@ -1,4 +1,4 @@
-"""The waiting order, kept up to date request by request."""
+"""Keep the waiting order up to date as requests come and go."""
 
 import math
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ class _Entry:
 class WaitingQueue:
     """Waiting requests in the order of `WaitingOrder`; O(log n) per operation, amortised.
 
-    1. `peek` and `pop` answer what ``order.plan(all waiting, now)[0]`` would, were there no affinity keys.
-    2. After a request, one of its class that shares an affinity key with it comes next, if the one that
-       would be next has not aged, and can still start in time behind all that were moved ahead of it.
+    1. `peek` and `pop` return what ``order.plan(all waiting, now)[0]`` would if there were no affinity keys.
+    2. After a request, one of its class that shares an affinity key with it comes next, if the request that
+       would otherwise be next has not aged, and can still start in time behind all that were moved ahead of it.
     3. A key changes at most twice, when the request turns late and when it ages. A second heap
-       holds these moments; a changed key is pushed anew and its former one skipped when it comes up.
-    4. Skipped keys are swept out once they outnumber the live ones.
-    5. ``now`` never goes back: an earlier one counts as the latest one seen.
+       holds these moments; a changed key is pushed again, and its old entry is skipped when it comes up.
+    4. Skipped entries are removed once they outnumber the live ones.
+    5. ``now`` never goes back: an earlier time counts as the latest one seen.
     """
 
     def __init__(self, order: WaitingOrder) -> None:
@@ -33,11 +33,11 @@ class WaitingQueue:
         self._entries: dict[str, _Entry] = {}
         self._keys: list[Key] = []
         self._changes: list[tuple[float, str]] = []
-        self._sharing: dict[str, dict[str, None]] = {}  # affinity key -> those who have it, oldest push first
+        self._sharing: dict[str, dict[str, None]] = {}  # affinity key -> requests that have it, oldest push first
         self._last: WaitingRequest | None = None  # popped last
-        self._moved_seconds = 0.0  # cost of those moved ahead since one came in its turn
+        self._moved_seconds = 0.0  # cost of requests moved ahead since the last one popped in its turn
         self.revision = 0
-        """How many keys time has changed: what was read of the queue before holds while this number does."""
+        """Number of keys that time has changed; cached reads of the queue stay valid while this number is the same."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -49,7 +49,7 @@ class WaitingQueue:
         """Add a request.
 
         Raises:
-            ValueError: a request of this id waits already.
+            ValueError: a request with this id waits already.
         """
         if request.request_id in self._entries:
             raise ValueError(f"request {request.request_id!r} waits already; remove it before it is pushed again")
@@ -63,9 +63,9 @@ class WaitingQueue:
             self._sharing.setdefault(shared, {})[request.request_id] = None
 
     def ordered(self, now: float) -> Iterator[WaitingRequest]:
-        """All of them, first to run first, rule 2 aside: O(log n) for each that is taken from the iterator.
+        """Yield all requests, first to run first, without rule 2; O(log n) for each one taken from the iterator.
 
-        To be used up, or dropped, before anything changes here.
+        Exhaust or drop the iterator before the queue changes.
         """
         self._advance(now)
         keys, seen = self._keys, set()
@@ -81,7 +81,7 @@ class WaitingQueue:
                 yield entry.request
 
     def remove(self, request_id: str) -> WaitingRequest:
-        """Take a request out, wherever it stands.
+        """Remove a request from any position.
 
         Raises:
             KeyError: no such request waits.
@@ -100,7 +100,7 @@ class WaitingQueue:
         return request
 
     def key(self, request_id: str) -> Key:
-        """What it is sorted by at the latest moment that was named.
+        """Return the request's sort key as of the latest ``now`` seen.
 
         Raises:
             KeyError: no such request waits.
@@ -109,17 +109,17 @@ class WaitingQueue:
 
     @property
     def changes_at(self) -> float:
-        """Until then time alone changes no key."""
+        """Return the time until which no key changes on its own."""
         return self._changes[0][0] if self._changes else math.inf
 
     def head(self, now: float) -> tuple[Key, WaitingRequest] | None:
-        """The first of all, rule 2 aside, and what it is sorted by; None when none waits."""
+        """Return the first request, without rule 2, and its sort key; None if the queue is empty."""
         self._advance(now)
         entry = self._first()
         return None if entry is None else (entry.key, entry.request)
 
     def peek(self, now: float) -> Placed | None:
-        """The request to run first at ``now``; None when none waits."""
+        """Return the request to run first at ``now``; None if the queue is empty."""
         self._advance(now)
         entry = self._first()
         if entry is None:
@@ -128,7 +128,7 @@ class WaitingQueue:
         return self._mate(first) or first
 
     def _mate(self, first: Placed) -> Placed | None:
-        """One that shares something with the last one, if ``first`` can wait for it (rule 2)."""
+        """Return a request that shares a key with the last one popped, if ``first`` can wait for it (rule 2)."""
         last = self._last
         if last is None or not last.affinity or first.reason in NEVER_OVERTAKEN:
             return None
@@ -153,17 +153,17 @@ class WaitingQueue:
         return None
 
     def pop(self, now: float) -> Placed | None:
-        """`peek`, and take it out."""
+        """Remove and return the request that `peek` returns."""
         first = self.peek(now)
         if first is not None:
             self.take(first)
         return first
 
     def take(self, placed: Placed) -> None:
-        """Take out what `peek` has answered last.
+        """Remove the request that the last `peek` returned.
 
         Raises:
-            KeyError: that request waits no more.
+            KeyError: that request no longer waits.
         """
         moved = placed.reason is PlaceReason.AFFINITY
         self._moved_seconds = self._moved_seconds + placed.request.cost_seconds if moved else 0.0

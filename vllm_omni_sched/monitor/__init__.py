@@ -1,1 +1,1 @@
-"""Layer 3: what the engine observes about itself. Pure: no vLLM, no torch, no I/O."""
+"""Layer 3 (monitor): observe the engine. Pure: no vLLM, no torch, no I/O."""

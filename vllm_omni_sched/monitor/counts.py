@@ -1,4 +1,4 @@
-"""What the scheduler counts on.
+"""Count what the scheduler does.
 
 It holds one `SchedulerMetrics` and adds to its plain attributes, which costs an integer addition and takes no lock::
 
@@ -9,7 +9,7 @@ It holds one `SchedulerMetrics` and adds to its plain attributes, which costs an
     metrics.sessions = len(sessions)
     metrics.schedule_seconds.observe(seconds)
 
-What each attribute is called on ``/metrics``, and what it means, is in `monitor.metrics`.
+The name and the meaning of each attribute on ``/metrics`` are in `monitor.metrics`.
 """
 
 from bisect import bisect_left
@@ -60,7 +60,7 @@ def _by_reason(reasons: type[Enum]) -> dict[str, int]:
 
 @dataclass(slots=True, eq=False)
 class SchedulerMetrics:
-    """What one scheduler has counted since it started. The engine's thread writes, any thread may read."""
+    """Counters of one scheduler since it started. The engine's thread writes, any thread may read."""
 
     steps: int = 0
     windows_native: int = 0

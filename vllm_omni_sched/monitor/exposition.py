@@ -1,4 +1,4 @@
-"""`SchedulerMetrics` as Prometheus text, and several such texts as the families of one scrape."""
+"""Render `SchedulerMetrics` as Prometheus text, and merge several such texts into the families of one scrape."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,16 +14,16 @@ from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Metric
 
 
 def render(metrics: SchedulerMetrics) -> bytes:
-    """All families of `METRICS` in the Prometheus text format, UTF-8."""
+    """Return all families of `METRICS` in the Prometheus text format, UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SchedulerCollector(metrics))
     return generate_latest(registry)
 
 
 def merge(pages: Iterable[tuple[Mapping[str, str], str]]) -> list[Family]:
-    """Families of several rendered pages, each given with the labels its samples get.
+    """Return the families of several rendered pages, each given with the labels for its samples.
 
-    Samples that agree in name and labels are summed. Families that are not ours are left out.
+    Samples with equal name and labels are summed. Families of other packages are left out.
 
     Raises:
         ValueError: a page is not in the Prometheus text format.
@@ -46,7 +46,7 @@ def merge(pages: Iterable[tuple[Mapping[str, str], str]]) -> list[Family]:
 
 
 def values_of(spec: Metric, metrics: SchedulerMetrics) -> Iterator[tuple[str, Any]]:
-    """Label value and number, or histogram, of each sample."""
+    """Yield the label value, and the number or histogram, of each sample."""
     for label_value, attribute in spec.fields.items():
         found = getattr(metrics, attribute)
         if label_value == EACH:
@@ -79,7 +79,7 @@ def _family(spec: Metric, metrics: SchedulerMetrics) -> Family:
 
 
 def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
-    """Buckets as Prometheus wants them: each holds the ones below it, the last is "+Inf"."""
+    """Return the buckets in the format of Prometheus: each includes the ones below it, the last is "+Inf"."""
     seen = 0
     buckets = []
     for bound, count in zip([*map(str, histogram.bounds), "+Inf"], list(histogram.counts), strict=True):

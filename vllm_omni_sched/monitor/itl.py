@@ -1,11 +1,11 @@
-"""Inter-token latency as the scheduler sees it: the time from one step's tokens to the next one's."""
+"""Measure inter-token latency in the scheduler: the time from one step's tokens to the next one's."""
 
 
 class ItlMeter:
     """An exponentially weighted mean of the intervals between steps that gave tokens to the same requests.
 
-    1. An interval counts while somebody decodes at both of its ends; idle time is no latency.
-    2. Long intervals weigh at once: the mean moves up by ``rise`` of the difference, down by ``fall``.
+    1. An interval counts if requests decode at both of its ends; idle time is no latency.
+    2. Long intervals count at once: the mean moves up by ``rise`` of the difference, down by ``fall``.
 
     Args:
         rise, fall: in (0, 1].
@@ -24,7 +24,7 @@ class ItlMeter:
         self._last: float | None = None
 
     def step(self, now: float, num_decoding: int) -> float | None:
-        """A step's tokens are out, of so many requests; the interval, if it counts."""
+        """Record that a step has put out tokens for so many requests; return the interval if it counts, else None."""
         last, self._last = self._last, now if num_decoding else None
         if last is None or not num_decoding:
             return None

@@ -1,7 +1,7 @@
-"""The one registry of our metrics: names, meaning, labels.
+"""Registry of our metrics: names, meaning, labels.
 
-Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set; a request id is
-never one. All metrics are additive: engines that share every label are summed, gauges too.
+Names get the prefix ``vllm:omni_sched_`` and base units (seconds, bytes). Every label is a closed set and never a
+request id. All metrics are additive: engines that share every label are summed, gauges too.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Metric:
     """One metric family.
 
     `fields` maps each value of `label` ("" without one) to a `SchedulerMetrics` attribute. With `EACH` as the only
-    value, the attribute is a dict by label value, all values there from the start.
+    value, the attribute is a dict by label value, with all values present from the start.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """The name as it reads on /metrics."""
+        """Return the name as it appears on /metrics."""
         return PREFIX + self.name
 
 
@@ -40,13 +40,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "schedule_seconds",
         "histogram",
-        "Wall time of one schedule() call, measured in one of 16 steps.",
+        "Wall time of one schedule() call, measured in one of every 16 steps.",
         {"": "schedule_seconds"},
     ),
     Metric(
         "windows_total",
         "counter",
-        "Windows over the items of a request: left to vLLM where it already searches (native), "
+        "Windows over the items of a request: left to vLLM where it already uses binary search (native), "
         "or narrowed by our binary search before vLLM saw the list (narrowed).",
         {"native": "windows_native", "narrowed": "windows_narrowed"},
         label="path",
@@ -54,22 +54,22 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "items_visited_total",
         "counter",
-        "Items in narrowed windows: per window it follows the tokens of a step, not the size of a session.",
+        "Items in narrowed windows; their number depends on the tokens of a step, not on the size of a session.",
         {"": "items_visited"},
     ),
     Metric("sessions", "gauge", "Streaming-input sessions held by the scheduler now.", {"": "sessions"}),
     Metric(
         "session_updates_total",
         "counter",
-        "Messages to the workers about sessions: what is new (delta), or the session whole (full), "
-        "as at its start and where a delta would not do.",
+        "Messages to the workers about sessions: only the changes (delta), or the whole session (full), "
+        "as at its start and wherever a delta is not enough.",
         {"delta": "session_updates_delta", "full": "session_updates_full"},
         label="message",
     ),
     Metric(
         "spilled_bytes",
         "gauge",
-        "Raw item data moved out of memory now, kept in case a preempted session must encode again.",
+        "Raw item data now moved out of memory, kept in case a preempted session must be encoded again.",
         {"": "spilled_bytes"},
     ),
     Metric(
@@ -87,14 +87,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encoder_cache_lookups_total",
         "counter",
-        "Items looked up in the encoder cache, by what was found.",
+        "Items looked up in the encoder cache, by result.",
         {"hit": "encoder_cache_hits", "miss": "encoder_cache_misses"},
         label="result",
     ),
     Metric(
         "encoder_cache_evictions_total",
         "counter",
-        "Encoder outputs evicted to make room for others, by why these.",
+        "Encoder outputs evicted to make room for others, by reason.",
         {"oldest": "encoder_evicted_oldest", "least_worth": "encoder_evicted_least_worth"},
         label="reason",
     ),
@@ -116,7 +116,7 @@ METRICS: tuple[Metric, ...] = (
         "encoder_cache_host_offers_total",
         "counter",
         "Evicted encoder outputs offered to host memory: kept because restoring is quicker or kept already, or not "
-        "kept, by why.",
+        "kept, by reason.",
         {EACH: "host_offers"},
         label="reason",
     ),
@@ -124,13 +124,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encode_ahead_failed_total",
         "counter",
-        "Items that could not be encoded ahead; the requests that wanted them have failed.",
+        "Items that could not be encoded ahead; the requests that needed them failed.",
         {"": "ahead_failed"},
     ),
     Metric(
         "encode_ahead_pending",
         "gauge",
-        "Items that requests wait for, queued or being encoded, now.",
+        "Items that requests wait for now, queued or being encoded.",
         {"": "ahead_pending"},
     ),
     Metric(
@@ -142,19 +142,19 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encode_lane_share",
         "gauge",
-        "Part of the time that the lane may be at work, as steered by inter-token latency.",
+        "Fraction of the time that the lane may work, controlled by inter-token latency.",
         {"": "lane_share"},
     ),
     Metric(
         "encode_lane_restarts_total",
         "counter",
-        "Times the encoder process died and another took its place.",
+        "Restarts of the encoder process after it died.",
         {"": "lane_restarts"},
     ),
     Metric(
         "encode_ahead_wait_seconds",
         "histogram",
-        "Time from the first wish for an encoding to its being ready.",
+        "Time from the first request for an encoding until it is ready.",
         {"": "ahead_wait_seconds"},
     ),
     Metric(
@@ -174,39 +174,39 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "decode_rest_seconds_total",
         "counter",
-        "Time that steps were held back for the encoder's sake; option `decode_pace`.",
+        "Time that steps were delayed to give the encoder its share; option `decode_pace`.",
         {"": "decode_rest_seconds"},
     ),
     Metric(
         "admitted_total",
         "counter",
-        "Requests taken from the waiting queue, by why they stood first; option `waiting_order`.",
+        "Requests taken from the waiting queue, by the reason for their position; option `waiting_order`.",
         {EACH: "admitted"},
         label="reason",
     ),
     Metric(
         "batch_limit",
         "gauge",
-        "Requests that may run at once, as steered; 0 while option `batch_control` is off.",
+        "Current limit on running requests; 0 while option `batch_control` is off.",
         {"": "batch_limit"},
     ),
     Metric(
         "batch_limit_updates_total",
         "counter",
-        "Steps after which the batch limit was decided on, by reason.",
+        "Steps after which the batch limit was decided, by reason.",
         {EACH: "batch_updates"},
         label="reason",
     ),
     Metric(
         "prefill_limit_tokens",
         "gauge",
-        "Prompt tokens that a step may compute, as steered; 0 while option `prefill_control` is off.",
+        "Current limit on the prompt tokens of a step; 0 while option `prefill_control` is off.",
         {"": "prefill_limit"},
     ),
     Metric(
         "prefill_limit_updates_total",
         "counter",
-        "Steps after which the prefill limit was decided on, by reason.",
+        "Steps after which the prefill limit was decided, by reason.",
         {EACH: "prefill_updates"},
         label="reason",
     ),
@@ -227,8 +227,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encode_rounds_total",
         "counter",
-        "Decisions to encode an item in the step, to hold it back, or to let a first token wait, by reason; a held one "
-        "is decided on in each step; option `encode_rounds`.",
+        "Decisions to encode an item in the step, to hold it back, or to let a first token wait, by reason; held ones "
+        "are counted in each step; option `encode_rounds`.",
         {EACH: "encode_rounds"},
         label="reason",
     ),
@@ -250,14 +250,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "slo_met_total",
         "counter",
-        "Requests that ended with their TTFT and all their gaps within their targets: goodput.",
+        "Requests that met their TTFT and ITL targets for all of their tokens: goodput.",
         {EACH: "slo_met"},
         label="class",
     ),
     Metric(
         "slo_missed_total",
         "counter",
-        "Requests that ended otherwise.",
+        "Requests that missed their TTFT or an ITL target.",
         {EACH: "slo_missed"},
         label="class",
     ),

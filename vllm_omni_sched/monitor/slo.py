@@ -1,4 +1,4 @@
-"""Whether requests got what they were promised, as the scheduler sees it."""
+"""Measure whether requests meet their latency targets, as seen by the scheduler."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ class _Watch:
 
 
 class SloMeter:
-    """TTFT and ITL by class, and how many requests met both targets (goodput).
+    """TTFT and ITL by class, and the number of requests that met both targets (goodput).
 
     1. TTFT runs from `begin` to the first token.
-    2. A gap between tokens counts once, however many tokens came with its end.
-    3. A request meets its SLO when its TTFT and each of its gaps do. It counts when it ends by itself; one that is
-       taken back by its client does not count.
-    4. A session that waits for input makes no gap: `rest` says so.
+    2. A gap between tokens counts once, however many tokens end it.
+    3. A request meets its SLO when its TTFT and each of its gaps do. It counts when it ends on its own; one that
+       is aborted by its client does not count.
+    4. A session that waits for input has no gap: call `rest` for it.
     """
 
     def __init__(self, metrics: SchedulerMetrics) -> None:
@@ -32,11 +32,11 @@ class SloMeter:
         return len(self._watched)
 
     def begin(self, request_id: str, sla: SlaClass, now: float) -> None:
-        """A request has arrived."""
+        """Start the clock of a request that has arrived."""
         self._watched[request_id] = _Watch(sla, now)
 
     def token(self, request_id: str, now: float) -> None:
-        """It got tokens."""
+        """Record that a request got tokens."""
         watch = self._watched.get(request_id)
         if watch is None:
             return
@@ -52,13 +52,13 @@ class SloMeter:
         watch.last = now
 
     def rest(self, request_id: str, now: float) -> None:
-        """It has nothing to do until it gets more input; then its next token is again a first one."""
+        """Record that a session waits for input; its next token counts as a first one."""
         watch = self._watched.get(request_id)
         if watch is not None:
             watch.since, watch.last = now, None
 
     def end(self, request_id: str, *, counts: bool) -> None:
-        """It is over; ``counts``: it was not taken back."""
+        """Record the end of a request; ``counts``: it was not aborted."""
         watch = self._watched.pop(request_id, None)
         if watch is not None and counts:
             metrics = self._metrics

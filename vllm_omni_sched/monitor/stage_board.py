@@ -1,6 +1,6 @@
-"""What happens in stages and between them, in one place: an adapter feeds it, ``/metrics`` reads it.
+"""Collect the counts and times of stages and edges: an adapter feeds it, ``/metrics`` reads it.
 
-Pure: the time is an argument. One thread writes; any thread may read. Memory is bounded: by the graph, and by
+Pure: the time is an argument. One thread writes; any thread may read. Memory is bounded by the graph and by
 `max_in_flight` requests of a replica, of which the oldest are forgotten.
 """
 
@@ -21,7 +21,7 @@ from vllm_omni_sched.monitor.stage_facts import (
 )
 
 MAX_REPLICAS = 1024
-"""Of one stage: what a label may be."""
+"""Most replicas of a stage, which bounds the values of a label."""
 
 
 class StageBoard:
@@ -29,13 +29,13 @@ class StageBoard:
 
     Args:
         stages: ids of the graph's stages.
-        anomalies, incidents, reasons: the kinds that `anomaly`, `incident` and `given_up` may be told, as the labels of
-            metrics: those of the enums that the detectors and the recovery use.
-        modalities: that `load` may be told.
-        max_in_flight: requests of a replica whose times are kept.
+        anomalies, incidents, reasons: the kinds that `anomaly`, `incident` and `given_up` accept, used as labels of
+            metrics: the values of the enums of the detectors and of the recovery.
+        modalities: those that `load` accepts.
+        max_in_flight: most requests of a replica whose times are kept.
 
     Raises:
-        ValueError: there is no stage, or a bound is below 1. Its methods: a stage, replica, kind or modality is
+        ValueError: there is no stage, or a bound is below 1. Methods raise it if a stage, replica, kind or modality is
             unknown, or a number is negative or not finite.
     """
 
@@ -56,7 +56,7 @@ class StageBoard:
         }
         if not self.stages or max_in_flight < 1:
             given = f"{len(self.stages)} and {max_in_flight}"
-            raise ValueError(f"stages and max_in_flight must be 1 or more, got {given}")
+            raise ValueError(f"the number of stages and max_in_flight must be 1 or more, got {given}")
         self.replicas: dict[tuple[int, int], ReplicaFacts] = {}
         self.edges: dict[tuple[int, int], EdgeFacts] = {}
         self.loads = {modality: LoadFacts() for modality in modalities}
@@ -65,7 +65,7 @@ class StageBoard:
         self._max_in_flight = max_in_flight
 
     def submitted(self, stage: int, replica: int, request_id: str, now: float) -> None:
-        """A request was sent to a replica; if it is there already, what it did there so far counts as aborted."""
+        """Record that a request was sent to a replica; if it was there already, its earlier run counts as aborted."""
         facts = self._replica(stage, replica)
         self._end(facts, request_id, Outcome.ABORTED)
         if len(facts.requests) >= self._max_in_flight:
@@ -75,7 +75,7 @@ class StageBoard:
         facts.requests[request_id] = Times(now)
 
     def started(self, stage: int, replica: int, request_id: str, now: float) -> None:
-        """It began to run; only the first time counts. Unknown requests are nobody's."""
+        """Record that a request began to run; only the first time counts, and unknown requests are ignored."""
         facts = self._replica(stage, replica)
         times = facts.requests.get(request_id)
         if times is not None and times.started is None:
@@ -84,18 +84,18 @@ class StageBoard:
             facts.queue_seconds.observe(max(0.0, now - times.submitted))
 
     def finished(self, stage: int, replica: int, request_id: str, now: float, ok: bool = True) -> None:
-        """The stage is through with it; latency is that of requests that went well."""
+        """Record that the stage is done with a request; the latency of failed ones is not observed."""
         facts = self._replica(stage, replica)
         times = self._end(facts, request_id, Outcome.FINISHED if ok else Outcome.FAILED)
         if times is not None and ok:
             facts.latency_seconds.observe(max(0.0, now - times.submitted))
 
     def aborted(self, stage: int, replica: int, request_id: str) -> None:
-        """Nobody wants it any more."""
+        """Record that a request was aborted."""
         self._end(self._replica(stage, replica), request_id, Outcome.ABORTED)
 
     def lost(self, stage: int, replica: int) -> tuple[str, ...]:
-        """The replica died; the requests that were in it, in the order they came."""
+        """Record the death of a replica, and return the requests that were on it, in order of arrival."""
         facts = self._replica(stage, replica)
         gone = tuple(facts.requests)
         for request_id in gone:
@@ -104,26 +104,26 @@ class StageBoard:
         return gone
 
     def batch(self, stage: int, replica: int, size: int) -> None:
-        """A batch of so many requests ran."""
+        """Record the size of a batch that ran."""
         self._replica(stage, replica).batch_size.observe(_amount("size", size))
 
     def batch_limit(self, stage: int, replica: int, limit: int) -> None:
-        """How many requests a batch may have now."""
+        """Set the current limit on the requests of a batch."""
         self._replica(stage, replica).batch_limit = int(_amount("limit", limit))
 
     def memory(self, stage: int, replica: int, device_bytes: int | None, host_bytes: int | None) -> None:
-        """What the replica holds now; None for what is not known."""
+        """Set the memory that the replica holds; None leaves a value as it is."""
         facts = self._replica(stage, replica)
         for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
             if value is not None:
                 setattr(facts, name, int(_amount(name, value)))
 
     def looked_up(self, stage: int, replica: int, hit: bool) -> None:
-        """A request went to this replica: one that had data of it, or not."""
+        """Record whether a request went to a replica that had its data."""
         self._replica(stage, replica).lookups[(Lookup.HIT if hit else Lookup.MISS).value] += 1
 
     def cache(self, stage: int, replica: int, cache: str, hits: int, misses: int) -> None:
-        """So many of what a replica looked for in its own cache were there: tokens in "prefix", items in "encoder"."""
+        """Record the hits and misses in a replica's own cache: tokens in "prefix", items in "encoder"."""
         facts = self._replica(stage, replica)
         counts = {"prefix": facts.prefix_tokens, "encoder": facts.encoder_items}
         if cache not in counts:
@@ -132,52 +132,52 @@ class StageBoard:
             counts[cache][result] = counts[cache].get(result, 0) + int(_amount(result, number))
 
     def restarted(self, stage: int, replica: int) -> None:
-        """The replica was started again."""
+        """Record a restart of the replica."""
         self._replica(stage, replica).restarts += 1
 
     def redispatched(self, stage: int, replica: int, requests: int = 1) -> None:
-        """So many requests were taken from this replica to another."""
+        """Record that so many requests were moved from this replica to another."""
         self._replica(stage, replica).redispatched += int(_amount("requests", requests))
 
     def incident(self, stage: int, replica: int, kind: str) -> None:
-        """Something happened to the replica."""
+        """Record an incident of the replica."""
         _add(self._replica(stage, replica).incidents, kind, "incident")
 
     def anomaly(self, stage: int, kind: str) -> None:
-        """Something was found to be wrong with the stage, or with an edge that leads to it."""
+        """Record an anomaly of the stage, or of an edge that leads to it."""
         _add(self._stage(stage).anomalies, kind, "anomaly")
 
     def given_up(self, stage: int, reason: str) -> None:
-        """A request was failed in the stage."""
+        """Record a request that failed in the stage."""
         _add(self._stage(stage).given_up, reason, "reason")
 
     def merged(self, stage: int, requests: int = 1) -> None:
-        """So many requests got the output of another's work."""
+        """Record that so many requests got the output of another's work."""
         self._stage(stage).merged += int(_amount("requests", requests))
 
     def credits(self, stage: int, free: int) -> None:
-        """How many more requests the stage may hold."""
+        """Set how many more requests the stage may hold."""
         self._stage(stage).credits_free = int(_amount("free", free))
 
     def edge(self, from_stage: int, to_stage: int, seconds: float) -> None:
-        """To hand a request over took so long."""
+        """Record the time of handing a request over."""
         _amount("seconds", seconds)
         self._edge(from_stage, to_stage).transfer_seconds.observe(seconds)
 
     def moved(self, from_stage: int, to_stage: int, side: str, messages: int, nbytes: int, seconds: float) -> None:
-        """Connectors had so many messages in hand for so long, where they are put or got (a `Side`)."""
+        """Record the time that connectors spent on messages, on the put or get side (a `Side`)."""
         if side not in (put := Side.PUT.value, Side.GET.value):
             raise ValueError(f"side must be one of {[side.value for side in Side]}, got {side!r}")
         for name, value in (("messages", messages), ("nbytes", nbytes), ("seconds", seconds)):
             _amount(name, value)
         facts = self._edge(from_stage, to_stage)
         facts.connector_seconds[side] += seconds
-        if side == put:  # what is got was put before
+        if side == put:  # each message is put before it is got
             facts.messages += messages
             facts.nbytes += nbytes
 
     def load(self, modality: str, *, observed: float | None = None, forecast: float | None = None) -> None:
-        """Requests per second that came, and that the forecast says will come."""
+        """Set the observed and the forecast requests per second of a modality."""
         if (facts := self.loads.get(modality)) is None:
             raise ValueError(f"unknown modality {modality!r}, known are {sorted(self.loads)}")
         for name, value in (("observed", observed), ("forecast", forecast)):

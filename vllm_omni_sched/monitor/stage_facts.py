@@ -1,4 +1,4 @@
-"""What `StageBoard` holds of a replica, a stage, an edge and a modality. Names on ``/metrics``: `stage_metrics`."""
+"""Define the data that `StageBoard` holds of replicas, stages, edges and modalities; names: `stage_metrics`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,23 +11,23 @@ TRANSFER_BUCKETS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 
 
 
 class Outcome(str, Enum):
-    """How a request left a replica."""
+    """Way in which a request left a replica."""
 
     FINISHED = "finished"
     FAILED = "failed"
-    ABORTED = "aborted"  # its user gave up, or it was submitted again
-    LOST = "lost"  # the replica died under it
+    ABORTED = "aborted"  # its client gave up, or it was submitted again
+    LOST = "lost"  # the replica died while it had the request
 
 
 class Lookup(str, Enum):
-    """Whether a request went to a replica that had data of it."""
+    """Result of routing: whether a request went to a replica that had its data."""
 
     HIT = "hit"
     MISS = "miss"
 
 
 class Side(str, Enum):
-    """Where a connector has a message in hand."""
+    """Side of a connector."""
 
     PUT = "put"
     GET = "get"
@@ -35,7 +35,7 @@ class Side(str, Enum):
 
 @dataclass(slots=True)
 class Times:
-    """When a request came to a replica, and when it began to run there."""
+    """Times at which a request came to a replica and began to run there."""
 
     submitted: float
     started: float | None = None
@@ -51,7 +51,7 @@ def _lookups() -> dict[str, int]:
 
 @dataclass(slots=True, eq=False)
 class ReplicaFacts:
-    """Of one replica of a stage."""
+    """Counts and times of one replica of a stage."""
 
     latency_seconds: Histogram
     queue_seconds: Histogram
@@ -60,7 +60,7 @@ class ReplicaFacts:
     running: int = 0
     ended: dict[str, int] = field(default_factory=_ended)
     lookups: dict[str, int] = field(default_factory=_lookups)
-    prefix_tokens: dict[str, int] = field(default_factory=dict)  # by `Lookup`; empty: not known
+    prefix_tokens: dict[str, int] = field(default_factory=dict)  # by `Lookup`; empty: unknown
     encoder_items: dict[str, int] = field(default_factory=dict)
     batch_limit: int | None = None
     device_bytes: int | None = None
@@ -71,12 +71,12 @@ class ReplicaFacts:
 
     @property
     def waiting(self) -> int:
-        """Requests that have come and not begun to run."""
+        """Return the requests that have come and not begun to run."""
         return len(self.requests) - self.running
 
     @classmethod
     def empty(cls, incidents: Iterable[str]) -> "ReplicaFacts":
-        """Of a replica that nothing is known of yet."""
+        """Return the facts of a replica about which nothing is known yet."""
         return cls(
             Histogram(LATENCY_BUCKETS),
             Histogram(LATENCY_BUCKETS),
@@ -87,7 +87,7 @@ class ReplicaFacts:
 
 @dataclass(slots=True, eq=False)
 class StageFacts:
-    """Of all replicas of a stage."""
+    """Counts of all replicas of a stage."""
 
     merged: int = 0
     credits_free: int | None = None
@@ -101,7 +101,7 @@ def _sides() -> dict[str, float]:
 
 @dataclass(slots=True, eq=False)
 class EdgeFacts:
-    """From one stage to another."""
+    """Counts and times of transfers from one stage to another."""
 
     transfer_seconds: Histogram
     messages: int = 0
@@ -111,7 +111,7 @@ class EdgeFacts:
 
 @dataclass(slots=True, eq=False)
 class LoadFacts:
-    """Of one modality: requests per second."""
+    """Requests per second of one modality."""
 
     observed: float | None = None
     forecast: float | None = None

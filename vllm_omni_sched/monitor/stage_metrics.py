@@ -1,6 +1,6 @@
-"""`StageBoard` on ``/metrics``: the registry of its metrics, and the collector.
+"""Publish `StageBoard` on ``/metrics``: the registry of its metrics, and the collector.
 
-Names get the prefix of `monitor.metrics`; base units; every label is a closed set: the graph's stages by their ids and
+Names get the prefix of `monitor.metrics`; base units; every label is a closed set: the ids of the graph's stages and
 their replicas, and kinds of enums.
 """
 
@@ -21,7 +21,7 @@ from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Side
 
 
 class Scope(Enum):
-    """What a metric is of; the value: its labels."""
+    """Scope of a metric; the value holds its labels."""
 
     REPLICA = ("stage", "replica")
     STAGE = ("stage",)
@@ -33,8 +33,8 @@ class Scope(Enum):
 class StageMetric:
     """One metric family.
 
-    ``field``: the attribute of the scope's facts, a number, None (not known: no sample), a `Histogram`, or with `label`
-    a dict by label value. ``values``: those of the label where they are ours.
+    ``field``: the attribute of the scope's facts: a number, None (unknown: no sample), a `Histogram`, or with `label`
+    a dict by label value. ``values``: the label's values where we define them.
     """
 
     name: str
@@ -47,12 +47,12 @@ class StageMetric:
 
     @property
     def full_name(self) -> str:
-        """The name as it reads on /metrics."""
+        """Return the name as it appears on /metrics."""
         return PREFIX + self.name
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of its labels."""
+        """Return the names of the metric's labels."""
         return (*self.scope.value, *([self.label] if self.label else []))
 
 
@@ -64,7 +64,7 @@ STAGE_METRICS = (
     StageMetric(
         "stage_requests_total",
         "counter",
-        "Requests that have left a replica, by how; lost: it died under them.",
+        "Requests that left a replica, by outcome; lost: the replica died while it had them.",
         Scope.REPLICA,
         "ended",
         "outcome",
@@ -73,21 +73,23 @@ STAGE_METRICS = (
     StageMetric(
         "stage_latency_seconds",
         "histogram",
-        "Time from when a request was sent to a replica until it was through; of those that went well.",
+        "Time from sending a request to a replica until it finished; failed requests are left out.",
         Scope.REPLICA,
         "latency_seconds",
     ),
     StageMetric(
         "stage_queue_seconds",
         "histogram",
-        "Part of it before the request began to run.",
+        "Time from sending a request to a replica until it began to run.",
         Scope.REPLICA,
         "queue_seconds",
     ),
-    StageMetric("stage_waiting", "gauge", "Requests in a replica that do not run yet.", Scope.REPLICA, "waiting"),
+    StageMetric("stage_waiting", "gauge", "Requests in a replica that wait to run.", Scope.REPLICA, "waiting"),
     StageMetric("stage_running", "gauge", "Requests in a replica that run.", Scope.REPLICA, "running"),
     StageMetric("stage_batch_requests", "histogram", "Requests in a batch.", Scope.REPLICA, "batch_size"),
-    StageMetric("stage_batch_limit", "gauge", "Most requests of a batch, as steered.", Scope.REPLICA, "batch_limit"),
+    StageMetric(
+        "stage_batch_limit", "gauge", "Current limit on the requests of a batch.", Scope.REPLICA, "batch_limit"
+    ),
     StageMetric(
         "stage_device_memory_bytes", "gauge", "Device memory that a replica holds.", Scope.REPLICA, "device_bytes"
     ),
@@ -95,7 +97,7 @@ STAGE_METRICS = (
     StageMetric(
         "stage_cache_lookups_total",
         "counter",
-        "Requests by whether the replica they went to had data of them (hit) or not (miss); option `graph.affinity`.",
+        "Requests by whether the replica they went to had data of theirs (hit) or not (miss); option `graph.affinity`.",
         Scope.REPLICA,
         "lookups",
         "result",
@@ -122,7 +124,7 @@ STAGE_METRICS = (
     StageMetric(
         "stage_merged_requests_total",
         "counter",
-        "Requests that got the output of another's work; option `graph.merging`.",
+        "Requests that got the output of identical work of another; option `graph.merging`.",
         Scope.STAGE,
         "merged",
     ),
@@ -133,12 +135,14 @@ STAGE_METRICS = (
         Scope.STAGE,
         "credits_free",
     ),
-    StageMetric("stage_edge_messages_total", "counter", "Messages that connectors have put.", Scope.EDGE, "messages"),
-    StageMetric("stage_edge_bytes_total", "counter", "Bytes of those messages.", Scope.EDGE, "nbytes"),
+    StageMetric("stage_edge_messages_total", "counter", "Messages that connectors have sent.", Scope.EDGE, "messages"),
+    StageMetric(
+        "stage_edge_bytes_total", "counter", "Bytes of messages that connectors have sent.", Scope.EDGE, "nbytes"
+    ),
     StageMetric(
         "stage_edge_connector_seconds_total",
         "counter",
-        "Time in which connectors had them in hand, where they are put and where they are got.",
+        "Time that connectors spent on messages, by side (put or get).",
         Scope.EDGE,
         "connector_seconds",
         "side",
@@ -147,22 +151,22 @@ STAGE_METRICS = (
     StageMetric(
         "stage_edge_transfer_seconds",
         "histogram",
-        "Time in which the front end handed a request over to the next stage.",
+        "Time that the front end took to hand a request over to the next stage.",
         Scope.EDGE,
         "transfer_seconds",
     ),
-    StageMetric("stage_restarts_total", "counter", "Times a replica was started again.", Scope.REPLICA, "restarts"),
+    StageMetric("stage_restarts_total", "counter", "Restarts of a replica.", Scope.REPLICA, "restarts"),
     StageMetric(
         "stage_redispatched_requests_total",
         "counter",
-        "Requests that were taken from a replica to another.",
+        "Requests that were moved from a replica to another.",
         Scope.REPLICA,
         "redispatched",
     ),
     StageMetric(
         "stage_incidents_total",
         "counter",
-        "What happened to a replica, by kind; option `runtime.recovery`.",
+        "Incidents of a replica, by kind; option `runtime.recovery`.",
         Scope.REPLICA,
         "incidents",
         "kind",
@@ -170,7 +174,7 @@ STAGE_METRICS = (
     StageMetric(
         "stage_anomalies_total",
         "counter",
-        "What was found to be wrong with a stage or an edge that leads to it, by kind; option `monitoring.anomaly`.",
+        "Anomalies of a stage or of an edge that leads to it, by kind; option `monitoring.anomaly`.",
         Scope.STAGE,
         "anomalies",
         "kind",
@@ -178,7 +182,7 @@ STAGE_METRICS = (
     StageMetric(
         "stage_given_up_requests_total",
         "counter",
-        "Requests that were failed in a stage, by reason; options `runtime.recovery` and `runtime.stall_seconds`.",
+        "Requests failed in a stage, by reason; options `runtime.recovery` and `runtime.stall_seconds`.",
         Scope.STAGE,
         "given_up",
         "reason",
@@ -186,14 +190,14 @@ STAGE_METRICS = (
     StageMetric(
         "stage_arrivals_observed",
         "gauge",
-        "Requests per second that came; option `monitoring.forecast`.",
+        "Observed requests per second; option `monitoring.forecast`.",
         Scope.MODALITY,
         "observed",
     ),
     StageMetric(
         "stage_arrivals_forecast",
         "gauge",
-        "Requests per second that the forecast says for now.",
+        "Requests per second that were forecast for the present bin.",
         Scope.MODALITY,
         "forecast",
     ),
@@ -201,17 +205,17 @@ STAGE_METRICS = (
 
 
 class StageCollector(Collector):
-    """Families of a board, for a `prometheus_client` registry."""
+    """Collects the metric families of a board for a `prometheus_client` registry."""
 
     def __init__(self, board: StageBoard) -> None:
         self._board = board
 
     def describe(self) -> Iterable[Family]:
-        """Names without values, so that registering reads no board."""
+        """Return the families without values, so that registering reads no board."""
         return [_family(metric) for metric in STAGE_METRICS]
 
     def collect(self) -> Iterator[Family]:
-        """All families of `STAGE_METRICS`."""
+        """Yield all families of `STAGE_METRICS`."""
         for metric in STAGE_METRICS:
             family = _family(metric)
             for labels, value in samples(metric, self._board):
@@ -223,7 +227,7 @@ class StageCollector(Collector):
 
 
 def samples(metric: StageMetric, board: StageBoard) -> Iterator[tuple[list[str], Any]]:
-    """Label values and number, or observations, of each sample that there is now."""
+    """Yield the label values, and the number or histogram, of each sample that exists now."""
     for key, facts in list(_facts(metric.scope, board).items()):
         labels = [str(part) for part in (key if isinstance(key, tuple) else (key,))]
         found = getattr(facts, metric.field)

@@ -1,14 +1,14 @@
-"""What the engine's steps take, and what the next one will."""
+"""Measure the time of the engine's steps, and predict that of the next one."""
 
 from vllm_omni_sched.monitor.itl import ItlMeter
 from vllm_omni_sched.resource.prefill_budget import LineFit
 
 
 class StepMeter:
-    """Times from one step's tokens to the next one's, and a line through them by prompt tokens.
+    """Times from one step's tokens to the next one's, with a line fitted to them by prompt tokens.
 
-    1. A step counts while somebody runs at both of its ends; idle time is no step.
-    2. What a step was held back, and a step that encoded, says nothing about tokens.
+    1. A step counts if requests run at both of its ends; idle time is no step.
+    2. The time that a step was held back is subtracted, and a step that encoded is not added to the fit.
     """
 
     def __init__(self, forgetting: float = 0.98) -> None:
@@ -17,13 +17,13 @@ class StepMeter:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of prompt."""
+        """Return the fitted seconds per prompt token."""
         return self._fit.slope
 
     def step(
         self, now: float, num_running: int, prompt_tokens: int, *, rest_seconds: float = 0.0, encoded: bool = False
     ) -> float | None:
-        """A step's tokens are out; what it took, without its rest, or None where rule 1 or 2 says so."""
+        """Record that a step has put out its tokens; return its seconds without the rest, or None by rule 1 or 2."""
         interval = self.itl.step(now, num_running)
         if interval is None or encoded:
             return None
@@ -32,5 +32,5 @@ class StepMeter:
         return seconds
 
     def predict(self, prompt_tokens: int) -> float:
-        """Seconds of a step with so many prompt tokens."""
+        """Return the predicted seconds of a step with so many prompt tokens."""
         return self._fit.at_zero + self._fit.slope * prompt_tokens

@@ -1,1 +1,1 @@
-"""vLLM-Omni's side: our connectors as it knows them, and how it gets to know them."""
+"""Integrate with vLLM-Omni: connectors and schedulers in its own interfaces, and their registration."""

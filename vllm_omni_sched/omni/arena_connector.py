@@ -1,4 +1,4 @@
-"""`ArenaConnector`: stages of one host, through shared memory that is made once."""
+"""`ArenaConnector` connects stages of one host through shared memory that is allocated once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_omni_sched.omni.extra import options_from_extra
 
 
 class ArenaConnector(PathConnector):
-    """See `vllm_omni_sched.connectors.arena`.
+    """Connector over `vllm_omni_sched.connectors.arena`.
 
     Args:
         config: ``extra`` of the connector: fields of `ArenaOptions`.
@@ -31,14 +31,14 @@ class ArenaConnector(PathConnector):
 
 
 def check_meeting(options: ArenaOptions, connector: str) -> None:
-    """See that stages can meet, and take away what runs that were killed have left.
+    """Check that stages can find each other, and remove files left by killed runs.
 
     Raises:
-        ConfigError: they would not find each other.
+        ConfigError: the stages would not find each other.
     """
     if options.arena is None and ARENA_VARIABLE not in os.environ:
         raise ConfigError(
-            f"{connector}: {ARENA_VARIABLE} is not set, as it is in stages that vLLM-Omni starts with the plugin; set "
+            f"{connector}: {ARENA_VARIABLE} is not set; vLLM-Omni with the plugin sets it in its stages. Set "
             "the option `arena` to one name for all stages of this pipeline"
         )
     sweep(Path(options.directory) / f"vllm-omni-sched-{os.geteuid()}")

@@ -1,4 +1,4 @@
-"""`OmniAutoConnector`: the connector to name when one does not want to choose."""
+"""`OmniAutoConnector` chooses the path of each message by size and distance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLICA_VARIABLE = "VLLM_OMNI_REPLICA_ID"
 
 
 class OmniAutoConnector(PathConnector):
-    """See `vllm_omni_sched.connectors.routing`.
+    """Connector over `vllm_omni_sched.connectors.routing`.
 
     Args:
         config: ``extra`` of the connector: fields of `AutoOptions`.
@@ -35,7 +35,7 @@ class OmniAutoConnector(PathConnector):
 
 
 def _served(engine: dict[str, Any]) -> tuple[str | None, int]:
-    """Stage and replica of this process, as far as vLLM-Omni says them."""
+    """Return stage and replica of this process as far as vLLM-Omni states them."""
     stage, replica = engine.get("stage_id", -1), engine.get("replica_id", os.environ.get(REPLICA_VARIABLE, 0))
     return None if stage in (None, -1) else str(stage), int(replica or 0)
 

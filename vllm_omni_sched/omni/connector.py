@@ -1,4 +1,4 @@
-"""A path as an OmniConnector."""
+"""Implement vLLM-Omni's connector interface on top of a path."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from vllm_omni_sched.omni.payloads import pack, unpack
 
 logger = get_logger(__name__)
 
-REAPED = 64  # messages looked at in one `reap_consumed`
-SHORTEST_LOOK, LONGEST_LOOK = 50e-6, 1e-3  # seconds between two looks for a message
+REAPED = 64  # messages checked in one `reap_consumed`
+SHORTEST_LOOK, LONGEST_LOOK = 50e-6, 1e-3  # seconds between two polls for a message
 
 
 @lru_cache(maxsize=1024)
 def _edge(from_stage: str, to_stage: str) -> Edge:
-    return Edge(str(from_stage), str(to_stage))  # vLLM-Omni has numbers, too
+    return Edge(str(from_stage), str(to_stage))  # vLLM-Omni also passes numbers
 
 
 class PathConnector(SharedMemoryConnector):
-    """What vLLM-Omni asks of a connector, answered by one of our paths.
+    """A connector of vLLM-Omni that sends through one of our paths.
 
-    It is a SharedMemoryConnector in name only: vLLM-Omni takes back the messages of an aborted request from no other
+    It subclasses SharedMemoryConnector because vLLM-Omni withdraws the messages of an aborted request from no other
     class (`OmniChunkTransferAdapter._queue_shm_cleanup_locked`).
 
     Args:
-        config: ``extra`` of the connector in the stage config, and what vLLM-Omni adds to it.
-        path: makes the path, once the options are known to be good.
+        config: ``extra`` of the connector in the stage config, with the keys that vLLM-Omni adds.
+        path: makes the path after the options are checked.
         put_timeout_seconds: how long `put` waits for room.
     """
 
@@ -53,7 +53,7 @@ class PathConnector(SharedMemoryConnector):
 
     @property
     def path(self) -> Path:
-        """Where messages go.
+        """Return the path that messages take.
 
         Raises:
             ConnectorError: the connector could not be made.
@@ -63,10 +63,10 @@ class PathConnector(SharedMemoryConnector):
         return self._path
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
-        """Send; ``(False, 0, None)`` when it does not get through, which makes vLLM-Omni fail the request.
+        """Send a message; return ``(False, 0, None)`` if it cannot be sent, which makes vLLM-Omni fail the request.
 
         Returns:
-            Whether it was sent, bytes of the message, and facts that nobody needs to receive it.
+            Whether it was sent, its bytes, and metadata that the receiver does not need.
         """
         started = monotonic_seconds()
         try:
@@ -82,10 +82,10 @@ class PathConnector(SharedMemoryConnector):
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
     ) -> tuple[Any, int] | None:
-        """The payload and its bytes, or None; ``metadata`` is not needed.
+        """Return the payload and its bytes, or None; ``metadata`` is not needed.
 
         Raises:
-            CorruptMessageError: it is not what was put; it is gone.
+            CorruptMessageError: the message is damaged; it is dropped.
         """
         started = monotonic_seconds()
         arrival = self.path.get(_edge(from_stage, to_stage), get_key)
@@ -107,7 +107,7 @@ class PathConnector(SharedMemoryConnector):
         *,
         deadline: float,
     ) -> tuple[Any, int] | None:
-        """As `get`, waiting until ``deadline`` (of the monotonic clock)."""
+        """Return a message like `get`, waiting until ``deadline`` (of the monotonic clock)."""
         wait = SHORTEST_LOOK
         while (left := deadline - monotonic_seconds()) > 0:
             found = self.get(from_stage, to_stage, get_key, metadata)
@@ -118,20 +118,20 @@ class PathConnector(SharedMemoryConnector):
         return None
 
     def cleanup(self, request_id: str) -> None:
-        """Take back what was put under exactly this key and nobody has got."""
+        """Withdraw messages that were put under exactly this key and not received yet."""
         self.path.discard(request_id)
 
     def reap_consumed(self) -> None:
-        """Take back the room of messages that were got."""
+        """Free the room of messages that were received."""
         self.path.reap(REAPED)
 
     def health(self) -> dict[str, Any]:
-        """``status`` is "healthy" or says what is not, ``reason`` why; the rest are numbers."""
+        """Return the health: ``status`` is "healthy" or the problem, ``reason`` the cause; the rest are numbers."""
         health = self.look()
         return {"status": health.status.value, "reason": health.reason, **health.facts}
 
     def look(self) -> Health:
-        """Health of the path, with what the watch finds; what is new is logged. The metrics ask every second."""
+        """Return the health of the path and the findings of the watch, and log new ones; the metrics poll it."""
         health, now = self.path.health(), monotonic_seconds()
         with self._watching:
             for finding in self.watch.look(self.path.traffic(), now):
@@ -151,7 +151,7 @@ class PathConnector(SharedMemoryConnector):
         times.observe(seconds)
 
     def close(self) -> None:
-        """Let go of everything; messages on their way stay for receivers that live."""
-        path = getattr(self, "_path", None)  # `__del__` comes here, too, when the constructor has failed
+        """Release all resources; messages on their way stay available to live receivers."""
+        path = getattr(self, "_path", None)  # `__del__` also calls this when the constructor has failed
         if path is not None:
             path.close()

@@ -1,4 +1,4 @@
-"""`CudaIpcConnector`: stages of one host, whose device tensors stay on the device."""
+"""`CudaIpcConnector` connects stages of one host and keeps device tensors on the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_omni_sched.omni.extra import options_from_extra
 
 
 class CudaIpcConnector(PathConnector):
-    """See `vllm_omni_sched.connectors.cuda_ipc`. Without a CUDA device it warns, and is an ArenaConnector.
+    """Connector over `vllm_omni_sched.connectors.cuda_ipc`; without a CUDA device it warns and is an ArenaConnector.
 
     Args:
         config: ``extra`` of the connector: fields of `CudaIpcConnectorOptions`.

@@ -1,4 +1,4 @@
-"""Options of our connectors in ``extra`` of vLLM-Omni's stage config, beside what others put there."""
+"""Read the options of our connectors from ``extra`` of vLLM-Omni's stage config."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from vllm_omni_sched.connectors.watch import WatchOptions
 from vllm_omni_sched.errors import ConfigError
 
 ENGINES = frozenset({"stage_id", "role", "from_stage", "to_stage", "replica_id", "outgoing"})
-"""What vLLM-Omni adds itself."""
+"""Keys that vLLM-Omni adds itself."""
 
 Options = TypeVar("Options", bound=BaseModel)
 
 
 def options_from_extra(model: type[Options], extra: dict[str, Any], connector: str, beside: bool = False) -> Options:
-    """Our options out of ``extra``.
+    """Return our options out of ``extra``.
 
-    Models of vLLM-Omni keep options of their own there (``codec_chunk_frames``), so a key that we do not know is an
-    error only when it looks like one of ours.
+    Models of vLLM-Omni keep options of their own there (``codec_chunk_frames``), so an unknown key is an
+    error only if it is similar to one of ours.
 
     Args:
-        beside: these are in there beside those of another model, for which keys were looked at.
+        beside: a second model is read from the same ``extra``, whose keys were checked for the first one.
 
     Raises:
         ConfigError: an option is misspelt, of the wrong type or out of range; the message names it and the fix.

@@ -1,4 +1,4 @@
-"""vLLM-Omni's own connectors as paths of ours: `OmniAutoConnector` sends by them what suits them."""
+"""Use vLLM-Omni's own connectors as paths, which `OmniAutoConnector` chooses for suitable messages."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ logger = get_logger(__name__)
 
 MAIL = "omni-sched/mail/"
 REMEMBERED = 1 << 14
-"""Messages, sent or to be fetched, about which something is remembered."""
+"""Most messages, sent or to be fetched, that are remembered."""
 CLOSING_SECONDS = 2.0
 FAILURES = (RuntimeError, OSError, ValueError)
-"""What connectors raise instead of answering."""
+"""Exceptions that connectors raise instead of returning a failure."""
 
 
 def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], engine: Mapping[str, Any]) -> list[Way]:
-    """One for each connector that is asked for.
+    """Return one path for each connector that the options name.
 
     Args:
-        options: by the name of the path.
-        ours: paths that can carry mail.
-        engine: what vLLM-Omni adds to ``extra``, which connectors look at, too.
+        options: options by the name of the path.
+        ours: paths that can carry metadata (mail).
+        engine: the keys that vLLM-Omni adds to ``extra``, which connectors read, too.
 
     Raises:
-        ConfigError: one cannot be made; the message names it, and what it says itself.
+        ConfigError: a connector cannot be made; the message names it and repeats its error.
     """
     made: list[Way] = []
     try:
@@ -62,25 +62,25 @@ def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], eng
 class ForeignPath(Path):
     """A connector of vLLM-Omni as a path.
 
-    1. It carries our message as one flat payload, under a key that is made of edge and key: the same key on two edges
-       is two messages, and any key is a good one.
-    2. Where its `get` needs what its `put` has returned, that goes ahead as a small message by another path.
-    3. What becomes of a message it does not tell: `discard` counts what may have been got, nothing expires here, and
-       what is not got when the connector closes may be gone.
-    4. Its calls have no deadlines but its own.
+    1. It carries our message as one flat payload, under a key made of edge and key: the same key on two edges
+       names two messages, and any key is valid.
+    2. If its `get` needs the return value of its `put`, that is sent ahead as a small message by another path.
+    3. The fate of a message is unknown: `discard` also counts messages that may have been received, nothing expires,
+       and messages that were not received when the connector closes may be lost.
+    4. Its calls have no deadlines but the connector's own.
 
     Args:
         connector: an OmniConnector; it is closed with the path.
-        mail: a path that reaches every receiver; None: `get` works by key alone.
-        checksum: of the buffers of what is sent; what is got is looked at where it has one.
+        mail: a path that reaches every receiver, for metadata; None: `get` works by key alone.
+        checksum: send checksums of the buffers; received messages are checked if they have them.
     """
 
     def __init__(self, name: str, connector: Any, mail: Path | None = None, checksum: bool = True) -> None:
         self.name, self._connector, self._mail, self._checksum = name, connector, mail, checksum
         self._lock = threading.Lock()
         self._sent: OrderedDict[tuple[str, Edge], None] = OrderedDict()
-        self._to_fetch: OrderedDict[bytes, Any] = OrderedDict()  # by name: metadata of what could not be got yet
-        self._back: deque[Any] = deque()  # buffers of the connector that nobody looks at any more
+        self._to_fetch: OrderedDict[bytes, Any] = OrderedDict()  # by name: metadata of messages not fetched yet
+        self._back: deque[Any] = deque()  # buffers of the connector that are no longer used
         self._counts = {"put": 0, "put_bytes": 0, "got": 0, "got_bytes": 0, "refused": 0, "discarded": 0, "corrupt": 0}
         self._refusal = ""
         self._closed = False
@@ -127,7 +127,9 @@ class ForeignPath(Path):
         try:
             found = self._connector.get(edge.source, edge.target, _key(name), metadata)
         except FAILURES as error:
-            raise RendezvousError(f"path {self.name} cannot look for {key[:80]!r} of {edge}: {error}") from error
+            raise RendezvousError(
+                f"path {self.name} failed to get message {key[:80]!r} of edge {edge}: {error}"
+            ) from error
         if found is None:
             return None
         with self._lock:
@@ -176,19 +178,19 @@ class ForeignPath(Path):
             return
         self._closed = True
         self._release_back()
-        # MooncakeTransferEngineConnector waits for sockets of threads of its own that nobody closes
+        # MooncakeTransferEngineConnector waits for sockets of its own threads that are never closed
         closing = threading.Thread(target=self._connector.close, name=f"close-{self.name}", daemon=True)
         closing.start()
         closing.join(CLOSING_SECONDS)
         if closing.is_alive():
-            logger.warning("path %s: its connector does not come back from close(), and is left alone", self.name)
+            logger.warning("path %s: close() of its connector did not return in time; continuing without it", self.name)
 
     def _where(self, edge: Edge, key: str, name: bytes) -> Any:
-        """What `put` has returned for a message; None: nothing was put yet."""
+        """Return the metadata that `put` returned for a message; None if nothing was put yet."""
         assert self._mail is not None
         arrival = self._mail.get(edge, self._mail_key(key))
         with self._lock:
-            if arrival is not None:  # a newer one replaces what could not be got
+            if arrival is not None:  # a newer one replaces an earlier one that was not fetched
                 self._to_fetch[name] = arrival.open()
                 if len(self._to_fetch) > REMEMBERED:
                     self._to_fetch.popitem(last=False)
@@ -198,12 +200,14 @@ class ForeignPath(Path):
         return f"{MAIL}{self.name}/{key}"
 
     def _array(self, payload: Any) -> Any:
-        """Bytes of a message as a flat array; a buffer of the connector's own goes back when no view is left."""
+        """Return the bytes of a message as a flat array; the connector's buffer is released when no view is left."""
         if isinstance(payload, (bytes, bytearray)):
             return np.frombuffer(bytearray(payload), np.uint8)
         tensor = payload if isinstance(payload, torch.Tensor) else getattr(payload, "tensor", None)
         if not isinstance(tensor, torch.Tensor):
-            raise CorruptMessageError(f"{type(self._connector).__name__} gives a {type(payload).__name__}, no bytes")
+            raise CorruptMessageError(
+                f"{type(self._connector).__name__} returned a {type(payload).__name__} instead of bytes"
+            )
         if tensor.device.type != "cpu":
             return tensor.cpu().numpy()
         array = tensor.numpy()
@@ -212,7 +216,7 @@ class ForeignPath(Path):
         return array
 
     def _release_back(self) -> None:
-        """Before the connector is asked: what goes wrong in here takes no message with it."""
+        """Release unused buffers before the connector is called, so that an error here loses no message."""
         while self._back:
             try:
                 buffer = self._back.popleft()
@@ -246,8 +250,8 @@ def _mail(name: str, wanted: ForeignOptions, ours: Sequence[Way]) -> Path | None
     ways = {way.path.name: way for way in ours}
     if not ways or (wanted.mail is not None and wanted.mail not in ways):
         raise ConfigError(
-            f"option `foreign`: receivers of path {name!r} ({wanted.name}) have to be told where messages lie, by "
-            f"`mail: {wanted.mail}`; there are {sorted(ways)}: set `arena` or `mooncake`"
+            f"option `foreign`: receivers of path {name!r} ({wanted.name}) need the location of messages, sent by "
+            f"`mail: {wanted.mail}`; available are {sorted(ways)}: set `arena` or `mooncake`"
         )
     if wanted.mail is not None:
         return ways[wanted.mail].path
@@ -260,15 +264,15 @@ def _connector(name: str, wanted: ForeignOptions, engine: Mapping[str, Any]) -> 
         raise ConfigError(f"option `foreign`: path {name!r} names {wanted.name!r}; vLLM-Omni has {sorted(known)}")
     extra = {key: value for key, value in engine.items() if key != "outgoing"} | wanted.extra
     if "outgoing" in engine and "role" not in wanted.extra:
-        extra.pop("role", None)  # it sends as well
+        extra.pop("role", None)  # it also sends
     if wanted.name in TRANSFER_ENGINE_CONNECTOR_NAMES and extra.get("role") != "receiver":
-        extra.setdefault("zmq_port", _free_port())  # each stage makes several; receivers are told by mail
+        extra.setdefault("zmq_port", _free_port())  # each stage makes several; receivers learn the port by mail
     try:
         return OmniConnectorFactory.create_connector(ConnectorSpec(wanted.name, extra))
     except (ValueError, ImportError, RuntimeError, OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"option `foreign`: path {name!r} cannot be made: {error}. Install what {wanted.name} needs "
-            f"{INSTALL.get(wanted.name, '(see its documentation in vLLM-Omni)')}, or take the path out"
+            f"option `foreign`: path {name!r} cannot be made: {error}. Install the requirements of {wanted.name} "
+            f"{INSTALL.get(wanted.name, '(see its documentation in vLLM-Omni)')}, or remove the path"
         ) from error
 
 

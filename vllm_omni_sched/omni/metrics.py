@@ -1,4 +1,4 @@
-"""What the connectors of this process do, as Prometheus text for ``/metrics`` of the process that started it."""
+"""Publish the metrics of this process's connectors as Prometheus text for ``/metrics`` of the parent process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fact:
-    """A number of `Health.facts` as a metric, with the label ``path``, and one more where the fact is a mapping."""
+    """A number of `Health.facts` as a metric with the label ``path``, and one more label if the fact is a mapping."""
 
     fact: str
     name: str
@@ -35,65 +35,99 @@ class Fact:
 
 FACTS = (
     Fact("put", "connector_messages", CounterMetricFamily, "Messages that this stage has sent."),
-    Fact("put_bytes", "connector_sent_bytes", CounterMetricFamily, "Bytes of them, as they were written."),
-    Fact("inline", "connector_inline_messages", CounterMetricFamily, "Messages that went through the ring."),
-    Fact("got", "connector_received_messages", CounterMetricFamily, "Messages that this stage has got."),
-    Fact("got_bytes", "connector_received_bytes", CounterMetricFamily, "Bytes of them."),
+    Fact("put_bytes", "connector_sent_bytes", CounterMetricFamily, "Bytes of sent messages, as written."),
+    Fact("inline", "connector_inline_messages", CounterMetricFamily, "Messages that were sent through the ring."),
+    Fact("got", "connector_received_messages", CounterMetricFamily, "Messages that this stage has received."),
+    Fact("got_bytes", "connector_received_bytes", CounterMetricFamily, "Bytes of received messages."),
     Fact("copied_bytes", "connector_copied_out_bytes", CounterMetricFamily, "Bytes that receivers have copied."),
-    Fact("refused", "connector_refused_messages", CounterMetricFamily, "Messages that a path had no room for."),
+    Fact("refused", "connector_refused_messages", CounterMetricFamily, "Messages for which a path had no room."),
     Fact("replaced", "connector_replaced_messages", CounterMetricFamily, "Messages whose key was put again."),
-    Fact("discarded", "connector_discarded_messages", CounterMetricFamily, "Messages of aborted requests, taken back."),
-    Fact("expired", "connector_expired_messages", CounterMetricFamily, "Messages that nobody got in time."),
-    Fact("given_back", "connector_given_back_messages", CounterMetricFamily, "Messages whose receiver died."),
-    Fact("orphans_given_back", "connector_orphans_given_back_messages", CounterMetricFamily, "Both sides died."),
-    Fact("orphans_expired", "connector_orphans_expired_messages", CounterMetricFamily, "Nobody got them; sender died."),
-    Fact("damaged", "connector_damaged_messages", CounterMetricFamily, "Messages whose slot somebody has damaged."),
-    Fact("corrupt", "connector_corrupt_messages", CounterMetricFamily, "Messages that were not what was put."),
-    Fact("raw_bytes", "connector_compressor_in_bytes", CounterMetricFamily, "Buffers that were looked at, in bytes."),
-    Fact("packed_bytes", "connector_compressor_out_bytes", CounterMetricFamily, "What they became, raw or compressed."),
-    Fact("cache_hits", "connector_compressor_cache_hits", CounterMetricFamily, "Buffers found compressed already."),
-    Fact("cache_misses", "connector_compressor_cache_misses", CounterMetricFamily, "Buffers looked for in vain."),
+    Fact("discarded", "connector_discarded_messages", CounterMetricFamily, "Messages of aborted requests, withdrawn."),
+    Fact("expired", "connector_expired_messages", CounterMetricFamily, "Messages that were not received in time."),
     Fact(
-        "device_tensors", "connector_device_tensors", CounterMetricFamily, "Tensors that were sent without leaving it."
+        "given_back", "connector_given_back_messages", CounterMetricFamily, "Messages freed since their receiver died."
     ),
-    Fact("device_bytes", "connector_device_bytes", CounterMetricFamily, "Bytes of them."),
-    Fact("device_opened", "connector_device_opened", CounterMetricFamily, "Handles of device memory that were opened."),
-    Fact("device_held_bytes", "connector_device_held_bytes", GaugeMetricFamily, "Device memory of those on their way."),
+    Fact(
+        "orphans_given_back",
+        "connector_orphans_given_back_messages",
+        CounterMetricFamily,
+        "Messages freed after both sides died.",
+    ),
+    Fact(
+        "orphans_expired",
+        "connector_orphans_expired_messages",
+        CounterMetricFamily,
+        "Messages expired after their sender died.",
+    ),
+    Fact("damaged", "connector_damaged_messages", CounterMetricFamily, "Messages whose slot was damaged."),
+    Fact("corrupt", "connector_corrupt_messages", CounterMetricFamily, "Messages that arrived damaged."),
+    Fact("raw_bytes", "connector_compressor_in_bytes", CounterMetricFamily, "Bytes of buffers before compression."),
+    Fact(
+        "packed_bytes",
+        "connector_compressor_out_bytes",
+        CounterMetricFamily,
+        "Bytes of them as sent, raw or compressed.",
+    ),
+    Fact(
+        "cache_hits",
+        "connector_compressor_cache_hits",
+        CounterMetricFamily,
+        "Buffers whose compressed form was cached.",
+    ),
+    Fact(
+        "cache_misses",
+        "connector_compressor_cache_misses",
+        CounterMetricFamily,
+        "Buffers whose compressed form was not.",
+    ),
+    Fact(
+        "device_tensors",
+        "connector_device_tensors",
+        CounterMetricFamily,
+        "Tensors that were sent without leaving the device.",
+    ),
+    Fact("device_bytes", "connector_device_bytes", CounterMetricFamily, "Bytes of device tensors."),
+    Fact("device_opened", "connector_device_opened", CounterMetricFamily, "Opened handles of device memory."),
+    Fact("device_held_bytes", "connector_device_held_bytes", GaugeMetricFamily, "Device memory of messages in flight."),
     Fact(
         "device_fallbacks",
         "connector_device_fallbacks",
         CounterMetricFamily,
-        "Device tensors that went through host memory.",
+        "Device tensors that were sent through host memory.",
         "reason",
     ),
-    Fact("in_flight", "connector_in_flight_messages", GaugeMetricFamily, "Messages on their way now."),
-    Fact("used_bytes", "connector_pool_used_bytes", GaugeMetricFamily, "Room given out.", "pool"),
-    Fact("capacity_bytes", "connector_pool_capacity_bytes", GaugeMetricFamily, "Room set aside.", "pool"),
+    Fact("in_flight", "connector_in_flight_messages", GaugeMetricFamily, "Messages in flight now."),
+    Fact("used_bytes", "connector_pool_used_bytes", GaugeMetricFamily, "Bytes in use.", "pool"),
+    Fact("capacity_bytes", "connector_pool_capacity_bytes", GaugeMetricFamily, "Bytes reserved.", "pool"),
     Fact(
-        "fragmentation", "connector_pool_fragmentation", GaugeMetricFamily, "0: what is free is in one piece.", "pool"
+        "fragmentation",
+        "connector_pool_fragmentation",
+        GaugeMetricFamily,
+        "Fragmentation of free memory; 0: it is contiguous.",
+        "pool",
     ),
     Fact("tier_messages", "connector_tier_messages", GaugeMetricFamily, "Messages that wait in a tier.", "tier"),
-    Fact("tier_bytes", "connector_tier_bytes", GaugeMetricFamily, "Bytes of them.", "tier"),
-    Fact("moved", "connector_moved_messages", CounterMetricFamily, "Moves between tiers, and why.", "move"),
-    Fact("moved_bytes", "connector_moved_bytes", CounterMetricFamily, "Bytes of them.", "move"),
-    Fact("move_seconds", "connector_move_seconds", CounterMetricFamily, "Time that they took.", "move"),
+    Fact("tier_bytes", "connector_tier_bytes", GaugeMetricFamily, "Bytes of those messages.", "tier"),
+    Fact("moved", "connector_moved_messages", CounterMetricFamily, "Messages moved between tiers, by reason.", "move"),
+    Fact("moved_bytes", "connector_moved_bytes", CounterMetricFamily, "Bytes moved between tiers.", "move"),
+    Fact("move_seconds", "connector_move_seconds", CounterMetricFamily, "Time of moves between tiers.", "move"),
     Fact("served", "connector_routed_messages", CounterMetricFamily, "Messages by edge, path and reason.", "route"),
     Fact("alarms", "connector_alarms", CounterMetricFamily, "Stalls and leaks, by edge and kind.", "alarm"),
 )
 
 TIMES = {
-    "put": ("connector_put_seconds", "Wall time of one put() that got through."),
+    "put": ("connector_put_seconds", "Wall time of one successful put()."),
     "get": ("connector_get_seconds", "Wall time of one get() that found a message."),
     "transfer": (
         "connector_transfer_seconds",
-        "From when a message was put until its receiver had it, within a host.",
+        "Time from put() of a message until its receiver has it, within a host.",
     ),
 }
-"""Histograms, with the label ``path``: the one that has carried the message."""
+"""Histograms, with the label ``path``: the path that carried the message."""
 
 
 class ConnectorMetrics(Collector):
-    """Of all connectors of this process: what they take, and the facts that their paths tell when asked."""
+    """Metrics of all connectors of this process: their times, and the facts of their paths, read on each scrape."""
 
     def __init__(self) -> None:
         self._connectors: weakref.WeakSet[PathConnector] = weakref.WeakSet()
@@ -101,15 +135,15 @@ class ConnectorMetrics(Collector):
         self._registry.register(self)
 
     def add(self, connector: PathConnector) -> None:
-        """Tell about this connector, too, as long as it is there."""
+        """Include a connector for as long as it exists."""
         self._connectors.add(connector)
 
     def page(self) -> bytes:
-        """All families in the Prometheus text format, UTF-8."""
+        """Return all families in the Prometheus text format, UTF-8."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Family]:
-        """Families of facts and times, summed over connectors."""
+        """Yield the families of facts and times, summed over connectors."""
         sums: dict[tuple[Fact, tuple[str, ...]], float] = {}
         for connector in list(self._connectors):
             for path, facts in _by_path(connector.path.name, connector.look().facts):
@@ -140,7 +174,7 @@ class ConnectorMetrics(Collector):
 
 
 def _by_path(name: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The facts of a path, and of those it is made of."""
+    """Yield the facts of a path and of its inner paths."""
     yield name, facts
     for inner, own in facts.items():
         if isinstance(own, dict) and "status" in own:
@@ -151,7 +185,7 @@ def _values(fact: Fact, facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
     if fact.label == "pool":
         pools = facts.get("pools", {}) | ({"ring": facts["ring"]} if "ring" in facts else {})
         for pool, own in pools.items():
-            if fact.fact in own:  # what goes inline is in no pieces
+            if fact.fact in own:  # the ring for inline messages has no fragments
                 yield (pool,), float(own[fact.fact])
     elif fact.label is not None:
         for label, value in facts.get(fact.fact, {}).items():
@@ -165,7 +199,7 @@ _metrics: ConnectorMetrics | None = None
 
 
 def metrics_of_this_process(stage: int) -> ConnectorMetrics:
-    """The one there is; the first call publishes it."""
+    """Return the metrics of this process; the first call publishes them."""
     global _metrics
     with _lock:
         if _metrics is None:

@@ -1,4 +1,4 @@
-"""`MooncakePoolConnector`: stages on several hosts, through a Mooncake store."""
+"""`MooncakePoolConnector` connects stages on several hosts through a Mooncake store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vllm_omni_sched.omni.extra import options_from_extra
 
 
 class MooncakePoolConnector(PathConnector):
-    """See `vllm_omni_sched.connectors.mooncake`.
+    """Connector over `vllm_omni_sched.connectors.mooncake`.
 
     Args:
         config: ``extra`` of the connector: fields of `MooncakeOptions`.
 
     Raises:
-        ConfigError: an option is unknown or cannot work, or the library is not there; the message names it.
-        RendezvousError: there is no master.
+        ConfigError: an option is unknown or cannot work, or the library is not installed; the message names it.
+        RendezvousError: the master cannot be reached.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Payloads of vLLM-Omni as messages, and back as the same dicts that its own serializer gives."""
+"""Convert payloads of vLLM-Omni to messages, and back to the dicts that its own serializer returns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vllm_omni_sched.connectors.framing import REVIVE, Arrival, Message, make_me
 
 
 def pack(edge: Edge, key: str, payload: Any) -> Message:
-    """Take a payload apart.
+    """Convert a payload to a message.
 
     Raises:
-        PayloadError: something in it cannot be sent.
+        PayloadError: a part of it cannot be sent.
     """
     message = make_message(edge, key, payload, fallback=OmniSerializer.encoder._enc_hook)
     if _may_hold_outputs(message.body):
@@ -23,16 +23,16 @@ def pack(edge: Edge, key: str, payload: Any) -> Message:
 
 
 def unpack(arrival: Arrival) -> Any:
-    """The payload; its tensors may be views of the message.
+    """Return the payload of a message; its tensors may be views of the message.
 
     Raises:
-        CorruptMessageError: it is damaged.
+        CorruptMessageError: the message is damaged.
     """
     return arrival.open(OmniSerializer.decoder._post_process)
 
 
 def _may_hold_outputs(body: bytes) -> bool:
-    """Whether it has the keys of dicts of which vLLM-Omni's serializer makes outputs again (CompletionOutput, …)."""
+    """Return whether it has the keys of dicts that vLLM-Omni's serializer turns into outputs (CompletionOutput, …)."""
     if b"finish" not in body:
         return False
     if b"finished" in body and (b"final_output_type" in body or b"images" in body):

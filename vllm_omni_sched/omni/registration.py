@@ -1,4 +1,4 @@
-"""Makes us known to vLLM-Omni, in every process that loads its plugins."""
+"""Register our connectors and hooks with vLLM-Omni, in every process that loads its plugins."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vllm_omni_sched.omni.stages.seam import hook
 
 
 def register_connectors() -> None:
-    """Register by name, and hook what schedules stages; nothing is made before a config asks for it. Twice is fine."""
+    """Register by name, and hook stage scheduling; nothing is made before a config asks for it. May be called twice."""
     from vllm_omni.distributed.omni_connectors import factory
 
     assert factory.__name__ == FACTORY
     register_names()
     hook()
-    report.begin()  # in the process of a stage that was asked to
-    attach()  # for what stages will tell
+    report.begin()  # in the process of a stage that was asked to report
+    attach()  # for the reports of stages

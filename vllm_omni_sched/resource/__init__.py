@@ -1,1 +1,1 @@
-"""Layer 2: how much of the device each kind of work gets now."""
+"""Layer 2 (resource): decide how much of the device each kind of work gets now."""

@@ -1,4 +1,4 @@
-"""Which replica of a stage a request goes to."""
+"""Pick the replica of a stage that gets a request."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,41 +11,41 @@ from typing import ClassVar, Protocol, overload
 from vllm_omni_sched.errors import ConfigError
 
 LOOK_AT_ALL = 32
-"""A stage may have so many replicas for all of them to be compared for each request."""
+"""Up to this many replicas of a stage, all of them are compared for each request."""
 
 CHOICES = 4
-"""Of a stage with more so many are compared, drawn by lot."""
+"""Above that, this many replicas are drawn at random and compared."""
 
 
 class Dice(Protocol):
     """The part of ``random.Random`` that a balancer uses."""
 
     def random(self) -> float:
-        """The next number in [0, 1)."""
+        """Return the next number in [0, 1)."""
 
 
 class PickReason(str, Enum):
-    """Why this replica."""
+    """Reason for picking a replica."""
 
-    ONLY = "only"  # no other is healthy
+    ONLY = "only"  # no other replica is healthy
     LEAST_WORK = "least_work"  # it would finish the request first
-    WARM = "warm"  # it has more of the request's cache, and finishes it first or hardly later
+    WARM = "warm"  # it has more of the request in its cache, and finishes it first or hardly later
     NEAR = "near"  # it would finish first only because it is nearer
     TURN = "turn"  # round robin
-    SHORTEST_QUEUE = "shortest_queue"  # least queue
-    NONE_HEALTHY = "none_healthy"  # no pick: every replica is sick, or there is none
+    SHORTEST_QUEUE = "shortest_queue"  # fewest requests
+    NONE_HEALTHY = "none_healthy"  # no pick: every replica is unhealthy, or there is none
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """A replica as a balancer sees it.
+    """State of a replica as a balancer sees it.
 
-    ``remaining_seconds``: estimated work it has taken on and not finished, as it would take at speed 1.
-    ``in_flight``: requests it has, queued and running; ``limit``: how many it should have at most.
-    ``speed``: of its work, relative to what costs are estimated for.
-    ``distance_seconds``: what getting the request's input there takes.
-    ``warm``: the part of the request's cache that it has, in [0, 1].
-    ``units``: of long work that it runs; ``units_limit``: how many it should run at most.
+    ``remaining_seconds``: estimated time of its unfinished work at speed 1.
+    ``in_flight``: its requests, queued and running; ``limit``: most requests that it should have.
+    ``speed``: its speed relative to the device for which costs are estimated.
+    ``distance_seconds``: time to transfer the request's input there.
+    ``warm``: the fraction of the request that is in its cache, in [0, 1].
+    ``units``: units of long work that it runs; ``units_limit``: most units that it should run.
 
     Raises:
         ValueError: a number is out of its range or not finite.
@@ -63,7 +63,7 @@ class ReplicaState:
     units_limit: int | None = None  # no limit
 
     def __post_init__(self) -> None:
-        if not (  # all in one, since many are made
+        if not (  # one condition, since many are made
             0 <= self.remaining_seconds < math.inf
             and 0 <= self.in_flight < math.inf
             and 0 <= self.limit < math.inf
@@ -81,11 +81,11 @@ class ReplicaState:
 
     @property
     def room(self) -> int:
-        """How many more requests it should be given."""
+        """Return how many more requests it should be given."""
         return self.limit - self.in_flight if self.limit > self.in_flight else 0
 
     def with_work(self, cost_seconds: float, units: int = 0) -> "ReplicaState":
-        """As it is with one request more."""
+        """Return the state with one more request."""
         return ReplicaState(
             self.replica_id,
             self.remaining_seconds + cost_seconds,
@@ -100,7 +100,7 @@ class ReplicaState:
         )
 
     def takes(self, units: int) -> bool:
-        """Whether it should be given a request of so many units now; one that is larger than the limit goes alone."""
+        """Return whether it should get a request of that many units now; one larger than the limit runs alone."""
         if self.in_flight >= self.limit:
             return False
         return not units or not self.units or self.units_limit is None or self.units + units <= self.units_limit
@@ -108,7 +108,7 @@ class ReplicaState:
 
 @dataclass(frozen=True)
 class Pick:
-    """The replica, why, and in how many seconds the request should be finished there.
+    """The replica, the reason, and the expected seconds until the request is finished there.
 
     ``replica_id`` is None, and ``finish_seconds`` ``inf``, if no replica is healthy.
     """
@@ -122,27 +122,27 @@ NOBODY = Pick(None, PickReason.NONE_HEALTHY, math.inf)
 
 
 class Balancer(ABC):
-    """Picks one of the healthy replicas for one request; never a sick one.
+    """Picks one of the healthy replicas for a request.
 
-    1. Of up to `LOOK_AT_ALL` replicas all are compared.
-    2. Of more, `CHOICES` that are drawn by lot, each as likely as any other, and as many that are ``near``. One that is
-       sick is no choice: another one is drawn instead, while there are any. What was not drawn is not looked at, so
-       that `LazyReplicas` need not describe it: O(1) in the replicas.
+    1. Up to `LOOK_AT_ALL` replicas, all are compared.
+    2. Of more, `CHOICES` are drawn at random with equal probability, and as many from ``near`` are added. An
+       unhealthy one is replaced by another draw while there are any. Replicas that are not drawn are not examined, so
+       `LazyReplicas` need not describe them: O(1) in the number of replicas.
 
-    Two choices take the longest queue of n replicas from about log n / log log n to log log n / log 2, each further one
-    gains less (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 2001).
+    Two choices reduce the longest queue of n replicas from about log n / log log n to log log n / log 2; each further
+    one gains less (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 2001).
     """
 
-    draws: ClassVar[bool] = True  # rule 2; else all are compared, however many
+    draws: ClassVar[bool] = True  # rule 2 applies; False: all replicas are compared
 
     def pick(self, cost_seconds: float, replicas: Sequence[ReplicaState], dice: Dice, near: Iterable[int] = ()) -> Pick:
-        """The replica for a request of that cost.
+        """Pick the replica for a request of that cost.
 
         Args:
-            near: indices in ``replicas`` of those that have something of the request's, the warmest first.
+            near: indices in ``replicas`` of those that have parts of the request in their cache, the warmest first.
 
         Raises:
-            ValueError: the cost is negative or not finite, or two of the replicas that are compared have the same id.
+            ValueError: the cost is negative or not finite, or two of the compared replicas have the same id.
         """
         if not 0 <= cost_seconds < math.inf:
             raise ValueError(f"cost_seconds must be finite and >= 0, got {cost_seconds}")
@@ -158,7 +158,7 @@ class Balancer(ABC):
         return Pick(chosen.replica_id, reason, self.finish_seconds(cost_seconds, chosen))
 
     def finish_seconds(self, cost_seconds: float, replica: ReplicaState) -> float:
-        """When the replica would have finished the request, in seconds from now."""
+        """Return when the replica would finish the request, in seconds from now."""
         return (replica.remaining_seconds + cost_seconds) / replica.speed + replica.distance_seconds
 
     @abstractmethod
@@ -168,18 +168,18 @@ class Balancer(ABC):
 
 
 class CostBalancer(Balancer):
-    """The replica that finishes the request first: list scheduling by estimated cost.
+    """Picks the replica that finishes the request first: list scheduling by estimated cost.
 
     1. Expected finish = (remaining work + cost x (1 - ``saved_share`` x warm)) / speed + distance.
-    2. A warmer replica is taken instead, if it finishes at most ``affinity_slack`` of the first finish later: what it
-       has need not be made and kept twice. Of several the warmest.
-    3. Ties go to the one with room in its batch, then with fewer requests, then by id; chance plays no part.
+    2. A warmer replica is picked instead if it finishes later by at most ``affinity_slack`` of the first finish: its
+       cached data need not be made and kept twice. Of several, the warmest.
+    3. Ties go to the replica with room in its batch, then with fewer requests, then by id; nothing is random.
 
     With true costs, identical replicas that are all compared, and nothing warm, the last one finishes within (2 - 1/m)
     of the best possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
 
     Args:
-        saved_share: the part of a request's cost that a cache which has all of it saves, in [0, 1].
+        saved_share: fraction of a request's cost that is saved when all of it is in the cache, in [0, 1].
         affinity_slack: 0 or more.
 
     Raises:
@@ -195,7 +195,7 @@ class CostBalancer(Balancer):
         self.affinity_slack = affinity_slack
 
     def finish_seconds(self, cost_seconds: float, replica: ReplicaState) -> float:
-        """Rule 1."""
+        """Return when the replica would finish the request (rule 1), in seconds from now."""
         cost = cost_seconds * (1 - self.saved_share * replica.warm)
         return (replica.remaining_seconds + cost) / replica.speed + replica.distance_seconds
 
@@ -216,11 +216,11 @@ class CostBalancer(Balancer):
             if near_enough:
                 return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
         elif not any(one.distance_seconds for one in healthy):
-            return first, PickReason.LEAST_WORK  # nothing else tells them apart
+            return first, PickReason.LEAST_WORK  # nothing else distinguishes them
         return first, self._reason(cost_seconds, first, healthy)
 
     def _reason(self, cost_seconds: float, first: ReplicaState, healthy: Sequence[ReplicaState]) -> PickReason:
-        """What made it first: whether it would be so without what it has, and without being near."""
+        """Return why ``first`` finishes first: its cache, its distance, or its work."""
         plain = {one.replica_id: super(CostBalancer, self).finish_seconds(cost_seconds, one) for one in healthy}
         best = plain[first.replica_id]
         if min(plain.values()) < best:
@@ -232,7 +232,7 @@ class CostBalancer(Balancer):
 
 
 class RoundRobin(Balancer):
-    """Each healthy replica in turn, by id. Here to compare with, as the one below."""
+    """Picks each healthy replica in turn, by id; a baseline for comparison."""
 
     draws = False
 
@@ -250,7 +250,7 @@ class RoundRobin(Balancer):
 
 
 class LeastQueue(Balancer):
-    """The replica with the fewest requests; ties by id."""
+    """Picks the replica with the fewest requests, ties by id; a baseline for comparison."""
 
     def _pick(
         self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
@@ -259,7 +259,7 @@ class LeastQueue(Balancer):
 
 
 class LazyReplicas(Sequence[ReplicaState]):
-    """``count`` replicas, each described when it is looked at."""
+    """A sequence of ``count`` replicas, each described only when it is accessed."""
 
     def __init__(self, count: int, describe: Callable[[int], ReplicaState]) -> None:
         self._indices, self._describe = range(count), describe
@@ -278,7 +278,7 @@ class LazyReplicas(Sequence[ReplicaState]):
 
 
 def by_lot(count: int, dice: Dice) -> Iterator[int]:
-    """All of range(count) in random order, one by one: Fisher and Yates, noting only what has moved."""
+    """Yield range(count) in random order (Fisher and Yates), storing only the entries that were swapped."""
     moved: dict[int, int] = {}
     for first in range(count):
         at = first + int(dice.random() * (count - first))
@@ -287,7 +287,7 @@ def by_lot(count: int, dice: Dice) -> Iterator[int]:
 
 
 def _drawn(replicas: Sequence[ReplicaState], dice: Dice, near: Iterable[int]) -> list[ReplicaState]:
-    """Healthy replicas to compare: rule 2 of `Balancer`."""
+    """Return the healthy replicas to compare, by rule 2 of `Balancer`."""
     found = {at: one for at in islice(near, CHOICES) if (one := replicas[at]).healthy}
     most = CHOICES + len(found)
     for at in by_lot(len(replicas), dice):

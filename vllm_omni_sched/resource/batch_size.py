@@ -1,4 +1,4 @@
-"""How many requests a step may hold, so that its latency meets a target."""
+"""Limit the requests of a step so that its latency meets a target."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,23 +8,23 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class LimitReason(str, Enum):
-    """Why the limit is what it is."""
+    """Reason for the current limit."""
 
     START = "start"  # nothing decided yet
-    FIXED = "fixed"  # the operator's number
-    ON_TARGET = "on_target"  # close enough: held
+    FIXED = "fixed"  # set by the operator
+    ON_TARGET = "on_target"  # close enough to the target: held
     UNDER_TARGET = "under_target"  # latency below target: raised
     OVER_TARGET = "over_target"  # latency above target: lowered
-    NOT_FILLED = "not_filled"  # latency below target, but no step was full: says nothing about a larger limit
+    NOT_FILLED = "not_filled"  # latency below target, but no step was full: no evidence about a larger limit
     AT_MIN = "at_min"  # over target, cannot go lower
     AT_MAX = "at_max"  # under target, cannot go higher
     MEMORY = "memory"  # too much memory is in use: lowered, whatever the latency
 
 
 class BatchControl(ABC):
-    """A limit on the size of a step, steered by what steps of that size took.
+    """A limit on the size of a step, controlled by the latency of past steps.
 
-    ``limit`` always lies in ``[minimum, maximum]``; ``reason`` says why it is what it is.
+    ``limit`` always lies in ``[minimum, maximum]``; ``reason`` is the reason for its value.
 
     Raises:
         ConfigError: the bounds are not ``1 <= minimum <= maximum``.
@@ -39,7 +39,7 @@ class BatchControl(ABC):
         self.reason = LimitReason.START
 
     def observe(self, latency_seconds: float, now: float, size: int | None = None) -> None:
-        """A step of ``size`` (default: a full one) took ``latency_seconds`` and ended at ``now``.
+        """Record that a step of ``size`` (default: a full one) took ``latency_seconds`` and ended at ``now``.
 
         Raises:
             ValueError: the latency is negative, or it or the clock is not a finite number; or the size is negative.
@@ -54,7 +54,7 @@ class BatchControl(ABC):
     def _observe(self, latency_seconds: float, now: float, size: int) -> None: ...
 
     def _set(self, value: int, over: bool) -> None:
-        """Take over a wanted limit, within the bounds."""
+        """Set the limit to a wanted value within the bounds, and the reason."""
         self.limit = min(max(value, self.minimum), self.maximum)
         if over:
             self.reason = LimitReason.AT_MIN if value <= self.minimum else LimitReason.OVER_TARGET
@@ -63,7 +63,7 @@ class BatchControl(ABC):
 
 
 class FixedBatch(BatchControl):
-    """The operator's number, whatever steps take."""
+    """Keeps the operator's limit, whatever the latency."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size, size)
@@ -78,8 +78,8 @@ class PeriodicControl(BatchControl):
 
     1. An interval is at least ``interval_seconds`` long and has at least one step; a gap in the
        observations lengthens it and causes no more than one decision.
-    2. A mean within ``tolerance`` (a part of the target) of the target changes nothing.
-    3. The limit is not raised when no step of the interval was full: such an interval says nothing
+    2. A mean within ``tolerance`` (a fraction of the target) of the target changes nothing.
+    3. The limit is not raised when no step of the interval was full: such an interval gives no evidence
        about larger steps (as for TCP's congestion window, RFC 7661). It may be lowered.
 
     Raises:
@@ -124,7 +124,7 @@ class PeriodicControl(BatchControl):
     def _decide(self, mean_seconds: float) -> None: ...
 
     def _must_fall(self) -> bool:
-        """Whether the limit is to fall, whatever steps take."""
+        """Return whether the limit must fall, whatever the latency of steps."""
         return False
 
     def _on_target(self, mean_seconds: float) -> bool:
@@ -132,10 +132,10 @@ class PeriodicControl(BatchControl):
 
 
 class AimdBatch(PeriodicControl):
-    """Additive increase, multiplicative decrease (Chiu and Jain, 1989), in steps of one interval.
+    """Additive increase, multiplicative decrease (Chiu and Jain, 1989), once per interval.
 
-    1. Under target: ``increase`` more.
-    2. Over target: scaled by target / latency, but by no less than ``decrease`` at once.
+    1. Under target: raise the limit by ``increase``.
+    2. Over target: scale the limit by target / latency, but by no less than ``decrease`` at once.
 
     Raises:
         ConfigError: ``increase`` is below 1, or ``decrease`` is not in (0, 1).

@@ -1,4 +1,4 @@
-"""What steers a limit, by the name that an option gives it."""
+"""Make the controller of a limit from the mode that an option names."""
 
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
@@ -8,7 +8,7 @@ from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 
 
 def make_control(mode: ControlMode, config: OmniSchedConfig, minimum: int, maximum: int) -> BatchControl | None:
-    """The control that an option names; None for ``off``."""
+    """Return the controller for ``mode``; None for ``off``."""
     target, interval = config.control_target_ms / 1e3, config.control_interval_ms / 1e3
     minimum = min(minimum, maximum)
     if mode is ControlMode.PID:

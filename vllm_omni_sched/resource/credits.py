@@ -1,4 +1,4 @@
-"""Back-pressure between stages: a stage starts only what its successors have room for."""
+"""Apply back-pressure between stages: a stage starts only requests that its successors have room for."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from vllm_omni_sched.errors import ConfigError
 
 @dataclass
 class _Account:
-    """What one request has. ``path``: its stages, in the order of the graph."""
+    """Credits of one request. ``path``: its stages, in the order of the graph."""
 
     path: tuple[str, ...]
     started: set[str] = field(default_factory=set)
-    reserved: set[str] = field(default_factory=set)  # credit taken, nothing there yet
+    reserved: set[str] = field(default_factory=set)  # credit taken, not handed over yet
     used: set[str] = field(default_factory=set)  # queued or running there
     passed: set[str] = field(default_factory=set)  # given back
 
@@ -25,25 +25,25 @@ class _Account:
 class Credits:
     """The credits of every stage: how many requests it may hold, queued and running.
 
-    1. A request enters its first stage if that has credit, and so have all stages that it will visit. Only the
-       credit of the first stage and of its successors is taken: further on it may be somebody else's until then.
+    1. A request enters its first stage if that stage and all stages that it will visit have credit. Only the
+       credit of the first stage and of its successors is taken; others may use that of later stages until then.
     2. It starts in a stage only together with the credit of all successors of that stage; all or none are taken.
-    3. A reserved credit is used from when the request is handed over, and free when it is given back: the stage
+    3. A reserved credit becomes used when the request is handed over, and free when it is given back: the stage
        is done with the request, or the request was aborted.
-    4. Credits are taken in one order of the graph: with a stage, all of the request's earlier stages, unless it
-       has or had them. Where branches meet again, two requests would else each hold what the other waits for.
-    5. Nothing is taken twice: to repeat a call changes nothing.
+    4. Credits are taken in one order of the graph: together with a stage, all of the request's earlier stages, unless
+       it has or had them. Where branches meet again, two requests could otherwise each hold what the other waits for.
+    5. Nothing is taken twice: repeating a call changes nothing.
 
-    Rule 4 is the ordering of resources (Havender, 1968), and why there is no deadlock: of the requests that wait, the
-    one that holds the last stage in that order needs only stages further on, which nobody holds. That takes no more
-    than capacities of 1, and that each request that started ends. A line of stages never notices rule 4.
+    Rule 4 is the ordering of resources (Havender, 1968), which excludes deadlock: of the requests that wait, the
+    one that holds the last stage in that order needs only later stages, which no request holds. This only needs
+    capacities of 1, and that each request that started ends. Rule 4 has no effect on a line of stages.
 
     Args:
-        successors: of each stage; a stage named only as a successor is one too.
+        successors: of each stage; a stage named only as a successor is a stage too.
         capacities: of each stage, 1 or more.
 
     Raises:
-        ConfigError: the stages form a cycle, a capacity is missing, below 1, or that of a stage that is not there.
+        ConfigError: the stages form a cycle, or a capacity is missing, below 1, or of an unknown stage.
     """
 
     def __init__(self, successors: Mapping[str, Iterable[str]], capacities: Mapping[str, int]) -> None:
@@ -52,14 +52,14 @@ class Credits:
             for stage in after:
                 graph.setdefault(stage, ())
         if missing := sorted(graph.keys() - capacities.keys()):
-            raise ConfigError(f"stages without a capacity: {', '.join(missing)}; give each one of 1 or more")
+            raise ConfigError(f"stages without a capacity: {', '.join(missing)}; give each a capacity of 1 or more")
         if unknown := sorted(capacities.keys() - graph.keys()):
             raise ConfigError(f"capacities of stages that are not in the graph: {', '.join(unknown)}")
         if too_small := sorted(stage for stage, capacity in capacities.items() if capacity < 1):
             raise ConfigError(f"capacities below 1: {', '.join(too_small)}")
         before = {stage: [one for one, after in graph.items() if stage in after] for stage in graph}
         try:
-            # By depth, so that rule 4 takes little more than rule 2: not one branch to its end before the next.
+            # Breadth first, so that rule 4 takes little more than rule 2: not one branch to its end before the next.
             self.order = tuple(TopologicalSorter(before).static_order())
         except CycleError as error:
             raise ConfigError(f"the stages form a cycle: {' -> '.join(error.args[1])}") from None
@@ -69,19 +69,19 @@ class Credits:
         self._accounts: dict[str, _Account] = {}
 
     def has_started(self, request_id: str, stage: str) -> bool:
-        """Whether the request has started in the stage, and has not ended since."""
+        """Return whether the request has started in the stage and is not finished."""
         account = self._accounts.get(request_id)
         return account is not None and stage in account.started
 
     def free(self, stage: str) -> int:
-        """The credit of the stage that nobody has."""
+        """Return the free credit of the stage."""
         return self._free[self._known(stage)]
 
     def take(self, stage: str, request_id: str, path: Iterable[str] | None = None) -> bool:
         """Whether the request may start in the stage now; if so, the credits are taken.
 
         Args:
-            path: when it enters, the stages that it will visit, this one among them; default: all that can be reached.
+            path: when it enters, the stages that it will visit, including this one; default: all reachable stages.
 
         Raises:
             ValueError: the stage is unknown or not on the path, or a stage before it on the path has not handed the
@@ -104,7 +104,7 @@ class Credits:
     def needed(self, stage: str, request_id: str, path: Iterable[str] | None = None) -> tuple[str, ...]:
         """The stages that must all have credit for ``take`` to take; none if it has started there.
 
-        They stay the same until something is taken or given back for this request. Arguments and errors are those of
+        They stay the same until credit is taken or given back for this request. Arguments and errors are those of
         ``take``.
         """
         account = self._account(stage, request_id, path)
@@ -113,16 +113,16 @@ class Credits:
         return tuple(self._looked_at(stage, request_id, account))
 
     def hand_over(self, request_id: str, from_stage: str, to_stage: str) -> None:
-        """The output of one stage is with the next, where the request is queued now.
+        """Record that the output of one stage is with the next, where the request is queued now.
 
         Raises:
-            ValueError: the request never started in ``from_stage``, or ``to_stage`` is no successor of it.
+            ValueError: the request never started in ``from_stage``, or ``to_stage`` is not a successor of it.
         """
         account = self._accounts.get(request_id)
         if account is None or from_stage not in account.started:
             raise ValueError(f"request {request_id!r} has not started in {from_stage!r}: take() its credits first")
         if to_stage not in self._successors[from_stage]:
-            raise ValueError(f"stage {to_stage!r} is no successor of {from_stage!r}")
+            raise ValueError(f"stage {to_stage!r} is not a successor of {from_stage!r}")
         if to_stage in account.reserved:
             account.reserved.discard(to_stage)
             account.used.add(to_stage)
@@ -143,7 +143,7 @@ class Credits:
 
     def _known(self, stage: str) -> str:
         if stage not in self._position:
-            raise ValueError(f"unknown stage {stage!r}; there are {', '.join(self.order)}")
+            raise ValueError(f"unknown stage {stage!r}; known stages are {', '.join(self.order)}")
         return stage
 
     def _account(self, stage: str, request_id: str, path: Iterable[str] | None) -> _Account:
@@ -159,7 +159,7 @@ class Credits:
         return account
 
     def _before(self, stage: str, account: _Account) -> bool:
-        """Whether a stage of its path, which was not left out, comes directly before."""
+        """Return whether a stage of the path that was not skipped comes directly before ``stage``."""
         left_out = account.passed - account.started
         return any(stage in self._successors[one] for one in account.path if one not in left_out)
 
@@ -177,7 +177,7 @@ class Credits:
         return self._needed(stage, account) if request_id in self._accounts else account.path
 
     def _needed(self, stage: str, account: _Account) -> list[str]:
-        """What is to be taken to start there: rules 2 and 4."""
+        """Return the stages whose credit is to be taken to start there: rules 2 and 4."""
         path, held = account.path, account.held
         wanted = {stage, *(one for one in self._successors[stage] if one in path)}
         last = max(path.index(one) for one in wanted)

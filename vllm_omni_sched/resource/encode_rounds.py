@@ -1,4 +1,4 @@
-"""When items are encoded in the step, so that whoever decodes gets its tokens in time."""
+"""Decide when items are encoded, so that decoding requests get their tokens in time."""
 
 import math
 from collections.abc import Iterable
@@ -9,30 +9,30 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class RoundReason(str, Enum):
-    """Why an item is encoded in this step or held back, or a first token is."""
+    """Reason why an item is encoded in this step or held back, or a first token is held back."""
 
-    NOBODY_DECODES = "nobody_decodes"  # encoded: nobody's tokens would come late
-    BROKEN_BEFORE = "broken_before"  # encoded: all who decode have had a gap above their promise before
-    FITS = "fits"  # encoded: with the rest of the step it ends within the least promise
-    GOODPUT = "goodput"  # encoded: more requests would miss their TTFT by waiting than are held up
+    NOBODY_DECODES = "nobody_decodes"  # encoded: no request decodes whose tokens would come late
+    BROKEN_BEFORE = "broken_before"  # encoded: every decoding request has exceeded its ITL promise before
+    FITS = "fits"  # encoded: the whole step ends within the shortest ITL promise
+    GOODPUT = "goodput"  # encoded: more requests would miss their TTFT by waiting than are delayed
     AGED = "aged"  # encoded: held for `max_wait_seconds`
-    HELD = "held"  # held: tokens of somebody who decodes would come late
+    HELD = "held"  # held: a decoding request's tokens would come late
     FIRST_TOKEN_DUE = "first_token_due"  # held: a prompt of this round would miss its TTFT
-    DRAINS = "drains"  # a first token waits: who decodes from here on would keep others from being encoded
+    DRAINS = "drains"  # a first token waits: its request would start to decode and keep others from being encoded
 
 
 HOLDS = frozenset({RoundReason.HELD, RoundReason.FIRST_TOKEN_DUE, RoundReason.DRAINS})
-"""Reasons of what is not done in this step."""
+"""Reasons of work that is held back in this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWork:
-    """A request whose prompt is to be computed, or is being.
+    """A request whose prompt waits or is being computed.
 
-    ``encode_seconds``: predicted, of the items that its next chunk needs and nobody has encoded; 0: none.
-    ``prefill_seconds``: predicted, of what is left of its prompt. ``deadline``: when its first token is due, by the
-    clock of ``now``; ``inf`` for no promise. ``runs``: it has been let in. ``reached``: the tokens of this step suffice
-    to come to it.
+    ``encode_seconds``: predicted time of the items that its next chunk needs and that are not encoded yet; 0: none.
+    ``prefill_seconds``: predicted time of the rest of its prompt. ``deadline``: when its first token is due, by the
+    clock of ``now``; ``inf`` for no promise. ``runs``: it was admitted. ``reached``: the tokens of this step suffice
+    to reach it.
 
     Raises:
         ValueError: a number of seconds is negative or not finite, or the deadline is not a number.
@@ -55,12 +55,12 @@ class PromptWork:
 
 @dataclass(frozen=True, slots=True)
 class RoundSnapshot:
-    """What a step's choice depends on.
+    """Input for the choices of one step.
 
-    ``unharmed``: requests that decode and have had all their tokens in time; ``broken``: those that have not.
-    ``itl_seconds``: the least promise of those who decode, ``inf`` for none. ``prompts``: in the order in which they
-    get tokens. ``token_budget``: prompt tokens that the step may have. ``base_seconds``, ``token_seconds``: predicted,
-    of a step that only decodes, and of a prompt token.
+    ``unharmed``: decoding requests that got all their tokens in time; ``broken``: those that did not.
+    ``itl_seconds``: the shortest ITL promise of decoding requests, ``inf`` for none. ``prompts``: in the order in
+    which they get tokens. ``token_budget``: prompt tokens that the step may have. ``base_seconds``, ``token_seconds``:
+    predicted time of a step that only decodes, and of one prompt token.
 
     Raises:
         ValueError: a number is negative.
@@ -81,31 +81,31 @@ class RoundSnapshot:
 
 
 class EncodeRounds:
-    """Encodes in rounds: several requests' items while nobody decodes, then all of them decode together.
+    """Encodes in rounds: items of several requests while none decodes, then all of these requests decode together.
 
-    1. While nobody decodes whose promise could still be broken, a round is open: items are encoded, as many as the
-       deadlines of the prompts in the round allow. One item at least, if nothing else goes on.
-    2. Requests whose promise was broken before are held up again only after as long a time as the last encode took,
-       so they have half of the time at least.
-    3. While others decode, an item is encoded if it fits into the least ITL promise, beside ``min_tokens`` of prompts.
-    4. Otherwise it is held, until those who decode are done; prompts that are encoded go on, but for their last
-       token: a first token waits while its deadline allows, as who gets it would decode and prolong the hold.
-    5. A round opens nevertheless when more requests would miss their TTFT by waiting than decode unharmed.
+    1. While no request decodes whose promise could still be kept, a round is open: items are encoded, as many as the
+       deadlines of the prompts in the round allow, and at least one if nothing else runs.
+    2. Requests whose promise was broken before are delayed again only after a pause as long as the last encode,
+       so they run for at least half of the time.
+    3. While others decode, an item is encoded if it fits into the shortest ITL promise beside ``min_tokens`` tokens.
+    4. Otherwise it is held until the decoding requests are finished. Encoded prompts go on except for their last
+       token: a first token waits while its deadline allows, because its request would then decode and prolong the hold.
+    5. A round opens nevertheless when more requests would miss their TTFT by waiting than unharmed requests decode.
     6. An item that was held for ``max_wait_seconds`` is encoded.
 
-    What has not been timed costs 0, and is encoded at once, as vLLM does it. State: since when each request is held,
-    and the mean length of answers; both bounded by the requests that are here.
+    Work whose time is not known yet counts 0 seconds and is encoded at once, as in vLLM. State: since when each request
+    is held, and the mean length of answers; both are bounded by the number of requests present.
 
     Args:
-        max_wait_seconds: of rule 6.
+        max_wait_seconds: longest hold of rule 6.
         min_tokens: prompt tokens that a step keeps beside an encode of rule 3.
 
     Raises:
         ConfigError: an argument is not above 0.
     """
 
-    _PROMISE_USED = 0.9  # of the least promise, by rule 3: predictions are not exact
-    _LENGTH_WEIGHT = 0.05  # of the last answer in their mean length
+    _PROMISE_USED = 0.9  # fraction of the shortest promise that rule 3 uses: predictions are not exact
+    _LENGTH_WEIGHT = 0.05  # weight of the last answer in the mean length
 
     def __init__(self, max_wait_seconds: float = 30.0, min_tokens: int = 64) -> None:
         if not max_wait_seconds > 0:
@@ -119,28 +119,28 @@ class EncodeRounds:
         self._rest_until = -math.inf
 
     def step(self, snapshot: RoundSnapshot, now: float) -> "RoundStep":
-        """The choices of one step."""
+        """Return the object that makes the choices of one step."""
         return RoundStep(self, snapshot, now)
 
     def ended(self, key: str, tokens: int) -> None:
-        """A request is over, with so many tokens made; 0 for one that was taken back."""
+        """Forget a request that ended with so many tokens; 0 for one that was withdrawn."""
         self._held.pop(key, None)
         if tokens:
             weight = self._LENGTH_WEIGHT if self.mean_tokens else 1.0
             self.mean_tokens += weight * (tokens - self.mean_tokens)
 
     def forget(self) -> None:
-        """All requests are gone at once."""
+        """Forget all requests, for example after a reset."""
         self._held.clear()
         self._rest_until = -math.inf
 
     @property
     def num_held(self) -> int:
-        """Requests that are held now."""
+        """Return the number of held requests."""
         return len(self._held)
 
     def drain_seconds(self, snapshot: RoundSnapshot) -> float:
-        """Expected time until those who decode unharmed are done, if answers have no memory of their length."""
+        """Return the expected time until all unharmed requests stop decoding, if answer lengths are memoryless."""
         if not snapshot.unharmed:
             return 0.0
         last = math.log(snapshot.unharmed) + 0.577 + 0.5 / snapshot.unharmed  # the harmonic number
@@ -148,11 +148,11 @@ class EncodeRounds:
 
 
 class RoundStep:
-    """The choices of one step; what is chosen uses up what the next choice may use.
+    """The choices of one step; each choice uses up resources of the next ones.
 
-    ``opened``: why a round is open, None while it is not. ``prompt_tokens``: most prompt tokens of the step, which
+    ``opened``: why a round is open, None if none is. ``prompt_tokens``: most prompt tokens of the step, which
     leave an item of rule 3 its time. ``gathers``: items are encoded for an open round, so each request
-    needs a piece of the step's tokens; ``joining``: of those requests, how many are let in for it.
+    needs some of the step's tokens; ``joining``: how many of those requests are admitted for it.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class RoundStep:
         self.opened = self._open(snapshot, waiting)
         room = policy._PROMISE_USED * snapshot.itl_seconds - snapshot.base_seconds
         most = room - min(policy.min_tokens, snapshot.token_budget) * snapshot.token_seconds
-        # an item that never fits would be held for as long as others join those who decode
+        # an item that never fits would be held for as long as new requests start to decode
         self._drains = self.opened is None and any(one.encode_seconds > most for one in waiting)
         fits = next((one.encode_seconds for one in waiting if one.reached and one.encode_seconds <= most), None)
         self.prompt_tokens = snapshot.token_budget
@@ -191,12 +191,12 @@ class RoundStep:
             self.prompt_tokens = max(int((room - fits) / snapshot.token_seconds), 1)
         self._room = room - self.prompt_tokens * snapshot.token_seconds
         if fits is not None:
-            self._room = max(self._room, fits)  # which rounding may have taken a little of
+            self._room = max(self._room, fits)  # rounding may have made the room slightly smaller
         self._granted: set[str] = set()  # by rule 6
         self.gathers, self.joining = self._joining(waiting)
 
     def _room_of(self, members: Iterable[PromptWork]) -> tuple[float, float]:
-        """Seconds until the last of these prompts is computed, and by which all may be later; late ones may."""
+        """Return the seconds until the last of these prompts is computed, and their least slack, late ones excluded."""
         left, spare = 0.0, math.inf
         for one in members:
             left += one.prefill_seconds
@@ -248,18 +248,18 @@ class RoundStep:
         return reason
 
     def holds(self, key: str, seconds: float) -> bool:
-        """Whether `encode` would hold it; nothing is decided by asking."""
+        """Return whether `encode` would hold the item; the state does not change."""
         return self._reason(key, seconds) in HOLDS
 
     def encode(self, key: str, seconds: float, prefill_seconds: float, deadline: float) -> RoundReason:
-        """Whether the next item of a request is encoded in this step, which takes so many seconds."""
+        """Decide whether the request's next item, which takes so many seconds, is encoded in this step."""
         policy, reason = self._policy, self._reason(key, seconds)
         if reason in HOLDS:
             policy._held.setdefault(key, self._now)
             return reason
         if reason is RoundReason.AGED:
-            self._granted.add(key)  # all of its items
-            self.opened = self.opened or reason  # the harm is done
+            self._granted.add(key)  # rule 6 covers all of its items
+            self.opened = self.opened or reason  # the delay has happened anyway
         policy._held.pop(key, None)
         self._take(seconds, prefill_seconds, deadline)
         if reason is RoundReason.BROKEN_BEFORE:
@@ -277,6 +277,6 @@ class RoundStep:
             self._spare = min(self._spare, slack)
 
     def first_token_waits(self, prefill_seconds: float, deadline: float) -> bool:
-        """Whether a prompt stops before its last token (rule 4), for the reason `RoundReason.DRAINS`."""
+        """Return whether a prompt stops before its last token (rule 4, `RoundReason.DRAINS`)."""
         slack = deadline - self._now - prefill_seconds
         return self._drains and self.opened is None and slack > self._encode_seconds + self._left_seconds

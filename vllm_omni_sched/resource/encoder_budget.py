@@ -1,4 +1,4 @@
-"""The encoder compute budget of a step, and its split among modalities."""
+"""Compute the encoder compute budget of a step and split it among modalities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from vllm_omni_sched.resource.fair import max_min
 
 
 class BudgetReason(str, Enum):
-    """Why the budget has its size."""
+    """Reason for the size of the budget."""
 
-    WANTED = "wanted"  # as asked for
-    PROFILED = "profiled"  # more was asked for than the device was profiled for
-    LARGEST_ITEM = "largest_item"  # less was asked for than one waiting item needs
+    WANTED = "wanted"  # as requested
+    PROFILED = "profiled"  # more was requested than the device was profiled for
+    LARGEST_ITEM = "largest_item"  # less was requested than one waiting item needs
 
 
 class ModalityReason(str, Enum):
-    """Why a modality has its part."""
+    """Reason for a modality's share."""
 
-    ALL = "all"  # everything that waits fits
+    ALL = "all"  # all of its waiting items fit
     FAIR = "fair"  # its fair share
-    OLDEST_ITEM = "oldest_item"  # raised to what the longest-waiting item of all needs
+    OLDEST_ITEM = "oldest_item"  # raised to what the longest-waiting item needs
 
 
 @dataclass(frozen=True)
 class ModalityDemand:
-    """What waits of one modality, in encoder embeddings (``num_encoder_embeds``).
+    """Waiting items of one modality, in encoder embeddings (``num_encoder_embeds``).
 
     ``head_embeds``: the size of its item that is next; ``waiting_since``: since when that item waits, by any clock
     that all modalities share.
@@ -50,7 +50,7 @@ class ModalityDemand:
 
 @dataclass(frozen=True)
 class ModalityShare:
-    """A modality's part of the budget, in embeddings, and why."""
+    """A modality's part of the budget, in embeddings, and the reason."""
 
     modality: str
     embeds: int
@@ -67,14 +67,14 @@ class EncoderBudgetPlan:
 
 
 class EncoderBudget:
-    """How many embeddings a step may encode, and of which modality.
+    """Decides how many embeddings a step may encode, and of which modality.
 
     1. The budget is what is wanted, but never more than ``profiled_embeds`` and never less than the
        largest waiting item: an item is encoded whole or not at all, so it would be stuck.
     2. It is split max-min fairly: what a modality does not need goes to the others.
     3. The longest-waiting next item of all modalities always fits into its modality's part; what
-       that takes beyond rule 2, the others give, again max-min fairly. So each modality's turn comes.
-    4. The parts add up to the smaller of the budget and all that waits.
+       it needs beyond rule 2 is taken from the others, again max-min fairly. So every modality makes progress.
+    4. The parts add up to the smaller of the budget and all waiting items.
 
     Raises:
         ValueError: ``profiled_embeds`` is below 1.
@@ -86,7 +86,7 @@ class EncoderBudget:
         self.profiled_embeds = profiled_embeds
 
     def plan(self, wanted_embeds: int, demands: Sequence[ModalityDemand]) -> EncoderBudgetPlan:
-        """The budget of one step.
+        """Return the budget of one step and its split.
 
         Raises:
             ValueError: an item is larger than ``profiled_embeds``: no budget could serve it.
@@ -94,7 +94,7 @@ class EncoderBudget:
         largest = max((demand.largest_embeds for demand in demands), default=0)
         if largest > self.profiled_embeds:
             raise ValueError(
-                f"an item of {largest} embeddings waits, more than profiled_embeds = {self.profiled_embeds}; "
+                f"a waiting item has {largest} embeddings, more than profiled_embeds = {self.profiled_embeds}; "
                 "refuse it on arrival or profile with a larger budget"
             )
         embeds = min(max(wanted_embeds, largest, 0), self.profiled_embeds)

@@ -1,4 +1,4 @@
-"""Those who wait before a gate, sorted into lanes whose requests are able to go at the same moments."""
+"""Sort requests that wait before a gate into lanes whose requests can be released at the same moments."""
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from vllm_omni_sched.resource.gate_types import GateRequest
 
 
 class Traits(NamedTuple):
-    """What the requests of one lane have in common. ``size``: binary digits of their units."""
+    """Common properties of the requests of one lane. ``size``: number of binary digits of their units."""
 
     low: bool
     size: int
@@ -24,7 +24,7 @@ def traits_of(request: GateRequest) -> Traits:
 
 @dataclass
 class Entry:
-    """One that waits: its request, and when it came, by number and by clock."""
+    """A waiting request with its arrival number and arrival time."""
 
     request: GateRequest
     number: int
@@ -32,7 +32,7 @@ class Entry:
 
 
 class First(NamedTuple):
-    """The first of a lane that finds room, and its place among the first of all lanes."""
+    """The first request of a lane that finds room, and its sort key for comparison with other lanes."""
 
     key: Key
     request_id: str
@@ -40,21 +40,21 @@ class First(NamedTuple):
 
 
 class Lane:
-    """Requests of the same traits, in order; O(log n) for each that comes or goes.
+    """Requests of the same traits, in order; O(log n) for each request added or removed.
 
-    1. Of requests whose units have the same number of digits either all find room, or none, but for one lane at most:
-       there the first that does is looked for in order.
-    2. Where all find room, one that shares something with the last one may come first (rule 2 of `WaitingQueue`).
+    1. Of requests whose units have the same number of digits, either all find room or none does, except in at most
+       one lane: there the first one that does is searched in order.
+    2. Where all find room, one that shares a key with the last one may come first (rule 2 of `WaitingQueue`).
     """
 
     def __init__(self, traits: Traits, order: WaitingOrder) -> None:
         self.traits = traits
         self._queue = WaitingQueue(order)
         self._entries: dict[str, Entry] = {}
-        self._ages: list[tuple[int, str]] = []  # who came first; those who have left are skipped
+        self._ages: list[tuple[int, str]] = []  # by arrival; entries of removed requests are skipped
         self._next: Placed | None = None
-        self._first: First | None = None  # of all, until somebody comes or goes, or time changes a key
-        self._revision = 0  # of the queue's keys when it was looked for
+        self._first: First | None = None  # cached until a request is added or removed, or time changes a key
+        self._revision = 0  # revision of the queue when `_first` was cached
         self._least = 1 << (traits.size - 1) if traits.size else 0
         self._most = (1 << traits.size) - 1
 
@@ -77,7 +77,7 @@ class Lane:
         self._first = None
 
     def take(self, request_id: str) -> None:
-        """`remove` what is released; if its turn had come, what shares something with it may follow."""
+        """Remove a released request; if it was the next in order, a request that shares a key with it may follow."""
         if self._next is not None and self._next.request.request_id == request_id:
             self._queue.take(self._next)
         else:
@@ -86,7 +86,7 @@ class Lane:
         del self._entries[request_id]
 
     def first(self, now: float, units: float) -> First | None:
-        """The first that fits in so many units."""
+        """Return the first request that fits in so many units, None if none does."""
         if self._least > units:
             return None
         if self._most > units:
@@ -99,7 +99,7 @@ class Lane:
         return self._first
 
     def next(self, first: First, now: float, units: float) -> str:
-        """Who goes when the turn is this lane's: its first, or one that goes along with who went last."""
+        """Return the request to release from this lane: ``first``, or one that shares a key with the last released."""
         if self._most > units:
             return first.request_id
         self._next = self._queue.peek(now)
@@ -107,7 +107,7 @@ class Lane:
         return self._next.request.request_id
 
     def count(self, now: float, units: float, enough: int) -> int:
-        """How many fit in so many units; no more than ``enough`` are counted."""
+        """Return how many requests fit in so many units, counting no further than ``enough``."""
         if self._least > units:
             return 0
         if self._most <= units:
@@ -115,7 +115,7 @@ class Lane:
         return sum(1 for _, _ in zip(range(enough), self._fitting(now, units), strict=False))
 
     def came(self, now: float, units: float) -> float | None:
-        """When the first came that fits in so many units."""
+        """Return the arrival time of the oldest request that fits in so many units, None if none does."""
         if self._least > units:
             return None
         if self._most > units:

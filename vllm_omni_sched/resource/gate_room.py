@@ -1,4 +1,4 @@
-"""The room that the replicas of a stage have, in the course of one decision."""
+"""Track the room on the replicas of a stage during one decision."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,14 +6,14 @@ from heapq import nlargest
 
 from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL, Balancer, Dice, ReplicaState
 
-NO_ROOM = -1.0  # fewer than 0 units: not even short work
+NO_ROOM = -1.0  # below 0 units: not even short work fits
 
 
 class GateRoom:
-    """The healthy replicas as they will be with what is placed on them.
+    """The healthy replicas, including the work that this decision places on them.
 
-    ``units``: how long a request may be to be placed at all; ``idle_units``: on a replica that is idle. `NO_ROOM` where
-    even a short one finds no place. What was idle at first stays so: those released together begin together.
+    ``units``: the longest request that can be placed; ``idle_units``: the longest on an idle replica. `NO_ROOM` if not
+    even a short one fits. Replicas that were idle at first stay so: requests released together start together.
     """
 
     def __init__(self, replicas: Sequence[ReplicaState] = ()) -> None:
@@ -33,7 +33,7 @@ class GateRoom:
         return bool(self._open)
 
     def least_room(self, units: int) -> int:
-        """Places in the batch of the replica with the fewest, of those that take so many units. There must be one."""
+        """Return the fewest free places in the batch of a replica that takes so many units; there must be one."""
         return min(one.room for one in self._open.values() if one.takes(units))
 
     def _measure(self) -> tuple[float, float]:
@@ -53,11 +53,11 @@ class GateRoom:
         to_fill: bool = False,
         other: Callable[[int], ReplicaState | None] = lambda _: None,
     ) -> int:
-        """Give a request to a replica with room, or ``to_fill``, to one with the least; there must be one.
+        """Place a request on a replica with room, or with ``to_fill`` on one with the least; there must be one.
 
         Args:
-            near: what is warm, and distances, by replica.
-            other: describes a replica that is not here; the warmest of these are compared, too.
+            near: warm fractions and distances, by replica.
+            other: describes a replica that is missing here; the warmest of these are compared, too.
         """
         warm, distances = near
         if warm and not to_fill:
@@ -78,7 +78,7 @@ class GateRoom:
         return chosen
 
     def _fetch(self, warm: Mapping[int, float], units: int, other: Callable[[int], ReplicaState | None]) -> None:
-        """Have the warmest replicas that are not here described, if they take so many units."""
+        """Add the warmest missing replicas that take so many units."""
         away = [name for name, part in warm.items() if part and name not in self._open]
         for name in nlargest(CHOICES, away, key=warm.__getitem__):
             one = other(name)
@@ -87,12 +87,12 @@ class GateRoom:
 
 
 def _warmest(replicas: Sequence[ReplicaState]) -> list[int]:
-    """Indices of the replicas that have most of the request's."""
+    """Return the indices of the replicas with the largest warm fractions."""
     return nlargest(CHOICES, (at for at, one in enumerate(replicas) if one.warm), key=lambda at: replicas[at].warm)
 
 
 def _near(replica: ReplicaState, warm: Mapping[int, float], distances: Mapping[int, float]) -> ReplicaState:
-    """As a request sees it. Not by ``dataclasses.replace``, which takes longer."""
+    """Return the replica as this request sees it. ``dataclasses.replace`` would be slower."""
     name = replica.replica_id
     if name not in warm and name not in distances:
         return replica
@@ -111,7 +111,7 @@ def _near(replica: ReplicaState, warm: Mapping[int, float], distances: Mapping[i
 
 
 def _spare(replica: ReplicaState) -> float:
-    """The units of the largest request that it takes; it has room in its batch."""
+    """Return the units of the largest request that the replica takes; it must have room in its batch."""
     if not replica.units or replica.units_limit is None:
         return math.inf
     return max(replica.units_limit - replica.units, 0)

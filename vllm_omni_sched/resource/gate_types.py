@@ -1,4 +1,4 @@
-"""What a stage's gate is told, what it asks, and what it answers."""
+"""Types of a stage's gate: its input, its questions to the caller, and its answer."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from vllm_omni_sched.resource.balance import ReplicaState
 
 
 class ReleaseReason(str, Enum):
-    """Why a request is released now."""
+    """Reason why a request is released now."""
 
     IDLE = "idle"  # a replica has nothing to do
     BATCH_FULL = "batch_full"  # it fills its replica, with those released along with it
     WINDOW_OVER = "window_over"  # the batching window of one is over, and the batch goes as it is
     LOW_SHARE = "low_share"  # the share of the low class
-    OVERDUE = "overdue"  # passed over as often as may be
+    OVERDUE = "overdue"  # passed over as often as allowed
 
 
 @dataclass(frozen=True)
@@ -42,37 +42,37 @@ class GateRequest:
 
     @property
     def request_id(self) -> str:
-        """That of ``waiting``."""
+        """Return the id of ``waiting``."""
         return self.waiting.request_id
 
 
 class GateTerms:
-    """What the gate asks its caller while it decides. As it is here: there are always credits, and nothing is warm."""
+    """Questions of the gate to its caller. The defaults always grant credits and report no cache or distance."""
 
     def has_credits(self, needs: Hashable) -> bool:
-        """Whether those with these needs may start, as far as the stages after this one go."""
+        """Return whether requests with these needs may start, as far as later stages allow."""
         return True
 
     def take(self, request_id: str) -> bool:
-        """It is about to be released: take its credits. False: it keeps its place, and its likes are not asked now."""
+        """Take the credits of a request to be released; if False, requests with equal needs are skipped this round."""
         return True
 
     def warm(self, request_id: str) -> Mapping[int, float]:
-        """The part of its cache that each replica has, by replica id, where not 0."""
+        """Return the fraction of the request in each replica's cache, by replica id, where not 0."""
         return {}
 
     def distances(self, request_id: str) -> Mapping[int, float]:
-        """Seconds that getting its input to each replica takes, by replica id, where not 0."""
+        """Return the seconds that its input takes to each replica, by replica id, where not 0."""
         return {}
 
     def replica(self, replica_id: int) -> ReplicaState | None:
-        """One that the gate was not given, of a stage whose replicas are drawn; None where it is to get nothing."""
+        """Describe a replica that was not drawn for this decision; None if it should get no request."""
         return None
 
 
 @dataclass(frozen=True)
 class Release:
-    """A request may start, on that replica."""
+    """Release of a request to a replica, with the reason."""
 
     request_id: str
     replica_id: int
@@ -81,7 +81,7 @@ class Release:
 
 @dataclass(frozen=True)
 class GatePlan:
-    """What is released, in that order; and when to ask again if nothing happens."""
+    """The releases in order, and the time to ask again if nothing happens."""
 
     releases: tuple[Release, ...] = ()
     wake_at: float | None = None

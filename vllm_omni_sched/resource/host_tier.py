@@ -1,4 +1,4 @@
-"""Which evicted encodings to keep in host memory."""
+"""Decide which evicted encodings to keep in host memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,19 +10,19 @@ from vllm_omni_sched.resource.worth import Encoding
 
 
 class HostReason(str, Enum):
-    """Why an encoding is kept, or not."""
+    """Reason why an encoding is kept or not."""
 
     RESTORE_IS_QUICKER = "restore_is_quicker"  # kept
-    ALREADY_KEPT = "already_kept"  # kept since before
+    ALREADY_KEPT = "already_kept"  # kept already
     ENCODE_IS_QUICKER = "encode_is_quicker"  # not kept
     TOO_LARGE = "too_large"  # not kept: larger than the tier
-    NOT_WORTH_THE_ROOM = "not_worth_the_room"  # not kept: something worth more would have to go
-    IN_USE = "in_use"  # not kept: what would have to go is being restored
+    NOT_WORTH_THE_ROOM = "not_worth_the_room"  # not kept: an encoding worth more would have to be dropped
+    IN_USE = "in_use"  # not kept: the one that would have to be dropped is being restored
 
 
 @dataclass(frozen=True)
 class HostDecision:
-    """Whether to keep an encoding, why, and what to drop for it (by ``mm_hash``, in that order)."""
+    """Decision on keeping an encoding, the reason, and the encodings to drop for it (by ``mm_hash``, in that order)."""
 
     keep: bool
     reason: HostReason
@@ -30,13 +30,13 @@ class HostDecision:
 
 
 class HostTier:
-    """The books of a bounded tier in host memory; O(log n) per encoding that comes or goes.
+    """Accounting of a bounded tier in host memory; O(log n) per encoding that is added or removed.
 
     1. An encoding is worth keeping only if restoring it is quicker than encoding it again. Its worth is
-       the seconds that saves x decayed uses / bytes.
-    2. It makes room by dropping what is worth least, but nothing that is worth as much as itself,
-       and nothing that is held (being restored). If that is not enough, nothing is dropped.
-    3. What is kept already and was used again is worth what it is worth now.
+       the seconds saved x decayed uses / bytes.
+    2. It makes room by dropping the encodings of least worth, but none that is worth at least as much as the new one,
+       and none that is held (being restored). If that is not enough, nothing is dropped.
+    3. An encoding that is kept already and was used again gets its current worth.
     4. The bytes kept never exceed ``max_bytes``; 0 turns the tier off.
 
     Raises:
@@ -50,7 +50,7 @@ class HostTier:
         self.num_bytes = 0
         self._kept: dict[str, tuple[Encoding, float]] = {}  # with its worth
         self._held: dict[str, int] = {}
-        self._heap: list[tuple[float, str]] = []  # one entry at least for each that is kept
+        self._heap: list[tuple[float, str]] = []  # at least one entry for each encoding that is kept
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -59,7 +59,7 @@ class HostTier:
         return mm_hash in self._kept
 
     def offer(self, encoding: Encoding, restore_seconds: float) -> HostDecision:
-        """Decide on an encoding that was evicted from the device; enter it if it is to be kept.
+        """Decide on an encoding that was evicted from the device, and add it if it is to be kept.
 
         Raises:
             ValueError: ``restore_seconds`` is negative or not finite.
@@ -89,27 +89,27 @@ class HostTier:
 
     def _value_anew(self, encoding: Encoding, saved: float) -> None:
         kept, _ = self._kept[encoding.mm_hash]
-        now = replace(encoding, num_bytes=kept.num_bytes)  # what it takes here does not change
+        now = replace(encoding, num_bytes=kept.num_bytes)  # its size here does not change
         worth = _log_worth(now, saved)
         self._kept[now.mm_hash] = now, worth
         heappush(self._heap, (worth, now.mm_hash))
         self._sweep()
 
     def hold(self, mm_hash: str) -> Encoding:
-        """It is being restored: do not drop it before `release`.
+        """Hold an encoding while it is being restored, so that it is not dropped before `release`.
 
         Raises:
-            KeyError: it is not kept.
+            KeyError: the encoding is not kept.
         """
         encoding, _ = self._kept[mm_hash]
         self._held[mm_hash] = self._held.get(mm_hash, 0) + 1
         return encoding
 
     def release(self, mm_hash: str) -> None:
-        """It was restored.
+        """Release an encoding that was restored.
 
         Raises:
-            ValueError: nobody holds it.
+            ValueError: the encoding is not held.
         """
         holders = self._held.get(mm_hash, 0)
         if holders == 0:
@@ -120,11 +120,11 @@ class HostTier:
             self._held[mm_hash] = holders - 1
 
     def drop(self, mm_hash: str) -> None:
-        """Take it out, say because its memory is gone.
+        """Drop an encoding, for example because its memory is gone.
 
         Raises:
-            KeyError: it is not kept.
-            ValueError: it is held.
+            KeyError: the encoding is not kept.
+            ValueError: the encoding is held.
         """
         if mm_hash in self._held:
             raise ValueError(f"{mm_hash} is being restored; drop it after release()")
@@ -148,7 +148,7 @@ class HostTier:
             entry = heappop(self._heap)
             mm_hash = entry[1]
             if mm_hash not in self._kept or self._kept[mm_hash][1] != entry[0] or mm_hash in victims:
-                continue  # of something that went before
+                continue  # stale entry
             looked_at.append(entry)
             if mm_hash in self._held:
                 blocked = True

@@ -1,4 +1,4 @@
-"""The encoder lane's share of the device, steered by the inter-token latency of those who decode."""
+"""Steer the encoder lane's share of the device by the inter-token latency of decoding requests."""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class ShareReason(str, Enum):
-    """Why the lane has its share."""
+    """Reason for the lane's share."""
 
-    NO_DECODE = "no_decode"  # all of it: nobody decodes
-    NO_TARGET = "no_target"  # all of it: nobody who decodes was promised anything
+    NO_DECODE = "no_decode"  # all of it: no request decodes
+    NO_TARGET = "no_target"  # all of it: no decoding request has an ITL target
     NOT_MEASURED = "not_measured"  # held: no latency is known yet
     OVER_TARGET = "over_target"  # lowered
     UNDER_TARGET = "under_target"  # raised
@@ -44,12 +44,12 @@ class LaneShare:
        decoding goes on.
     2. While the ITL is over its target, the share falls at every update, by at least the integral's part.
     3. Otherwise it moves by proportional x change of the error + integral x error x seconds passed.
-    4. It stays in ``[min_share, 1]``: encoding is never starved. The integral is the share itself, so
-       bounding it is the anti-windup.
-    5. A pause between updates counts as one second at most, and the error as -1 at worst.
+    4. It stays in ``[min_share, 1]``, so encoding is never starved. The integral is the share itself, so
+       bounding it prevents windup.
+    5. A pause between updates counts as at most one second, and the error as no less than -1.
 
     Raises:
-        ConfigError: ``min_share`` is not in (0, 1], or a gain is negative, or the integral one is 0.
+        ConfigError: ``min_share`` is not in (0, 1], a gain is negative, or the integral one is 0.
     """
 
     def __init__(self, min_share: float = 0.1, proportional: float = 0.2, integral: float = 0.5) -> None:

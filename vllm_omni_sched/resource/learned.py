@@ -1,4 +1,4 @@
-"""A prefill limit whose aim is chosen by what has been learnt in the simulator: a contextual bandit."""
+"""Choose the latency target of a prefill limit with a contextual bandit trained in the simulator."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.reward_guard import RewardGuard
 
 ARMS = (0.5, 0.7, 0.85, 1.0, 1.25, 1.6)
-"""Aims of a step, as parts of the operator's target."""
+"""Targets of a step, as multiples of the operator's target."""
 FALLBACK = ARMS.index(1.0)
-"""The arm that is `AdaptivePrefill` as it is."""
+"""Index of the arm that is plain `AdaptivePrefill`."""
 FEATURES = ("one", "latency", "base", "filled", "over", "overshoot")
-"""What `Interval.context` holds, in this order."""
-_FADES = 0.9  # what an overshoot keeps of itself in each interval
+"""Names of the values of `Interval.context`, in this order."""
+_FADES = 0.9  # fraction of an overshoot that remains after each interval
 _MOST_OVERSHOOT = 4.0
 
 Context = tuple[float, ...]
@@ -25,25 +25,25 @@ class Chooser(Protocol):
     """Chooses among ``ARMS``."""
 
     def choose(self, context: Context) -> int:
-        """An index into ``ARMS``."""
+        """Return the index into ``ARMS`` to use in this context."""
 
     def expects(self, context: Context, arm: int) -> float:
-        """The reward it expects of that arm."""
+        """Return the expected reward of that arm."""
 
     def learn(self, context: Context, arm: int, reward: float) -> None:
-        """So much came of it."""
+        """Learn the reward of an arm that was chosen in this context."""
 
 
 class LinearPolicy:
-    """The arm of the largest expected reward, weights * context; of equal ones the nearest to the fallback.
+    """Chooses the arm of the largest expected reward, weights * context; of equal ones the nearest to the fallback.
 
-    It explores nothing and learns nothing: what it chooses depends on weights and context alone.
+    It does not explore or learn: its choice depends on weights and context alone.
 
     Args:
         weights: one row for each arm, one number for each feature.
 
     Raises:
-        ConfigError: they have another shape, or are not finite.
+        ConfigError: the weights have another shape, or are not finite.
     """
 
     def __init__(self, weights: Sequence[Sequence[float]]) -> None:
@@ -65,12 +65,12 @@ class LinearPolicy:
 
 
 class Interval:
-    """The steps since the last decision, as the context of the next one and the reward of the last.
+    """Statistics of the steps since the last decision: context of the next decision and reward of the last.
 
-    ``reward`` is in [-penalty, 1]: the part of the time that went to prompt tokens, which is what brings first tokens,
-    minus ``penalty`` times the part of the steps that took longer than promised, each of which breaks the promise to
-    all who decode. It needs what `observe` is given and nothing else, so it is the same in the engine: what clients
-    see, such as queueing, is not in it.
+    ``reward`` is in [-penalty, 1]: the fraction of the time spent on prompt tokens, which produce first tokens,
+    minus ``penalty`` times the fraction of steps that took longer than promised, each of which breaks the promise to
+    all decoding requests. It is computed from the arguments of `observe` alone, so it is the same in the engine; it
+    leaves out what only clients see, such as queueing.
     """
 
     __slots__ = ("_filled", "_late", "_longest", "_seconds", "_steps", "_tokens")
@@ -81,7 +81,7 @@ class Interval:
         self._tokens = 0
 
     def add(self, seconds: float, size: int, limit: int, promise_seconds: float) -> None:
-        """A step of ``size`` prompt tokens under a limit."""
+        """Add a step of ``size`` prompt tokens under a limit."""
         self._steps += 1
         self._seconds += seconds
         self._tokens += size
@@ -92,25 +92,25 @@ class Interval:
 
     @property
     def mean_seconds(self) -> float:
-        """Of a step."""
+        """Return the mean seconds of a step."""
         return self._seconds / self._steps
 
     def reward(self, seconds_per_token: float, penalty: float) -> float:
-        """What the last choice has brought."""
+        """Return the reward of the last choice."""
         used = self._tokens * seconds_per_token / self._seconds if self._seconds else 0.0
         return min(used, 1.0) - penalty * self._late / self._steps
 
     @property
     def longest_seconds(self) -> float:
-        """Of the steps that were half full at least; 0 without one."""
+        """Return the longest seconds of a step that was at least half full; 0 without one."""
         return self._longest
 
     def context(self, target_seconds: float, base_seconds: float, overshoot: float) -> Context:
-        """``FEATURES``, each within [0, 2]: mean latency and the fitted latency of a step without prompts, as parts of
-        the target; parts of the steps that were full, and later than promised; and half the overshoot.
+        """Return the values of ``FEATURES``, each within [0, 2]: mean latency and the fitted latency of a step without
+        prompts, relative to the target; fractions of steps that were full, and later than promised; half the overshoot.
 
         Args:
-            overshoot: the longest of the last steps by what was aimed at, 4 at most.
+            overshoot: the longest of the last steps relative to its target, at most 4.
         """
         latency = min(self.mean_seconds / target_seconds, 2.0)
         base = min(base_seconds / target_seconds, 2.0)
@@ -118,23 +118,23 @@ class Interval:
 
 
 class LearnedPrefill(BatchControl):
-    """`AdaptivePrefill` with an aim that a bandit chooses anew in each interval.
+    """`AdaptivePrefill` with a target that a bandit chooses anew in each interval.
 
-    1. The limit is that of `AdaptivePrefill` under the chosen aim, ``ARMS`` * target: its bounds and its rules hold.
-    2. An interval is ``interval_seconds`` long at least and has a step at least. When it ends, the choice before it
-       gets its reward (`Interval`), and the next aim is chosen by the context that the interval was.
-    3. While the guard does not trust the choices (`RewardGuard`), the aim is the target, as `AdaptivePrefill` has it.
-    4. Nothing here is random; whoever trains it injects a ``chooser`` that explores.
+    1. The limit is that of `AdaptivePrefill` under the chosen target, ``ARMS`` * target: its bounds and rules hold.
+    2. An interval is at least ``interval_seconds`` long and has at least one step. When it ends, the choice before it
+       gets its reward (`Interval`), and the next arm is chosen by the context of the interval.
+    3. While the guard does not trust the choices (`RewardGuard`), the target is that of the operator.
+    4. Nothing here is random; training injects a ``chooser`` that explores.
 
     The form is that of Li et al., "A contextual-bandit approach to personalized news article recommendation" (WWW
-    2010), with one linear model for each arm; the choices are taken as without effect on later contexts.
+    2010), with one linear model for each arm; choices are assumed to have no effect on later contexts.
 
     Args:
         promise_seconds: the longest time between two tokens that was promised, for the reward.
         penalty: see `Interval`.
 
     Raises:
-        ConfigError: a time is not above 0, the penalty is negative, or as `AdaptivePrefill`.
+        ConfigError: a time is not above 0, the penalty is negative, or an argument is invalid for `AdaptivePrefill`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class LearnedPrefill(BatchControl):
         self.chooser = chooser
         self.guard = guard
         self.arm = FALLBACK
-        self._chosen: Context | None = None  # in which the arm of this interval was chosen
+        self._chosen: Context | None = None  # context in which the arm of this interval was chosen
         self._overshoot = 0.0
         self._began: float | None = None
         self._interval = Interval()

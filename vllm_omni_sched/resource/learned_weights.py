@@ -1,4 +1,4 @@
-"""What was learnt, as it is kept in a file of JSON."""
+"""Read and write learnt weights as a JSON file."""
 
 import json
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Learned:
-    """Weights, the penalty of the reward that they were trained on, and where they come from."""
+    """Learnt weights, the penalty of the reward that they were trained on, and their provenance."""
 
     policy: LinearPolicy
     penalty: float
@@ -43,9 +43,9 @@ class Learned:
         minimum: int,
         maximum: int,
     ) -> LearnedPrefill:
-        """A control that acts by these weights, under a guard.
+        """Return a controller that uses these weights, under a guard.
 
-        The guard allows it to be worse by 15 % of the time, and by one late step in a hundred.
+        The guard tolerates a reward that is worse by 15 % of the time and by one late step in a hundred.
         """
         return LearnedPrefill(
             self.policy,
@@ -59,7 +59,7 @@ class Learned:
         )
 
     def as_json(self) -> str:
-        """The text of a file."""
+        """Return the content of a weights file."""
         body = _File(
             format=FORMAT,
             version=1,
@@ -73,10 +73,10 @@ class Learned:
 
 
 def read(text: str, where: str) -> Learned:
-    """What a file holds.
+    """Parse the content of a weights file.
 
     Raises:
-        ConfigError: it is no such file, or is for other arms or features than this version has.
+        ConfigError: it is not a weights file, or has other arms or features than this version.
     """
     try:
         body = _File.model_validate_json(text)
@@ -90,14 +90,14 @@ def read(text: str, where: str) -> Learned:
         ("features", body.features, FEATURES),
     ):
         if found != wanted:
-            raise ConfigError(f"{where}: '{name}' is {found!r}, and this version has {wanted!r}; train it again")
+            raise ConfigError(f"{where}: '{name}' is {found!r}, but this version needs {wanted!r}; train it again")
     return Learned(LinearPolicy(body.weights), body.penalty, body.provenance)
 
 
 def shipped() -> Learned:
-    """What this package brings.
+    """Return the weights that come with this package.
 
     Raises:
-        ConfigError: as `read`.
+        ConfigError: as for `read`.
     """
     return read(files("vllm_omni_sched.resource").joinpath(_SHIPPED).read_text(encoding="utf-8"), _SHIPPED)

@@ -1,16 +1,16 @@
-"""Least squares with forgetting, a prior, and weights that are never negative."""
+"""Fit non-negative weights by least squares with forgetting and a prior."""
 
 from collections.abc import Sequence
 from operator import mul
 
 
 class NonNegativeFit:
-    """y = weights . x through recent points, for x, y >= 0 and few weights; O(k²) per point for k of them shown.
+    """y = weights . x through recent points, for x, y >= 0; O(k²) per point, with k regressors that were ever non-zero.
 
     1. The moments of the points fade by ``forgetting``; the ridge towards ``prior`` does not. So a direction that
-       no point has shown for long goes back to the prior, and nothing winds up as in plain recursive least squares.
-    2. A point weighs 1 / y as predicted: the spread of durations grows with them.
-    3. After the first ``_FREE`` points, a residual counts as no more than ``_CLIP`` times the usual one (Huber, 1964).
+       no point has had for long returns to the prior, and nothing winds up as in plain recursive least squares.
+    2. A point has the weight 1 / predicted y: the spread of durations grows with them.
+    3. After the first ``_FREE`` points, a residual counts as at most ``_CLIP`` times the usual one (Huber, 1964).
     4. The minimum over weights >= 0 is sought by coordinate descent from the last one, a few sweeps for each point.
     """
 
@@ -18,31 +18,31 @@ class NonNegativeFit:
     _CLIP = 3.0
     _RIDGE = 0.01
     _SWEEPS = 6
-    _LEAST = 1e-3  # in units of y: below, predictions weigh alike
-    _SPREAD = 0.05  # of y: a residual that is always usual
+    _LEAST = 1e-3  # in units of y: predictions below this have equal weight
+    _SPREAD = 0.05  # fraction of y: a residual that always counts as usual
 
     def __init__(self, prior: Sequence[float], forgetting: float) -> None:
         size = len(prior)
         self.weights = list(prior)
         self._prior = tuple(prior)
         self._forgetting = forgetting
-        self._shown: list[int] = []  # sorted; of the others all moments are 0, and the weights are the prior's
-        self._xx = [[0.0] * size for _ in range(size)]  # their diagonal is apart
+        self._shown: list[int] = []  # sorted; the other regressors have zero moments and the prior's weights
+        self._xx = [[0.0] * size for _ in range(size)]  # without the diagonal, which is in `_squares`
         self._squares = [0.0] * size
         self._xy = [0.0] * size
-        self._usual = 0.0  # residual, as a mean of those counted
+        self._usual = 0.0  # mean absolute residual, after clipping
         self._count = 0
 
     def predict(self, x: Sequence[float]) -> float:
-        """y as far as is known."""
+        """Return the predicted y."""
         predicted: float = sum(map(mul, self.weights, x))
         return predicted
 
     def add(self, x: Sequence[float], y: float) -> None:
-        """One more point."""
+        """Add a point."""
         predicted = self.predict(x)
         y = self._clipped(predicted, y)
-        # A prediction from the prior alone may be far too low: it must not make the first points weigh for ever.
+        # A prediction from the prior alone may be far too low: it must not give the first points a lasting weight.
         weight = 1 / max(predicted, y if self._count < self._FREE else 0.0, self._LEAST)
         self._count += 1
         if len(self._shown) < len(x):

@@ -1,4 +1,4 @@
-"""Memory split between modalities: each has a share for certain, and lends what it does not use."""
+"""Split memory between modalities: each has a guaranteed share and lends what it does not use."""
 
 import math
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ DEFAULT_SHARES: Mapping[str, float] = {"text": 0.1, "image": 0.4, "audio": 0.1, 
 
 
 class GrantReason(str, Enum):
-    """Where the bytes come from."""
+    """Source of the granted bytes."""
 
-    OWN = "own"  # from what the modality is guaranteed
-    BORROWED = "borrowed"  # in part at least, from what others do not use
+    OWN = "own"  # from the modality's guarantee
+    BORROWED = "borrowed"  # at least in part from unused guarantees of others
 
 
 class RefusalReason(str, Enum):
-    """Why there are no bytes now."""
+    """Reason why bytes are refused."""
 
     TOO_LARGE = "too_large"  # larger than all pools together
-    NO_ROOM = "no_room"  # beyond its guarantee, and nobody has enough to lend
-    LENT = "lent"  # its own, and lent to others: it comes back as they release it
+    NO_ROOM = "no_room"  # beyond its guarantee, and not enough is free to lend
+    LENT = "lent"  # guaranteed, but lent to others until they release it
 
 
 @dataclass(frozen=True)
 class Grant:
-    """So many bytes, until they are released."""
+    """Bytes that belong to a modality until they are released."""
 
     grant_id: int
     modality: str
@@ -38,26 +38,26 @@ class Grant:
 
 @dataclass(frozen=True)
 class Refusal:
-    """No bytes, and why; ``missing_bytes`` would have to become free."""
+    """A refused reservation; ``missing_bytes`` would have to become free."""
 
     reason: RefusalReason
     missing_bytes: int
 
 
 class Pools:
-    """The books of ``total_bytes``; they hold no memory themselves.
+    """Accounting of ``total_bytes``; it holds no memory itself.
 
-    1. A modality is guaranteed ``total_bytes`` x its share. What is free beyond that it may borrow, but nothing that
-       another was refused and still waits for.
-    2. Nobody ever gets bytes that are not free: if somebody's own are lent, it is refused until they were released.
-    3. Who was refused its own has until the second ``adapt()`` to ask again; then others may borrow the bytes.
-    4. ``adapt()``, called once an interval, moves the shares towards the demand (see ``MovingShares``).
-    5. A modality with a share of 0 has no guarantee, and gets none by rule 4: it lives on what it borrows.
+    1. A modality is guaranteed ``total_bytes`` x its share. It may borrow what is free beyond that, except bytes that
+       another modality was refused from its guarantee and still waits for.
+    2. Only free bytes are granted: a modality whose guarantee is lent is refused until the others have released it.
+    3. A modality that was refused its guarantee has until the second ``adapt()`` to retry; then others may borrow it.
+    4. ``adapt()``, called once per interval, moves the shares towards the demand (see ``MovingShares``).
+    5. A modality with a share of 0 has no guarantee, and gets none by rule 4: it only borrows.
 
     Args:
         total_bytes: 1 or more.
-        shares: of each modality, 0 or more, at most 1 together.
-        moving: how shares follow the demand; default: as ``MovingShares`` does.
+        shares: share of each modality, 0 or more, at most 1 in total.
+        moving: how shares follow the demand; default: ``MovingShares()``.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -69,41 +69,41 @@ class Pools:
         if total_bytes < 1:
             raise ConfigError(f"total_bytes must be 1 or more, got {total_bytes}")
         if not shares:
-            raise ConfigError("shares must name one modality at least")
+            raise ConfigError("shares must name at least one modality")
         for modality, share in shares.items():
             if not 0 <= share <= 1:
                 raise ConfigError(f"the share of {modality!r} must be in [0, 1], got {share}")
         if math.fsum(shares.values()) > 1 + 1e-9:
-            raise ConfigError(f"shares must be 1 together at most, got {math.fsum(shares.values())}")
+            raise ConfigError(f"shares must add up to at most 1, got {math.fsum(shares.values())}")
         self.total_bytes = total_bytes
         self.shares = dict(shares)
         self._moves = [modality for modality, share in shares.items() if share]
         self._moving = moving or MovingShares()
         self._used = dict.fromkeys(shares, 0)
-        self._peak = dict.fromkeys(shares, 0)  # wanted at once, in this interval
-        self._claims: dict[str, tuple[int, int]] = {}  # bytes that were refused, and in which interval
+        self._peak = dict.fromkeys(shares, 0)  # most bytes wanted at once in this interval
+        self._claims: dict[str, tuple[int, int]] = {}  # refused bytes, and the interval of the refusal
         self._interval = 0
         self._grants: dict[int, Grant] = {}
         self._number = 0
 
     @property
     def free_bytes(self) -> int:
-        """What nobody has."""
+        """Return the bytes that are not granted."""
         return self.total_bytes - sum(self._used.values())
 
     def used_bytes(self, modality: str) -> int:
-        """What the modality has."""
+        """Return the bytes granted to the modality."""
         return self._used[self._known(modality)]
 
     def guaranteed_bytes(self, modality: str) -> int:
-        """What it can get for certain, now or when others have released what it lent."""
+        """Return the guaranteed bytes, available now or once others have released what was lent."""
         return int(self.total_bytes * self.shares[self._known(modality)])
 
     def reserve(self, modality: str, num_bytes: int) -> Grant | Refusal:
-        """Bytes for the modality, or why there are none.
+        """Reserve bytes for the modality, or return why they are refused.
 
         Raises:
-            ValueError: the modality is unknown, or the number negative.
+            ValueError: the modality is unknown, or the number is negative.
         """
         used = self.used_bytes(modality)
         if num_bytes < 0:
@@ -131,7 +131,7 @@ class Pools:
         return True
 
     def adapt(self) -> ShareReason:
-        """An interval has ended: move the shares, or not, and say why."""
+        """End an interval: move the shares if the demand asks for it, and return the reason."""
         moved, reason = self._moving.next(
             {modality: self.shares[modality] for modality in self._moves},
             {modality: self._peak[modality] / self.total_bytes for modality in self._moves},
@@ -155,10 +155,10 @@ class Pools:
         return grant
 
     def _claimed(self, besides: str | None = None) -> int:
-        """Bytes that were refused to those whose own they are."""
+        """Return the bytes that were refused to modalities within their guarantee, except ``besides``."""
         return sum(num_bytes for modality, (num_bytes, _) in self._claims.items() if modality != besides)
 
     def _known(self, modality: str) -> str:
         if modality not in self._used:
-            raise ValueError(f"unknown modality {modality!r}; there are {', '.join(self._used)}")
+            raise ValueError(f"unknown modality {modality!r}; known modalities are {', '.join(self._used)}")
         return modality

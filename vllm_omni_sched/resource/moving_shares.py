@@ -1,4 +1,4 @@
-"""Shares that follow a demand slowly, and not at all while it only wavers."""
+"""Move shares slowly towards a demand, and ignore fluctuations."""
 
 import math
 from collections.abc import Mapping
@@ -8,22 +8,22 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class ShareReason(str, Enum):
-    """Why the shares are what they are."""
+    """Reason for the current shares."""
 
-    NO_DEMAND = "no_demand"  # nobody wanted anything
+    NO_DEMAND = "no_demand"  # no modality wanted anything
     CLOSE_ENOUGH = "close_enough"  # no share is further off than the hysteresis
-    WAITING = "waiting"  # some are, but not for long enough
+    WAITING = "waiting"  # some are, but not for ``patience`` intervals yet
     MOVED = "moved"
 
 
 class MovingShares:
-    """One decision per interval.
+    """Moves shares towards the demand, one decision per interval.
 
-    1. The demand is a moving average of each interval's peak, which counts ``weight``; it starts from the shares.
-    2. What the shares are together is split in proportion to the demand, after ``least_share`` for each (or its
-       present share, where that is less).
-    3. If a share has been more than ``hysteresis`` off for ``patience`` intervals, all go towards that split: so far
-       that none moves by more than ``max_move``.
+    1. The demand is a moving average of each interval's peak, with ``weight`` for the newest, from the shares on.
+    2. The total of the shares is split in proportion to the demand, after ``least_share`` for each (or its
+       present share, if that is less).
+    3. If a share has been off by more than ``hysteresis`` for ``patience`` intervals, all move towards that split, none
+       by more than ``max_move``.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -55,7 +55,7 @@ class MovingShares:
         self._off = 0  # intervals in a row
 
     def next(self, shares: Mapping[str, float], peaks: Mapping[str, float]) -> tuple[dict[str, float], ShareReason]:
-        """The shares from now on; ``peaks``: the demand of the interval that has ended, in the unit of the shares."""
+        """Return the new shares; ``peaks``: the demand of the interval that has ended, in the unit of the shares."""
         for name in shares:
             before = self._demand.get(name, shares[name])
             self._demand[name] = before + self.weight * (peaks[name] - before)

@@ -1,35 +1,35 @@
-"""How far decode steps make room for the encoder, where both share the same processors."""
+"""Decide how long decode steps pause for the encoder, where both share the same processors."""
 
 from enum import Enum
 
 from vllm_omni_sched.errors import ConfigError
 
 PACE, PACE_BESIDE = 0.8, 0.3
-"""Of the target between tokens: where the encoder needs the processors of the LLM, and where it has others, too."""
+"""Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""
 
 
 class PaceReason(str, Enum):
-    """Why a step waits as long as it does."""
+    """Reason for the length of the pause before a step."""
 
-    NOT_ENCODING = "not_encoding"  # not at all: nothing is being encoded
-    NO_DECODE = "no_decode"  # not at all here: a step without tokens waits for an encode anyway
-    OVER_TARGET = "over_target"  # not at all: decoding is slower than promised already
+    NOT_ENCODING = "not_encoding"  # no pause: nothing is being encoded
+    NO_DECODE = "no_decode"  # no pause: a step without tokens waits for an encode anyway
+    OVER_TARGET = "over_target"  # no pause: decoding is already slower than promised
     SHARE = "share"  # for as long as the lane's share asks
-    TARGET = "target"  # for less than that, or tokens would be late
+    TARGET = "target"  # shorter than that, or tokens would be late
 
 
 class DecodePace:
-    """Rests between decode steps while an encode runs, so that the lane gets its share of the time.
+    """Pauses between decode steps while an encode runs, so that the lane gets its share of the time.
 
     A lane of low priority gets what decoding leaves, which on a CPU is next to nothing, and decoding much faster than
-    promised serves nobody (a reader takes in 50 tokens a second at most). So, with a step that takes ``busy`` seconds:
+    promised is of no use (people read at most about 50 tokens a second). So, with a step that takes ``busy`` seconds:
 
-    1. It rests busy * share / (1 - share).
-    2. But a step and its rest take at most ``fraction`` of the inter-token-latency target.
-    3. Nobody rests while the measured latency is above the target.
+    1. The pause is busy * share / (1 - share).
+    2. But a step and its pause take at most ``fraction`` of the inter-token-latency target.
+    3. There is no pause while the measured latency is above the target.
 
     Args:
-        fraction: of the target, in [0, 1]; 0 is never to rest.
+        fraction: fraction of the target, in [0, 1]; 0 means no pauses.
 
     Raises:
         ConfigError: ``fraction`` is outside that range.
@@ -50,7 +50,7 @@ class DecodePace:
         encoding: bool,
         decoding: bool,
     ) -> tuple[float, PaceReason]:
-        """Seconds to rest before the next step, and why."""
+        """Return the seconds to pause before the next step, and the reason."""
         if not encoding:
             return 0.0, PaceReason.NOT_ENCODING
         if not decoding:

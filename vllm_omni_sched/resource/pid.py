@@ -1,4 +1,4 @@
-"""A PID controller on the logarithm of the batch size."""
+"""Control the batch size with a PID controller on its logarithm."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from vllm_omni_sched.resource.batch_size import LimitReason, PeriodicControl
 class PidGains:
     """Gains per interval, on logarithms: 1 means that half the target latency doubles the limit.
 
-    ``derivative_filter``: what the filtered slope keeps of its former value each interval, in [0, 1).
+    ``derivative_filter``: the fraction of its old value that the filtered slope keeps in each interval, in [0, 1).
 
     Raises:
         ConfigError: a gain is negative, the integral gain is not above 0, or the filter is out of range.
@@ -33,19 +33,19 @@ class PidBatch(PeriodicControl):
     """A PID controller that holds the mean step latency at a target.
 
     1. Error and output are logarithms, error = ln(target / latency), output = ln(limit): where
-       latency = a + b * size, one per cent more size is at most one per cent more latency, whatever a
-       and b are. So the loop gain is at most the gains' and the defaults are stable for every such plant.
+       latency = a + b * size, one per cent more size is at most one per cent more latency, for all a
+       and b. So the loop gain is at most that of the gains, and the defaults are stable for every such plant.
     2. The derivative is of the measurement, not of the error, and filtered.
-    3. Anti-windup: the integral stays within the bounds of the output, and while the output is cut
-       it only moves when that lessens the cut (conditional integration; Åström and Hägglund, "PID Controllers", 3.5).
-    4. The output changes by at most ``max_factor`` per interval, before it is rounded.
-    5. Within ``tolerance`` of the target nothing moves.
+    3. Anti-windup: the integral stays within the bounds of the output, and while the output is clipped
+       it only moves towards less clipping (conditional integration; Åström and Hägglund, "PID Controllers", 3.5).
+    4. The output changes by at most ``max_factor`` per interval, before rounding.
+    5. Within ``tolerance`` of the target, nothing changes.
     6. Memory: while more than ``memory_high`` of it is in use (`note_memory`), the limit does not rise, whatever the
-       latency; the error is then at most ln(memory_high / part in use), which is below 0, so it falls.
+       latency; the error is then at most ln(memory_high / fraction in use), which is negative, so the limit falls.
 
     Args:
         start: the first limit; default: ``minimum``.
-        memory_high: a part of the memory, in (0, 1].
+        memory_high: a fraction of the memory, in (0, 1].
 
     Raises:
         ConfigError: ``max_factor`` is not above 1, or ``memory_high`` is out of range.
@@ -79,7 +79,7 @@ class PidBatch(PeriodicControl):
         self._former: float | None = None
 
     def note_memory(self, used: float) -> None:
-        """The part of the memory, of the device or the host, that is in use now: rule 6.
+        """Set the fraction of the memory, of the device or the host, that is in use now, for rule 6.
 
         Raises:
             ValueError: it is not a number of 0 or more.
@@ -89,7 +89,7 @@ class PidBatch(PeriodicControl):
         self._memory = used
 
     def raise_to(self, limit: int) -> None:
-        """Allow as many at once, since the load is known to come; what steps take then decides from there."""
+        """Raise the limit at once for a load that is known to come; control continues from there."""
         if limit > self.limit and not self._must_fall():
             self._set(limit, over=False)
             self._integral = self._output = math.log(self.limit)

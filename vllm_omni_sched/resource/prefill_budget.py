@@ -1,7 +1,7 @@
-"""How many prefill tokens a step may take, so that those who decode meet their ITL target.
+"""Limit the prefill tokens of a step so that decoding requests meet their ITL target.
 
 In the spirit of vLLM RFC #52906: the best budget depends on the load, so no fixed
-``max_num_batched_tokens`` is right. Here the step time itself is learnt.
+``max_num_batched_tokens`` fits all loads. Here the step time itself is learned.
 """
 
 import math
@@ -11,18 +11,18 @@ from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
 
 
 class AdaptivePrefill(BatchControl):
-    """The token budget whose predicted step time is the ITL target.
+    """The token budget whose predicted step time equals the ITL target.
 
-    1. Step time is taken as a + b * tokens, fitted by least squares with exponential forgetting
+    1. Step time is modelled as a + b * tokens, fitted by least squares with exponential forgetting
        (Åström and Wittenmark, "Adaptive Control", 2.2), with 0 <= a <= 80 % of a recent step that had prompts.
     2. The budget is (target - a) / b, within the bounds. It grows by at most ``max_factor`` per step
        and falls without limit: a stall costs more than a step that could have been longer.
-    3. While the same size comes again and again, nothing tells a from b. Then a fades to 0, and the budget
+    3. While all steps have the same size, a and b cannot be told apart. Then a fades to 0, and the budget
        is corrected in proportion to target / latency: slower, but never too far.
-    4. A step that took more than the target is never answered with more than that step held, if it was half full
-       at least: what made an emptier one slow was not its prompts.
-    5. A step under target that was not full does not raise the budget, but is learnt from.
-    6. A step of more than 4 times the target counts as 4 times: one hiccup must not outweigh hundreds of steps.
+    4. After a step above the target that was at least half full, the budget is at most that step's size.
+       An emptier step was not slow because of its prompts.
+    5. A step under target that was not full does not raise the budget, but is added to the fit.
+    6. A step of more than 4 times the target counts as 4 times: one outlier must not outweigh hundreds of steps.
 
     Raises:
         ConfigError: the target is not above 0, ``forgetting`` is not in (0, 1), or ``max_factor`` is not above 1.
@@ -51,12 +51,12 @@ class AdaptivePrefill(BatchControl):
 
     @property
     def base_seconds(self) -> float:
-        """The fitted a: what a step without prefill takes."""
+        """Return the fitted a: the seconds of a step without prefill."""
         return self._fit.at_zero
 
     @property
     def seconds_per_token(self) -> float:
-        """The fitted b."""
+        """Return the fitted b: the seconds per prompt token."""
         return self._fit.slope
 
     def _observe(self, latency_seconds: float, now: float, size: int) -> None:
@@ -81,13 +81,13 @@ class AdaptivePrefill(BatchControl):
 
 
 class LineFit:
-    """y = at_zero + slope * x through recent points, for x, y >= 0; O(1) per point.
+    """Line y = at_zero + slope * x through recent points, for x, y >= 0; O(1) per point.
 
-    Least squares with exponential forgetting, kept as moving means and (co)variances: the same
+    Least squares with exponential forgetting, stored as moving means and (co)variances: the same
     estimate as recursive least squares, but the line always passes through the mean of recent points.
     """
 
-    _SURE = 0.03  # spread of x, as a part of its mean, from which on the points say more than the origin
+    _SURE = 0.03  # spread of x relative to its mean above which the points count more than the origin
     _MOST_BASE = 0.8  # of y at the mean of points with x > 0: beyond, noise alone would decide
 
     def __init__(self, forgetting: float) -> None:
@@ -97,7 +97,7 @@ class LineFit:
 
     @property
     def slope(self) -> float:
-        """Per unit of x; never such that ``at_zero`` were negative, or most of y where x is not 0."""
+        """Return y per unit of x; bounded so that ``at_zero`` is neither negative nor most of y where x is not 0."""
         if self._far_x == 0:
             return 0.0
         through_origin = self._far_y / self._far_x
@@ -107,11 +107,11 @@ class LineFit:
 
     @property
     def at_zero(self) -> float:
-        """What y would be at x = 0."""
+        """Return the fitted y at x = 0."""
         return max(self._y - self.slope * self._x, 0.0)
 
     def add(self, x: float, y: float) -> None:
-        """One more point."""
+        """Add a point."""
         self._weight = self._forgetting * self._weight + 1
         part = 1 / self._weight
         dx, dy = x - self._x, y - self._y

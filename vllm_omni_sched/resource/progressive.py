@@ -1,4 +1,4 @@
-"""Progressive batching: how much long work runs at once, grown while that meets a latency target."""
+"""Limit how much long work runs at once, and raise the limit while a latency target is met."""
 
 import math
 
@@ -8,15 +8,15 @@ from vllm_omni_sched.errors import ConfigError
 class ProgressiveWindow:
     """Bounds the units of long work that run at once in a replica: tokens, or denoising steps x latents.
 
-    1. Work of at most ``first_units`` is short. It takes no part in this, so it never waits for long work.
-    2. Long work may start if with it no more than ``units`` run, or if no other runs: what is larger than the window
-       goes alone.
-    3. At first ``units`` is ``first_units``: the first long work goes alone. When one is through within the target, the
-       window becomes ``growth`` times what ran, or what it was, if that is more. It does not grow while less than
-       a ``growth``-th of it is used: that would say nothing (as for TCP's congestion window, RFC 7661).
-    4. When one takes longer than the target, it becomes ``shrink`` times what ran, or what it was, if that is less, but
-       no less than ``first_units``.
-    5. Work that began before the window changed last says nothing about it as it is now.
+    1. Work of at most ``first_units`` is short. It is not counted, so it never waits for long work.
+    2. Long work may start if at most ``units`` run including it, or if no other long work runs: work larger than
+       the window runs alone.
+    3. ``units`` starts as ``first_units``: the first long work runs alone. When one finishes within the target, the
+       window becomes ``growth`` times the larger of itself and the units that ran. It does not grow while less than
+       1 / ``growth`` of it is used: that gives no evidence (as for TCP's congestion window, RFC 7661).
+    4. When one takes longer than the target, it becomes ``shrink`` times the smaller of itself and the units that ran,
+       but no less than ``first_units``.
+    5. Work that began before the last change of the window gives no evidence about the present one.
 
     Slow start and multiplicative decrease (Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988).
 
@@ -24,7 +24,7 @@ class ProgressiveWindow:
         first_units: 1 or more.
         growth: above 1.
         shrink: between 0 and 1.
-        target_seconds: from when work starts until it is through.
+        target_seconds: longest time from the start of the work to its end.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -47,37 +47,37 @@ class ProgressiveWindow:
         self.target_seconds = target_seconds
         self._units = float(first_units)
         self._changes = 0
-        self._most = 0  # that ran at once since the last change
+        self._most = 0  # most units that ran at once since the last change
         self._running: dict[str, tuple[int, float, int]] = {}  # units, start, changes until then
 
     @property
     def units(self) -> int:
-        """The window."""
+        """Return the size of the window in units."""
         return int(self._units)
 
     @property
     def running(self) -> int:
-        """Units of long work that run."""
+        """Return the units of long work that run now."""
         return sum(units for units, _, _ in self._running.values())
 
     def counted(self, units: int) -> int:
-        """Units that the window counts; 0 for short work."""
+        """Return the units that the window counts; 0 for short work."""
         return units if units > self.first_units else 0
 
     def begin(self, request_id: str, units: int, now: float) -> None:
-        """Work has started, whether or not the window had room for it.
+        """Record that work has started, whether or not the window had room for it.
 
         Raises:
             ValueError: that work runs already, or the units are negative.
         """
         if units < 0 or request_id in self._running:
-            raise ValueError(f"request {request_id!r}: must not run yet, and units be 0 or more, got {units}")
+            raise ValueError(f"request {request_id!r}: must not run already, and units must be 0 or more, got {units}")
         if self.counted(units):
             self._running[request_id] = units, now, self._changes
             self._most = max(self._most, self.running)
 
     def through(self, request_id: str, now: float) -> None:
-        """Work is through: rules 3 and 4. Nothing happens for work that is not counted."""
+        """Record that work is finished, and apply rules 3 and 4; work that is not counted has no effect."""
         if request_id not in self._running:
             return
         _, began, changes = self._running.pop(request_id)
@@ -89,7 +89,7 @@ class ProgressiveWindow:
             self._set(self.growth * max(self._units, self._most))
 
     def drop(self, request_id: str) -> None:
-        """Work has left without having been done; that says nothing."""
+        """Forget work that ended without being done; it gives no evidence."""
         self._running.pop(request_id, None)
 
     def _set(self, units: float) -> None:

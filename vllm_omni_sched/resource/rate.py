@@ -1,4 +1,4 @@
-"""What an encode or a copy costs, learnt from those that were timed."""
+"""Learn the cost of an encode or a copy from those that were timed."""
 
 from vllm_omni_sched.errors import ConfigError
 
@@ -6,12 +6,12 @@ from vllm_omni_sched.errors import ConfigError
 class Rate:
     """Seconds per unit, as a moving average.
 
-    1. Until the first observation it is ``start``; the first replaces it.
-    2. From then on a new observation counts ``weight``, whatever its size; the past counts the rest.
+    1. Before the first observation it is ``start``; the first one replaces it.
+    2. From then on a new observation has the weight ``weight``, whatever its size.
 
     Args:
         start: seconds per unit, 0 or more.
-        weight: in (0, 1].
+        weight: weight of a new observation, in (0, 1].
 
     Raises:
         ConfigError: an argument is out of range.
@@ -27,7 +27,7 @@ class Rate:
         self.is_measured = False
 
     def observe(self, units: float, seconds: float) -> None:
-        """``units`` took ``seconds``; none at all says nothing."""
+        """Record that ``units`` took ``seconds``; zero units are ignored."""
         if units <= 0:
             return
         rate = max(0.0, seconds) / units
@@ -35,19 +35,19 @@ class Rate:
         self.is_measured = True
 
     def seconds(self, units: float) -> float:
-        """What ``units`` would take."""
+        """Return the expected seconds of ``units``."""
         return self.per_unit * units
 
 
 class EncodeCost:
-    """Seconds that it would take to encode an item.
+    """Expected seconds to encode an item.
 
-    1. A modality that was timed costs its own seconds per encoder embedding.
-    2. One that was not costs what all timed ones cost; before any was timed, ``start`` per embedding. So without
-       measurements the cost is in proportion to the embeddings, an estimate: real encoders are not quite linear.
+    1. A modality that was timed has its own seconds per encoder embedding.
+    2. Another one has the mean of all timed ones; before any was timed, ``start`` per embedding. So without
+       measurements the cost is proportional to the embeddings, an estimate: real encoders are not quite linear.
     3. A modality in ``free`` is not encoded at all.
 
-    Times of a lane include its pauses: beside a busy LLM an encode costs more, here too.
+    Times of a lane include its pauses: an encode costs more beside a busy LLM, and counts so here.
 
     Args:
         start: seconds per embedding.
@@ -59,12 +59,12 @@ class EncodeCost:
         self._free = free
 
     def observe(self, modality: str, num_embeds: int, seconds: float) -> None:
-        """So many embeddings of this modality took ``seconds`` in total."""
+        """Record that so many embeddings of this modality took ``seconds`` in total."""
         self._all.observe(num_embeds, seconds)
         self._by_modality.setdefault(modality, Rate(0.0)).observe(num_embeds, seconds)
 
     def seconds(self, modality: str, num_embeds: int) -> float:
-        """What encoding one item of ``num_embeds`` embeddings would take."""
+        """Return the expected seconds to encode an item of ``num_embeds`` embeddings."""
         if modality in self._free:
             return 0.0
         rate = self._by_modality.get(modality)

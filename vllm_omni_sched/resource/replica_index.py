@@ -1,4 +1,4 @@
-"""Which replicas of a large stage are idle, and which have room, without a look at all of them."""
+"""Index the replicas of a large stage by idle, with room and full, to draw from them without a scan."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -7,7 +7,7 @@ from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL, Balancer, Dic
 
 
 class ReplicaIndex:
-    """Replicas by how full they are, told of each change.
+    """The replicas of a stage by how full they are, updated on each change.
 
     O(1) for a change, and for each replica that is drawn.
     """
@@ -23,7 +23,7 @@ class ReplicaIndex:
         return replica_id in self._groups
 
     def put(self, replica_id: int, in_flight: int, limit: int) -> None:
-        """A replica has so many requests now, and should have so many at most."""
+        """Set how many requests a replica has, and how many it should have at most."""
         group = self._idle if not in_flight else self._open if in_flight < limit else self._full
         before = self._groups.get(replica_id)
         if before is group:
@@ -34,36 +34,36 @@ class ReplicaIndex:
         self._groups[replica_id] = group
 
     def remove(self, replica_id: int) -> None:
-        """A replica is there no more, or gets nothing; nothing happens if it is not known."""
+        """Remove a replica that is gone or gets no requests; unknown replicas are ignored."""
         group = self._groups.pop(replica_id, None)
         if group is not None:
             group.remove(replica_id)
 
     def with_room(self, dice: Dice) -> Iterator[int]:
-        """Those that are idle in random order, then the others that have room."""
+        """Yield the idle replicas in random order, then the others that have room."""
         yield from self._idle.drawn(dice)
         yield from self._open.drawn(dice)
 
     def full(self, dice: Dice) -> Iterator[int]:
-        """Those without room, in random order."""
+        """Yield the replicas without room, in random order."""
         return self._full.drawn(dice)
 
 
 def draws(replicas: int, balancer: Balancer) -> bool:
-    """Whether of so many replicas a few are drawn for each request, and not all looked at."""
+    """Return whether, with that many replicas, a few are drawn for each request instead of comparing all."""
     return replicas > LOOK_AT_ALL and balancer.draws
 
 
 def drawn(
     index: ReplicaIndex, describe: Callable[[int], ReplicaState | None], dice: Dice, even_full: bool = False
 ) -> list[ReplicaState]:
-    """Return `CHOICES` replicas with room, idle ones first; where there is none, those that are about to have room.
+    """Return `CHOICES` replicas with room, idle ones first; if there are none, full ones that are about to have room.
 
     Args:
-        index: of the replicas of the stage.
-        describe: a replica as it is now; None for one that is to get nothing, in place of which another is drawn.
-        dice: to draw with.
-        even_full: of those without room also the ones that are not about to have some.
+        index: index of the stage's replicas.
+        describe: returns the state of a replica; None for one that should get nothing and is replaced by another.
+        dice: random source.
+        even_full: also return full replicas that are not about to have room.
     """
     found = list(islice((one for one in _described(index.with_room(dice), describe) if one.room), CHOICES))
     if found:
@@ -77,7 +77,7 @@ def _described(replica_ids: Iterator[int], describe: Callable[[int], ReplicaStat
 
 
 class _Group:
-    """A set of which members can be drawn."""
+    """A set whose members can be drawn at random."""
 
     def __init__(self) -> None:
         self._members: list[int] = []

@@ -1,4 +1,4 @@
-"""When not to believe what was learnt."""
+"""Decide when not to trust a learnt policy."""
 
 from collections import deque
 from enum import Enum
@@ -7,21 +7,21 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class TrustReason(str, Enum):
-    """What the guard thinks of the choices."""
+    """State of the guard's trust in the choices."""
 
-    LEARNING = "learning"  # too few rewards to tell: trusted
-    GOOD = "good"  # no worse than what the fallback was expected to bring
-    RESTING = "resting"  # was worse: the fallback acts
-    ON_TRIAL = "on_trial"  # has rested: trusted again, until there are enough rewards to tell
+    LEARNING = "learning"  # too few rewards to decide: trusted
+    GOOD = "good"  # no worse than the expected rewards of the fallback
+    RESTING = "resting"  # was worse: the fallback is used
+    ON_TRIAL = "on_trial"  # has rested: trusted again, until there are enough rewards to decide
 
 
 class RewardGuard:
-    """Compares the rewards that choices brought with what the fallback was expected to bring in the same contexts.
+    """Compares the rewards of choices with the expected rewards of the fallback in the same contexts.
 
-    1. Over the last ``window`` rewards the mean must not be more than ``margin`` below the mean of the expected ones.
-       Else the fallback acts for ``rest`` rewards.
-    2. Then the choices are on trial: ``window`` rewards of their own are awaited before rule 1 holds again.
-    3. Each time that a trial fails the rest is twice as long, up to 16 times; a good one makes it ``rest`` again.
+    1. Over the last ``window`` rewards, the mean must not be more than ``margin`` below the mean of the expected ones.
+       Otherwise the fallback is used for ``rest`` rewards.
+    2. Then the choices are on trial: rule 1 applies again after ``window`` rewards of their own.
+    3. Each failed trial doubles the rest, up to 16 times; a good one resets it to ``rest``.
 
     Raises:
         ConfigError: ``window`` is below 2, ``rest`` below 1, or ``margin`` negative.
@@ -36,7 +36,7 @@ class RewardGuard:
             )
         self.window, self.margin, self.rest = window, margin, rest
         self.reason = TrustReason.LEARNING
-        self._lacks: deque[float] = deque(maxlen=window)  # expected of the fallback minus what came
+        self._lacks: deque[float] = deque(maxlen=window)  # expected reward of the fallback minus the reward
         self._left = 0
         self._times = 1
 
@@ -45,7 +45,7 @@ class RewardGuard:
         return self.reason is not TrustReason.RESTING
 
     def observe(self, reward: float, expected: float) -> TrustReason:
-        """A reward, and what the fallback was expected to bring instead."""
+        """Record a reward and the expected reward of the fallback, and return the new state."""
         if self.reason is TrustReason.RESTING:
             self._left -= 1
             if self._left <= 0:

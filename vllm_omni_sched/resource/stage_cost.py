@@ -1,4 +1,4 @@
-"""What a request costs in each stage, learnt from what others took there."""
+"""Learn the cost of a request in each stage from past requests."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from vllm_omni_sched.resource.least_squares import NonNegativeFit
 
 @dataclass(frozen=True)
 class Features:
-    """What a request asks of a stage. All are counts of that request; ``pixels`` of all its pictures and frames.
+    """Size of a request for a stage. All are counts of that request; ``pixels`` of all its images and frames.
 
-    ``output_tokens`` is what one expects, as long as it is not known; ``steps``: denoising steps.
+    ``output_tokens`` is the expected number until it is known; ``steps``: denoising steps.
 
     Raises:
         ValueError: one of them is negative or not finite.
@@ -56,21 +56,21 @@ class CostPrior:
 # One unit of each regressor, so that all are about 1 for a usual request and one ridge suits them all.
 _UNITS = (1.0, 1e3, 1e2, 1.0, 1e6, 10.0, 1e7)
 _OUTPUT = 2
-_OUTLIVED = 0.1  # of the tokens it has made: what one that is longer than expected is expected to make yet
+_OUTLIVED = 0.1  # of the tokens it has made: further tokens expected of a request that is longer than expected
 
 
 class StageCosts:
     """Seconds per request and stage: linear in the features, with weights that are never negative.
 
     1. Least squares with exponential forgetting and a ridge towards the prior (Åström and Wittenmark,
-       "Adaptive Control", 2.2): what the observations do not tell apart stays as the prior has it.
-    2. An observation far off what is usual counts as one that is less far off (Huber, 1964). What stays far off is
-       followed within some tens of observations: the usual distance grows with it.
-    3. An estimate lies in ``[0, max_seconds]``; a stage that was never timed costs what the prior says.
+       "Adaptive Control", 2.2): directions that the observations do not determine keep the prior.
+    2. An outlier counts as a less extreme one (Huber, 1964). A lasting change is
+       followed within some tens of observations: the usual residual grows with it.
+    3. An estimate lies in ``[0, max_seconds]``; a stage that was never timed costs what the prior gives.
 
     Args:
-        forgetting: what an observation still counts after the next one, in (0, 1).
-        max_seconds: no estimate is above, and no observation counts as more.
+        forgetting: weight that an observation keeps after the next one, in (0, 1).
+        max_seconds: upper bound of estimates and of observations.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -88,13 +88,13 @@ class StageCosts:
         self._fits: dict[str, NonNegativeFit] = {}
 
     def estimate(self, stage_id: str, features: Features) -> float:
-        """Seconds that the request will take in the stage."""
+        """Return the expected seconds of the request in the stage."""
         weights = self._weights(stage_id)
         total: float = sum(map(mul, weights, _regressors(features)))
         return min(total, self.max_seconds)
 
     def observe(self, stage_id: str, features: Features, seconds: float) -> None:
-        """A request of these features took so long in the stage; ``output_tokens`` are those it made.
+        """Record that a request with these features took so long in the stage; ``output_tokens`` is the actual number.
 
         Raises:
             ValueError: ``seconds`` is negative or not finite.
@@ -107,9 +107,10 @@ class StageCosts:
         fit.add(_regressors(features), min(seconds, self.max_seconds))
 
     def remaining(self, stage_id: str, features: Features, done_output_tokens: float) -> float:
-        """Seconds left of a request that has made so many output tokens: once it makes any, only those still to come.
+        """Return the expected seconds left of a request that has made so many output tokens.
 
-        One that has made more than it was expected to will make more yet: sizes of answers have a long tail.
+        Once it makes output, only the remaining tokens count. One that has made more than expected will make more:
+        lengths of answers have a long tail.
 
         Raises:
             ValueError: ``done_output_tokens`` is negative or not finite.
@@ -122,7 +123,7 @@ class StageCosts:
         return min(self._weights(stage_id)[_OUTPUT] * left / _UNITS[_OUTPUT], self.max_seconds)
 
     def is_measured(self, stage_id: str) -> bool:
-        """Whether the stage was timed at all."""
+        """Return whether the stage was timed at all."""
         return stage_id in self._fits
 
     def _weights(self, stage_id: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a stage is given now, and to which replica."""
+"""Decide which waiting requests a stage gets now, and on which replica."""
 
 import math
 from bisect import bisect_right, insort
@@ -15,27 +15,27 @@ from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest, GateTerms
 
 
 class StageGate:
-    """Releases requests into a stage while its replicas have room; who is first to run is ``order``'s to say.
+    """Releases requests into a stage while its replicas have room, in the order of ``order``.
 
-    1. A replica is given no more than its limit. Of those with room the balancer picks, by cost.
-    2. First to run first, but for rules 3 and 4. A request without credits lets those behind it go before.
-    3. While others wait too, the low class has ``min_share`` of the releases.
-    4. A request is passed over, by one that came later, at most ``max_passed`` times: then it is first, and while it
-       has no credits nobody goes. Of several, the one that came first.
-    5. Where every replica with room is busy, a request is held up to ``max_hold_seconds`` from when it came, until
-       there are enough to fill the batch. Never while a replica with room is idle: that would only cost time. What
-       goes by rule 3 or 4 is not held.
+    1. A replica is given no more than its limit. Of those with room, the balancer picks by cost.
+    2. Requests go in order, except by rules 3 and 4. A request without credits lets those behind it go ahead.
+    3. While others wait too, the low class gets ``min_share`` of the releases.
+    4. Later arrivals pass a request at most ``max_passed`` times: then it is first, and while it
+       has no credits no request is released. Of several such requests, the earliest arrival is first.
+    5. Where every replica with room is busy, a request is held up to ``max_hold_seconds`` from its arrival, until
+       there are enough to fill the batch; never while a replica with room is idle, as that would only cost time.
+       Releases by rules 3 and 4 are not held.
     6. A long request (``units``) goes where no other long one runs, or where they stay within the limit of units. While
-       there is no such replica, others go before it; once rule 4 holds for it, only short ones do, so the long ones
+       there is no such replica, others go ahead of it; once rule 4 applies to it, only short ones do, so the long ones
        that run end, and then it goes.
 
-    It is told who comes, changes and leaves, so that a decision looks at the first of each lane of alike requests, and
-    at the replicas: O(log n) for each release, and nothing that waits is looked at where there is no room.
+    The gate is told of each arrival, change and departure, so a decision looks only at the first request of each lane
+    and at the replicas: O(log n) for each release, and no waiting request is examined where there is no room.
 
     Args:
         balancer: default: ``CostBalancer()``.
         max_hold_seconds: 0 for no batching window.
-        min_share: in [0, 1); 0 leaves the low class to rule 4.
+        min_share: in [0, 1); 0 leaves the low class to rule 4 alone.
         order: default: ``WaitingOrder()``.
 
     Raises:
@@ -61,12 +61,12 @@ class StageGate:
         self.min_share = min_share
         self.max_passed = max_passed
         self.order = order or WaitingOrder()
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # who waits, who came first first
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # waiting requests, earliest arrival first
         self._lanes: dict[Traits, Lane] = {}
         self._number = 0
-        self._low = 0  # of those who wait
-        self._released: list[int] = []  # sorted numbers of those released that came after the oldest who waits
-        self._owed = 0.0  # releases, to the low class
+        self._low = 0  # waiting requests of the low class
+        self._released: list[int] = []  # sorted numbers of released requests that came after the oldest waiting one
+        self._owed = 0.0  # releases due to the low class
         self._now = -math.inf
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class StageGate:
         return request_id in self._entries
 
     def put(self, request: GateRequest, now: float) -> None:
-        """A request waits from now on. One that waits already is now like this, and came when it came."""
+        """Add a request, or replace the data of a waiting one, which keeps its arrival."""
         name = request.request_id
         entry = self._entries.get(name)
         if entry is None:
@@ -94,7 +94,7 @@ class StageGate:
         self._low += request.low
 
     def remove(self, request_id: str) -> None:
-        """A request waits no more, and was not released; nothing happens if it did not wait."""
+        """Remove a request that was not released; unknown requests are ignored."""
         if request_id in self._entries:
             self._out_of_lane(self._entries[request_id].request)
             self._forget(request_id)
@@ -107,13 +107,13 @@ class StageGate:
         terms: GateTerms | None = None,
         most: float = math.inf,
     ) -> GatePlan:
-        """Who goes now; they wait no more. Of a replica's state, ``warm`` and the distance count for all requests.
+        """Release requests, which no longer wait; ``warm`` and the distance in a replica's state apply to all requests.
 
         Args:
-            now: one that is earlier than the latest counts as that.
-            terms: answers what the gate has to know of requests beyond what it was told.
-            most: how many go, at most. Of a stage with many replicas, of which some are drawn, one goes at a time, so
-                that for each others are drawn.
+            now: current time; an earlier one than the latest counts as the latest.
+            terms: answers the gate's questions about requests.
+            most: most releases. For a stage with many replicas, of which some are drawn, it is one, so
+                that others are drawn for each release.
         """
         self._now = max(self._now, now)
         decision = _Decision(GateRoom(replicas), terms or GateTerms())
@@ -167,7 +167,7 @@ class StageGate:
         return (name, ReleaseReason.BATCH_FULL) if ready >= needed else None
 
     def _lanes_now(self, decision: "_Decision", overdue: GateRequest | None) -> list[Lane]:
-        """Those that have credits, and are not held back by rule 4."""
+        """Return the lanes that have credits and are not held back by rule 4."""
         if overdue is not None and not decision.has_credits(overdue.needs):
             return []
         found: list[Lane] = []
@@ -183,20 +183,20 @@ class StageGate:
         return found
 
     def _firsts(self, lanes: Sequence[Lane], units: float) -> list[First]:
-        """The first of each lane that finds room, first to run first."""
+        """Return the first request of each lane that finds room, first to run first."""
         found = [first for lane in lanes if (first := lane.first(self._now, units)) is not None]
-        return sorted(found)  # by key, of which each has its own
+        return sorted(found)  # the keys are unique
 
     def _of(self, first: First, units: float) -> str:
         return first.lane.next(first, self._now, units)
 
     def _overdue(self) -> GateRequest | None:
-        """Who came first was passed over most often: each that passed a later one has passed it too."""
+        """Return the oldest request if rule 4 applies to it; no other was passed more often."""
         entry = next(iter(self._entries.values()))
         return entry.request if len(self._released) >= self.max_passed else None
 
     def _window_end(self, lanes: Sequence[Lane], units: float) -> float | None:
-        """When the batching window of the first to come of those that find room is over."""
+        """Return when the batching window of the earliest arrival that finds room is over."""
         came = [at for lane in lanes if (at := lane.came(self._now, units)) is not None]
         return min(came) + self.max_hold_seconds if came else None
 
@@ -237,12 +237,12 @@ class StageGate:
 
 @dataclass
 class _Decision:
-    """One decision in the making."""
+    """State of one decision while it is made."""
 
     room: GateRoom
     terms: GateTerms
-    closed: set[Hashable] = field(default_factory=set)  # needs of those whose credits could not be taken after all
-    window_over: bool = False  # then the whole batch goes
+    closed: set[Hashable] = field(default_factory=set)  # needs of requests whose credits could not be taken after all
+    window_over: bool = False  # if so, the whole batch goes
 
     def has_credits(self, needs: Hashable) -> bool:
         return needs not in self.closed and self.terms.has_credits(needs)

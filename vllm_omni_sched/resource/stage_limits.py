@@ -1,4 +1,4 @@
-"""What limits how much a replica of a stage is given at once, made of the options."""
+"""Make the limits of a replica's work from the options of its stage."""
 
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.batch_size import BatchControl, FixedBatch
@@ -7,11 +7,11 @@ from vllm_omni_sched.resource.progressive import ProgressiveWindow
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.stage_options.batching import BatchingOptions, BatchLimits
 
-PIXELS_PER_LATENT = 256  # 8 x 8 by the usual autoencoder, and 2 x 2 of those to a token of the transformer
+PIXELS_PER_LATENT = 256  # 8 x 8 by the usual autoencoder, and 2 x 2 of those per token of the transformer
 
 
 def control_of(batching: BatchingOptions, limits: BatchLimits, most: int) -> BatchControl:
-    """What limits the batch of a replica; `most` is what the stage can take."""
+    """Return the controller of a replica's batch size; `most` is what the stage supports."""
     most = min(limits.max_batch_size, most)
     if not limits.enabled:
         return FixedBatch(most)
@@ -27,7 +27,7 @@ def control_of(batching: BatchingOptions, limits: BatchLimits, most: int) -> Bat
 
 
 def window_of(batching: BatchingOptions, limits: BatchLimits) -> ProgressiveWindow | None:
-    """What limits the long work of a replica; None: nothing does."""
+    """Return the window that limits a replica's long work; None if there is no limit."""
     options = batching.progressive
     if not (limits.enabled and options.enabled):
         return None
@@ -35,7 +35,7 @@ def window_of(batching: BatchingOptions, limits: BatchLimits) -> ProgressiveWind
 
 
 def units_of(kind: StageKind, features: Features) -> int:
-    """How long work is: tokens of its prompt, or what diffusion has to denoise, steps × latents."""
+    """Return the length of work: its prompt tokens, or for diffusion denoising steps × latents."""
     if kind is StageKind.DIFFUSION:
         return int(features.steps * (features.pixels // PIXELS_PER_LATENT))
     return int(features.prompt_tokens)

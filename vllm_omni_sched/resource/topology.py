@@ -1,4 +1,4 @@
-"""How fast replicas are, and how far from each other, learned from what requests took."""
+"""Learn the speed of replicas and their distance from each other from the times of requests."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from vllm_omni_sched.errors import ConfigError
 
 @dataclass
 class _Mean:
-    """A mean that forgets: what was seen ``1 / rate`` values ago hardly counts."""
+    """An exponentially weighted mean and variance: values older than ``1 / rate`` hardly count."""
 
     count: int = 0
     value: float = 0.0
@@ -23,29 +23,29 @@ class _Mean:
         self.variance = (1 - weight) * (self.variance + weight * delta * delta)
 
     def error(self, rate: float) -> float:
-        """Standard error of the mean."""
+        """Return the standard error of the mean."""
         return math.sqrt(self.variance / min(self.count, 2 / rate))
 
 
 class Topology:
-    """Speed of each replica of a stage, and its distance from each replica of the stage before.
+    """Speed of each replica of a stage, and its distance from each replica of the previous stage.
 
-    1. Speed is the geometric mean of estimated over actual seconds, as a multiple of that of all replicas.
-    2. Distance is what requests from a source take longer on a replica than on the nearest one, once its speed is
-       taken off: links, NUMA nodes, copies between devices. Only what is beyond two standard errors counts.
-    3. What was seen fewer than ``least`` times says nothing: speed 1, distance 0.
+    1. Speed is the geometric mean of estimated over actual seconds, relative to that of all replicas.
+    2. Distance is the extra time of requests from a source on a replica compared to the nearest one, corrected for
+       speed: links, NUMA nodes, copies between devices. Only a difference above two standard errors counts.
+    3. Means of fewer than ``least`` values are ignored: speed 1, distance 0.
 
-    Both are relative: of a stage with one replica nothing is learned.
+    Both are relative: for a stage with one replica nothing is learned.
 
     Args:
         rate: weight of the newest value.
-        least: values before a mean counts.
+        least: values needed before a mean counts.
 
     Raises:
         ConfigError: an argument is out of range.
     """
 
-    _MOST = 8.0  # times as fast or slow as the others; beyond it is no replica of the same stage
+    _MOST = 8.0  # largest speed ratio; beyond it, the replica hardly runs the same stage
 
     def __init__(self, rate: float = 0.05, least: int = 8) -> None:
         if not 0 < rate <= 1:
@@ -56,13 +56,13 @@ class Topology:
         self._ratios: dict[int, _Mean] = {}
         self._sum, self._known = 0.0, 0  # of the ratios whose mean counts
         self._late: dict[int, dict[int, _Mean]] = {}  # source, replica
-        self._nearest: dict[int, float] = {}  # of the means that count, the least of a source, where it is known
+        self._nearest: dict[int, float] = {}  # least counted mean of each source, where cached
 
     def observe(self, source: int | None, replica_id: int, estimated_seconds: float, seconds: float) -> None:
-        """A request that came from ``source`` (None: from a client) took so long on a replica.
+        """Record that a request from replica ``source`` (None: from a client) took so long on a replica.
 
         Raises:
-            ValueError: a time is not finite and at least 0.
+            ValueError: a time is negative or not finite.
         """
         for value in (estimated_seconds, seconds):
             if not 0 <= value < math.inf:
@@ -86,7 +86,7 @@ class Topology:
                     del self._nearest[source]
 
     def forget(self, replica_id: int) -> None:
-        """Another process, or another device, has taken its place."""
+        """Forget a replica whose place another process or device has taken."""
         ratio = self._ratios.pop(replica_id, None)
         if ratio is not None:
             self._drop_ratio(ratio)
@@ -95,19 +95,19 @@ class Topology:
                 self._nearest.pop(source, None)
 
     def forget_source(self, source: int) -> None:
-        """As `forget`, of the stage before."""
+        """Forget a replica of the previous stage."""
         self._late.pop(source, None)
         self._nearest.pop(source, None)
 
     def speed(self, replica_id: int) -> float:
-        """As a multiple of the replicas' mean."""
+        """Return the speed of the replica relative to the mean of all replicas."""
         mean = self._ratios.get(replica_id)
         if mean is None or mean.count < self.least or self._known < 2:
             return 1.0
         return min(max(math.exp(mean.value - self._sum / self._known), 1 / self._MOST), self._MOST)
 
     def distance_seconds(self, source: int | None, replica_id: int) -> float:
-        """What a request from there takes longer than on the replica that is nearest to it."""
+        """Return the extra seconds of requests from ``source`` compared to the replica that is nearest to it."""
         late = self._late.get(source, {}) if source is not None else {}
         mine = late.get(replica_id)
         if source is None or mine is None or mine.count < self.least:
@@ -119,7 +119,7 @@ class Topology:
         return beyond if beyond > 2 * mine.error(self.rate) else 0.0
 
     def distances(self, source: int | None) -> Mapping[int, float]:
-        """What `distance_seconds` says of each replica where it is not 0, worked out for those that are asked for."""
+        """Return the non-zero values of `distance_seconds` by replica, computed on access."""
         known = self._late.get(source) if source is not None else None
         return _Distances(self, source, known) if known else {}
 
@@ -145,4 +145,4 @@ class _Distances(Mapping[int, float]):
         return sum(1 for _ in self)
 
     def __bool__(self) -> bool:
-        return True  # maybe: it is not worth a look at all of them
+        return True  # possibly wrong, but checking would mean looking at all of them

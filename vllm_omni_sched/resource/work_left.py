@@ -1,4 +1,4 @@
-"""How much work a replica has in hand, kept up to date request by request."""
+"""Track the remaining work of a replica, request by request."""
 
 import math
 from collections.abc import Hashable
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-_TAIL = 0.1  # of its estimate: what a request that took longer is taken to need yet
+_TAIL = 0.1  # of its estimate: what a request that took longer is assumed to need still
 
 
 class _Running:
@@ -18,13 +18,13 @@ class _Running:
 
 
 class WorkLeft(Generic[Key]):
-    """The requests that a replica runs, and what they need yet.
+    """The running requests of a replica and their remaining work.
 
-    1. Requests that run together slow each other down; what one costs is its share of the time: the seconds that
-       passed divided by how many ran (processor sharing).
-    2. What is left of one is its estimate less the work that was done on it, which is its share of the time by
-       ``speed``, and no less than a tenth of the estimate. A new speed counts from then on.
-    3. A request costs O(log n) when it begins, and as much once while it runs; a look at all of them costs O(1).
+    1. Requests that run together slow each other down; each is charged its share of the time: the seconds that
+       passed divided by the number of running requests (processor sharing).
+    2. The remaining work of a request is its estimate minus the work done on it, which is its share of the time times
+       ``speed``, and at least a tenth of the estimate. A new speed applies from then on.
+    3. A request costs O(log n) when it begins, and once more while it runs; the total costs O(1).
     """
 
     __slots__ = (
@@ -42,15 +42,15 @@ class WorkLeft(Generic[Key]):
     )
 
     def __init__(self) -> None:
-        self.speed = 1.0  # of its work, relative to what costs are estimated for
-        self._served = 0.0  # seconds that each request in it has had
-        self._done = 0.0  # work that was done on each request in it, in seconds at speed 1
+        self.speed = 1.0  # relative to the device that costs are estimated for
+        self._served = 0.0  # seconds that each running request has had
+        self._done = 0.0  # work done on each running request, in seconds at speed 1
         self._since = 0.0
         self._began: dict[Key, tuple[float, _Running]] = {}
-        self._turns: list[tuple[float, int, _Running]] = []  # by when only the tail is left
+        self._turns: list[tuple[float, int, _Running]] = []  # done work at which only the tail is left
         self._ends: list[tuple[float, int, Key]] = []
-        self._sum = 0.0  # of the ends of those with more than their tail left
-        self._open = 0  # how many these are
+        self._sum = 0.0  # of the ends of requests with more than their tail left
+        self._open = 0  # number of these requests
         self._tails = 0.0
         self._number = 0
 
@@ -62,7 +62,7 @@ class WorkLeft(Generic[Key]):
 
     @property
     def since(self) -> float:
-        """The latest time that it was told."""
+        """Return the latest time that was passed in."""
         return self._since
 
     def _pass(self, now: float) -> None:
@@ -71,7 +71,7 @@ class WorkLeft(Generic[Key]):
                 share = (now - self._since) / len(self._began)
                 self._served += share
                 self._done += share * self.speed
-        else:  # small numbers are more exact
+        else:  # restart from 0: small numbers are more exact
             self._served = self._done = self._sum = self._tails = 0.0
             self._open = 0
             self._turns.clear()
@@ -79,7 +79,7 @@ class WorkLeft(Generic[Key]):
         self._since = now
 
     def add(self, key: Key, cost_seconds: float, now: float) -> None:
-        """A request begins to run; one that runs already begins anew."""
+        """Add a request that begins to run; one that runs already begins anew."""
         if key in self._began:
             self.take(key, now)
         self._pass(now)
@@ -92,7 +92,7 @@ class WorkLeft(Generic[Key]):
         self._open += 1
 
     def take(self, key: Key, now: float) -> float | None:
-        """A request runs no more. The seconds that it had; None for one that is not there."""
+        """Remove a request, and return the seconds that it had; None for an unknown one."""
         self._pass(now)
         found = self._began.pop(key, None)
         if found is None:
@@ -103,12 +103,12 @@ class WorkLeft(Generic[Key]):
         else:
             self._sum -= running.end
             self._open -= 1
-            running.tail = True  # as if it had turned: not to be counted again
+            running.tail = True  # as if only the tail were left: not to be counted again
             running.cost = 0.0
         return self._served - began
 
     def remaining_seconds(self, now: float) -> float:
-        """At speed 1, of all that are there."""
+        """Return the remaining seconds of all running requests, at speed 1."""
         self._pass(now)
         turns, done = self._turns, self._done
         while turns and turns[0][0] <= done:
@@ -121,7 +121,7 @@ class WorkLeft(Generic[Key]):
         return max(self._sum - self._open * done + self._tails, 0.0)
 
     def next_end_seconds(self, now: float) -> float:
-        """Until the first of them should be done; ``inf`` where all have taken longer than they should."""
+        """Return the seconds until the next request should finish; ``inf`` if all have exceeded their estimates."""
         self._pass(now)
         ends, done, began = self._ends, self._done, self._began
         while ends and (ends[0][0] <= done or self._is_gone(ends[0])):

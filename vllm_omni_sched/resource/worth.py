@@ -1,8 +1,8 @@
-"""Which encoding to let go: the one that is worth least.
+"""Choose the encoding to evict: the one that is worth least.
 
 After Greedy-Dual-Size-Frequency (Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-
 Frequency Caching Policy", HP Labs HPL-98-69R1, 1998): frequency x cost / size. Its inflation
-term, which lets old frequencies fade, is replaced by exponential decay of each use. Uses are weighed
+term, which lets old frequencies fade, is replaced by exponential decay of each use. Uses are weighted
 forward in time (Cormode et al., "Forward Decay", ICDE 2009), so that time alone changes no order
 and a heap stays valid.
 """
@@ -18,7 +18,7 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class EvictReason(str, Enum):
-    """Why this one was chosen."""
+    """Reason for the choice of a victim."""
 
     LEAST_WORTH = "least_worth"
     OLDEST = "oldest"
@@ -26,10 +26,10 @@ class EvictReason(str, Enum):
 
 @dataclass(frozen=True)
 class Encoding:
-    """What is known of one encoder output.
+    """Properties of an encoder output.
 
-    ``encode_seconds``: what encoding it again would take.
-    ``log_uses``: log2 of its decayed number of uses, weighed forward: as of time 0 of the clock.
+    ``encode_seconds``: time to encode it again.
+    ``log_uses``: log2 of its decayed number of uses, weighted forward: as of time 0 of the clock.
 
     Raises:
         ValueError: the size is not above 0, or the time is negative or not finite.
@@ -47,7 +47,7 @@ class Encoding:
             raise ValueError(f"{self.mm_hash}: encode_seconds must be finite and >= 0, got {self.encode_seconds}")
 
     def log_worth(self) -> float:
-        """log2 of cost x uses / size, as of time 0; -inf for what costs nothing."""
+        """Return log2 of cost x uses / size, as of time 0; -inf if the cost is 0."""
         if self.encode_seconds == 0:
             return -math.inf
         return math.log2(self.encode_seconds) + self.log_uses - math.log2(self.num_bytes)
@@ -55,14 +55,14 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Victim:
-    """What to let go, and why."""
+    """An encoding to evict, and the reason."""
 
     encoding: Encoding
     reason: EvictReason
 
 
 class Uses:
-    """Decayed counts of uses: one use counts 1 now and 1/2 after ``half_life_seconds``.
+    """Decayed counts of uses: a use counts 1 now and 1/2 after ``half_life_seconds``.
 
     Raises:
         ConfigError: the half-life is not above 0.
@@ -74,7 +74,7 @@ class Uses:
         self.half_life_seconds = half_life_seconds
 
     def add(self, log_uses: float, now: float) -> float:
-        """``log_uses`` after one more use at ``now``."""
+        """Return ``log_uses`` after one more use at ``now``."""
         new = now / self.half_life_seconds
         if log_uses == -math.inf:
             return new
@@ -82,18 +82,18 @@ class Uses:
         return high + math.log2(1 + 2 ** (low - high))
 
     def count(self, log_uses: float, now: float) -> float:
-        """The decayed number of uses as of ``now``."""
+        """Return the decayed number of uses as of ``now``."""
         return float(2 ** (log_uses - now / self.half_life_seconds))
 
 
 class WorthIndex:
-    """Encodings in a cache, and which of them to evict. O(log n) per operation, amortised.
+    """Encodings in a cache, and the order of their eviction. O(log n) per operation, amortised.
 
     1. `add` and `use` count a use. An encoding is held by each of its users until `release`; only
-       one that nobody holds can be evicted.
+       one that is not held can be evicted.
     2. The victim is the freeable encoding with the least worth, encode seconds x decayed uses / bytes;
        with ``order=AGE`` the one that became freeable first. Ties go to what became freeable first.
-    3. The uses of the last ``history`` evicted hashes are remembered: what comes back is not new.
+    3. The uses of the last ``history`` evicted hashes are remembered, so that a returning item is not new.
 
     Raises:
         ConfigError: ``history`` is negative, or the half-life is not above 0.
@@ -109,7 +109,7 @@ class WorthIndex:
         self.uses = Uses(half_life_seconds)
         self._held: dict[str, int] = {}
         self._encodings: dict[str, Encoding] = {}
-        self._since: dict[str, int] = {}  # freeable ones: their place in the order of becoming freeable
+        self._since: dict[str, int] = {}  # freeable encodings: their place in the order of becoming freeable
         self._turn = 0
         self._heap: list[tuple[float, int, str]] = []
         self._ghosts: OrderedDict[str, float] = OrderedDict()
@@ -122,26 +122,26 @@ class WorthIndex:
 
     @property
     def num_freeable(self) -> int:
-        """How many could be evicted."""
+        """Return the number of encodings that can be evicted."""
         return len(self._since)
 
     @property
     def num_remembered(self) -> int:
-        """How many evicted hashes are remembered."""
+        """Return the number of evicted hashes that are remembered."""
         return len(self._ghosts)
 
     def add(self, mm_hash: str, num_bytes: int, encode_seconds: float, now: float) -> Encoding:
-        """Enter an encoding that was just made, held by its first user.
+        """Add an encoding that was just made, held by its first user.
 
         Raises:
-            ValueError: it is there already, or its size or time is out of range.
+            ValueError: the encoding is there already, or its size or time is out of range.
         """
         if mm_hash in self._encodings:
-            raise ValueError(f"{mm_hash} is there already; call use()")
+            raise ValueError(f"{mm_hash} is in the cache already; call use()")
         return self.enter(Encoding(mm_hash, num_bytes, encode_seconds, self._ghosts.get(mm_hash, -math.inf)), now)
 
     def enter(self, encoding: Encoding, now: float) -> Encoding:
-        """`add`, with the uses that ``encoding`` brings along."""
+        """Add an encoding, including the uses that it already has."""
         mm_hash = encoding.mm_hash
         self._ghosts.pop(mm_hash, None)
         self._encodings[mm_hash] = self._used(encoding, now)
@@ -149,10 +149,10 @@ class WorthIndex:
         return self._encodings[mm_hash]
 
     def use(self, mm_hash: str, now: float, encode_seconds: float | None = None) -> Encoding:
-        """One more user holds it; ``encode_seconds``, where given, is what is known of its cost by now.
+        """Add a user; ``encode_seconds``, if given, updates the encoding's cost.
 
         Raises:
-            KeyError: it is not there.
+            KeyError: the encoding is not in the cache.
             ValueError: the time is out of range.
         """
         encoding = self._encodings[mm_hash]
@@ -164,20 +164,20 @@ class WorthIndex:
         return used
 
     def release(self, mm_hash: str) -> None:
-        """One user lets go; after the last, it can be evicted.
+        """Remove one user; after the last one, the encoding can be evicted.
 
         Raises:
-            KeyError: it is not there.
-            ValueError: nobody holds it.
+            KeyError: the encoding is not in the cache.
+            ValueError: the encoding has no user.
         """
         self._let_go(mm_hash, 1)
 
     def release_all(self, mm_hash: str) -> None:
-        """All its users let go, and it can be evicted.
+        """Remove all users, so that the encoding can be evicted.
 
         Raises:
-            KeyError: it is not there.
-            ValueError: nobody holds it.
+            KeyError: the encoding is not in the cache.
+            ValueError: the encoding has no user.
         """
         self._let_go(mm_hash, self._held[mm_hash])
 
@@ -198,7 +198,7 @@ class WorthIndex:
             heapify(self._heap)
 
     def next_victim(self) -> Victim | None:
-        """What `evict` would evict; None when everything is held."""
+        """Return the encoding that `evict` would evict; None when all are held."""
         while self._heap and not self._is_live(self._heap[0]):
             heappop(self._heap)
         if not self._heap:
@@ -207,7 +207,7 @@ class WorthIndex:
         return Victim(self._encodings[self._heap[0][2]], reason)
 
     def evict(self) -> Victim | None:
-        """Let the next victim go and remember its uses; None when everything is held."""
+        """Evict the next victim and remember its uses; return None when all are held."""
         victim = self.next_victim()
         if victim is not None:
             mm_hash = victim.encoding.mm_hash

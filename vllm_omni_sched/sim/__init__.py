@@ -1,1 +1,1 @@
-"""The same policies on a cluster nobody has to own: a discrete-event simulator."""
+"""Simulate the policies on a modelled cluster with discrete events."""

@@ -1,4 +1,4 @@
-"""Processor cores that several servers share."""
+"""Model processor cores that several servers share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from vllm_omni_sched.sim.kernel import Action, Simulator
 
 Beside = Sequence[float]
-"""Seconds that work takes longer if one other thread is at work all the time, two others, …; more as the last."""
+"""Extra seconds of work if one other thread runs all the time, two others, …; for more, the last value applies."""
 
 
 class _Thread:
@@ -17,7 +17,7 @@ class _Thread:
         self.beside, self.action, self.argument = beside, action, argument
 
     def slower(self, others: int, cores: int) -> float:
-        """How many times as long it takes."""
+        """Return how many times as long the thread takes."""
         shared, beside = max((others + 1) / cores, 1.0), self.beside
         if not others or not beside or not self.seconds:
             return shared
@@ -25,13 +25,13 @@ class _Thread:
 
 
 class Cores:
-    """Threads that slow each other down, as it was measured.
+    """Threads that slow each other down, by measured factors.
 
-    1. A thread that is alone takes as long as it takes; of more threads than cores each has its part.
-    2. With others at work all the time it takes so many seconds more, by how many they are; each thread brings these
-       along: what wakes often and waits for its turn loses more than what only computes.
-    3. With others at work for a part of it, it takes that part of them more: speeds change when a thread begins or
-       ends, for all, at once.
+    1. A lone thread takes its own time; if there are more threads than cores, each gets an equal share.
+    2. If others run all the time, a thread takes extra seconds that depend on their number; each thread brings its own
+       values: a thread that often sleeps and waits for its turn loses more than one that only computes.
+    3. If others run for a part of the time, that part of the extra seconds is added: the speeds of all threads change
+       whenever a thread begins or ends.
     """
 
     __slots__ = ("_asked", "_number", "_sim", "_since", "_threads")
@@ -43,14 +43,14 @@ class Cores:
         self._asked = 0
 
     def run(self, seconds: float, beside: Beside, action: Action, argument: Any) -> None:
-        """Have a thread at work that takes so long alone; then ``action(argument)`` happens."""
+        """Run a thread that takes so long alone; then call ``action(argument)``."""
         self._pass()
         self._threads.append(_Thread(seconds, beside, action, argument))
         self._ask()
 
     @property
     def running(self) -> int:
-        """Threads that are at work."""
+        """Return the number of running threads."""
         return len(self._threads)
 
     def _pass(self) -> None:
@@ -60,7 +60,7 @@ class Cores:
         self._since = self._sim.now
 
     def _ask(self) -> None:
-        """For the next end, as it is now; what was asked for before counts no more."""
+        """Schedule the next end at the present speeds; an earlier schedule becomes void."""
         self._asked += 1
         others, cores = len(self._threads) - 1, self._number
         if self._threads:

@@ -1,6 +1,6 @@
-"""One engine under one workload, and what its clients saw: what learning and tuning are done on.
+"""Run one engine under one workload and record what its clients see, for learning and tuning.
 
-Without a front: no gate, no other stages, no failures.
+There is no gate, no other stage and no failure.
 """
 
 from collections.abc import Iterable
@@ -23,10 +23,10 @@ from vllm_omni_sched.sim.work import Request
 
 @dataclass(frozen=True)
 class Seen:
-    """What clients saw of one episode. Times in seconds; requests that had not ended by its end are not ``within``.
+    """Client-side results of one episode. Times in seconds; requests that had not ended by its end are not ``within``.
 
-    ``attainment``: part of the requests within the SLO; ``goodput``: those by second; ``throughput``: output tokens
-    of requests that ended, by second.
+    ``attainment``: fraction of the requests within the SLO; ``goodput``: these per second; ``throughput``: output
+    tokens of finished requests per second.
     """
 
     requests: int
@@ -38,7 +38,7 @@ class Seen:
     itl_p99: float
 
     def as_dict(self) -> dict[str, float]:
-        """By name."""
+        """Return the values by name."""
         return asdict(self)
 
 
@@ -53,12 +53,12 @@ def run_episode(
     batch: BatchControl | None = None,
     drain_seconds: float = 60.0,
 ) -> Seen:
-    """Serve what arrives within ``seconds``, and ``drain_seconds`` more.
+    """Serve the requests that arrive within ``seconds``, for ``drain_seconds`` more.
 
     Args:
         requests: in order of arrival.
         promise: TTFT and inter-token latency of the SLO, in seconds.
-        prefill: takes the place of the control that ``options`` name; ``batch``: likewise.
+        prefill: replaces the control that ``options`` name; ``batch``: likewise.
 
     Raises:
         ConfigError: a request never fits into the KV cache, or has an item that the model cannot encode.
@@ -79,7 +79,7 @@ def run_episode(
     engine.catch_up()
     records = [_record(job, when) for job, when in ended]
     within = sum(record.meets(*promise) for record in records)
-    # who has no first token yet has waited since it arrived, and is counted as never
+    # requests without a first token count as never
     ttft = np.array([record.ttft for record in records] + [np.inf] * (arrived - len(records)) or [0.0])
     p50, p99 = np.quantile(ttft, [0.5, 0.99], method="higher")
     return Seen(

@@ -1,4 +1,4 @@
-"""One host that all stages of a pipeline share, with their common front end."""
+"""Model one host that all stages of a pipeline share, with their common front end."""
 
 from collections import deque
 from typing import Any
@@ -8,9 +8,11 @@ from vllm_omni_sched.sim.kernel import Action, Simulator
 
 
 class Host:
-    """1. Steps of engines are threads on the same cores, and slow each other down (`Cores`).
-    2. The front end is one thread that does one thing after the other, in the order in which they come. It wakes often
-       and works shortly, so it gets a core at once; what that takes from engines, their measured factors contain.
+    """A host and its front end.
+
+    1. Steps of engines are threads on the same cores, and slow each other down (`Cores`).
+    2. The front end is one thread that handles work in order of arrival. It wakes often
+       and works shortly, so it gets a core at once; its cost to engines is part of their measured factors.
 
     ``front_seconds``: work of the front end so far.
     """
@@ -23,7 +25,7 @@ class Host:
         self._working = False
 
     def front(self, seconds: float, action: Action, argument: Any) -> None:
-        """Have the front end work for so long, when it gets to it; then ``action(argument)`` happens."""
+        """Queue work of so long for the front end; when it is done, call ``action(argument)``."""
         self._queue.append((seconds, action, argument))
         if not self._working:
             self._next()

@@ -1,4 +1,4 @@
-"""Events in the order of their time."""
+"""Run events in the order of their time."""
 
 import math
 import sys
@@ -10,12 +10,12 @@ Action = Callable[[Any], None]
 
 
 class Simulator:
-    """A virtual clock, and what is to happen at which time.
+    """A virtual clock with its scheduled events.
 
-    Events of the same time happen in the order in which they were asked for; there is no other rule. What an event
-    asks for at its own time happens after all that was asked for before.
+    Events of the same time run in the order in which they were scheduled; there is no other rule. An event that
+    another one schedules for its own time runs after all that were scheduled before.
 
-    ``now``: seconds since the start. ``events``: that have happened.
+    ``now``: seconds since the start. ``events``: number of events so far.
     """
 
     __slots__ = ("_heap", "_number", "events", "now")
@@ -27,41 +27,41 @@ class Simulator:
         self._number = 0
 
     def __len__(self) -> int:
-        """Events to come."""
+        """Return the number of scheduled events."""
         return len(self._heap)
 
     def clock(self) -> float:
-        """``now``, for what wants to be given a clock."""
+        """Return ``now``, for code that needs a clock function."""
         return self.now
 
     def at(self, when: float, action: Action, argument: Any = None) -> None:
-        """Have ``action(argument)`` happen at that time.
+        """Schedule ``action(argument)`` for that time.
 
         Raises:
-            ValueError: that is in the past, or no time.
+            ValueError: the time is in the past, or not a number.
         """
         if not when >= self.now:
-            raise ValueError(f"an event at {when} s cannot be asked for at {self.now} s")
+            raise ValueError(f"an event at {when} s cannot be scheduled at {self.now} s")
         self._number += 1
         heappush(self._heap, (when, self._number, action, argument))
 
     def after(self, seconds: float, action: Action, argument: Any = None) -> None:
-        """Have it happen in so many seconds.
+        """Schedule an event in so many seconds.
 
         Raises:
-            ValueError: they are negative, or no time.
+            ValueError: they are negative, or not a number.
         """
         self.at(self.now + seconds, action, argument)
 
     def soon(self, seconds: float, action: Action, argument: Any) -> None:
-        """`after`, for what is asked for at every step: ``seconds`` are known to be 0 or more."""
+        """Schedule like `after`, without the check; ``seconds`` must be 0 or more."""
         self._number = number = self._number + 1
         heappush(self._heap, (self.now + seconds, number, action, argument))
 
     def run(self, until: float = math.inf, max_events: int | None = None) -> bool:
-        """Let everything happen that is due by then, and ``now`` be then; whether there is more to come.
+        """Run all events that are due by then, set ``now`` to that time, and return whether events remain.
 
-        With ``max_events`` it may return earlier, after so many: to show progress, or to be interrupted.
+        With ``max_events`` it may return earlier, after so many: to show progress, or to be interruptible.
         """
         heap, most = self._heap, sys.maxsize if max_events is None else max_events
         done = 0

@@ -1,4 +1,4 @@
-"""What a run is measured by: histograms of constant size, and one record for each request."""
+"""Measure runs with histograms of constant size and one record per request."""
 
 import math
 from bisect import bisect_left
@@ -8,15 +8,15 @@ from itertools import chain
 
 import numpy as np
 
-_PER_E = 200  # bins for a factor of e: each is half a per cent wide
-_LEAST = 1e-6  # seconds; what is shorter counts as that
-_BLOCK = 4096  # durations that are put into bins together
+_PER_E = 200  # bins per factor of e: each is half a per cent wide
+_LEAST = 1e-6  # seconds; shorter durations count as this
+_BLOCK = 4096  # durations that are sorted into bins together
 
 
 class Histogram:
     """Durations with weights, in bins half a per cent wide; a quantile is off by a quarter of a per cent at most.
 
-    What is added is put into its bin some thousand at a time, or when somebody asks.
+    Durations are sorted into bins some thousand at a time, or when a value is read.
     """
 
     __slots__ = ("_bins", "_count", "_largest", "_listed", "_lists", "_new", "_total")
@@ -26,19 +26,19 @@ class Histogram:
         self._count = 0.0
         self._total = 0.0
         self._largest = 0.0
-        self._new: list[tuple[float, float]] = []  # not in their bins yet; nor are these
+        self._new: list[tuple[float, float]] = []  # not in their bins yet, like `_lists`
         self._lists: list[tuple[list[float], float]] = []
         self._listed = 0
 
     def add(self, seconds: float, weight: float = 1.0) -> None:
-        """So long a duration, ``weight`` times."""
+        """Add a duration with a weight."""
         new = self._new
         new.append((seconds, weight))
         if len(new) >= _BLOCK:
             self._fold()
 
     def add_all(self, seconds: list[float], weight: float) -> None:
-        """Each of them ``weight`` times. They are kept as they are: not to be changed any more."""
+        """Add durations with a weight each. The list is kept: do not change it afterwards."""
         self._lists.append((seconds, weight))
         self._listed += len(seconds)
         if self._listed >= _BLOCK:
@@ -60,13 +60,13 @@ class Histogram:
         bins = self._bins
         for position in np.flatnonzero(counts).tolist():
             bins[first + position] = bins.get(first + position, 0.0) + float(counts[position])
-        # one after the other, as a loop would: a sum by halves has other last digits
+        # one after the other, as in a loop: a pairwise sum has other last digits
         self._count = float(np.add.accumulate(np.append(self._count, weights))[-1])
         self._total = float(np.add.accumulate(np.append(self._total, seconds * weights))[-1])
         self._largest = max(self._largest, float(seconds.max()))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all durations."""
         self._bins.clear()
         self._new.clear()
         self._lists.clear()
@@ -75,40 +75,40 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """The weight of all."""
+        """Return the total weight."""
         self._fold()
         return self._count
 
     @property
     def total(self) -> float:
-        """Seconds, by their weight."""
+        """Return the weighted sum in seconds."""
         self._fold()
         return self._total
 
     @property
     def largest(self) -> float:
-        """The longest; 0 while there is nothing."""
+        """Return the longest duration; 0 if there is none."""
         self._fold()
         return self._largest
 
     @property
     def mean(self) -> float:
-        """0 while there is nothing."""
+        """Return the mean duration; 0 if there is none."""
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, part: float) -> float:
-        """The duration that ``part`` of the weight does not exceed; 0 while there is nothing."""
+        """Return the duration that ``part`` of the weight does not exceed; 0 if there is none."""
         left = part * self.count
         for at in sorted(self._bins):
             left -= self._bins[at]
             if left <= 0:
-                # int() rounds towards 0, which is up for what is shorter than a second
+                # int() rounds towards 0, which is up for durations below a second
                 return min(math.exp((at - 0.5 if at <= 0 else at + 0.5) / _PER_E), self.largest)
         return self.largest
 
 
 class Outcome(str, Enum):
-    """How a request left."""
+    """Outcome of a request."""
 
     DONE = "done"
     FAILED = "failed"
@@ -116,9 +116,9 @@ class Outcome(str, Enum):
 
 @dataclass(slots=True)
 class Record:
-    """One request that left. Times are seconds since the start; ``inf``: never.
+    """A request that left. Times are seconds since the start; ``inf``: never.
 
-    ``first``: its first token; ``largest_gap``: between two of its tokens, in seconds.
+    ``first``: time of its first token; ``largest_gap``: largest time between two of its tokens, in seconds.
     """
 
     number: int
@@ -134,26 +134,26 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Time to first token."""
+        """Return the time to first token."""
         return self.first - self.arrival
 
     @property
     def tpot(self) -> float:
-        """Mean time per output token after the first; 0 for a single one."""
+        """Return the mean time per output token after the first; 0 for a single token."""
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     def meets(self, ttft_seconds: float, itl_seconds: float) -> bool:
-        """Whether its first token and each of its later ones came in time."""
+        """Return whether its first token and each later one came in time."""
         return self.outcome is Outcome.DONE and self.ttft <= ttft_seconds and self.largest_gap <= itl_seconds
 
 
 class Gaps:
-    """The largest of the last steps, from marks on: for the largest gap of each request, O(1) a step.
+    """Largest step since a mark, to find the largest gap of each request in O(1) per step.
 
-    Steps are numbered from 0. A stack of stretches between marks that no later one exceeds, and the stretch since the
-    last mark, of which only the largest step is kept.
+    Steps are numbered from 0. A stack holds stretches between marks that no later one exceeds, and the stretch since
+    the last mark, of which only the largest step is kept.
 
-    ``steps``: so far. ``largest``: of those since the last mark. Whoever has the steps brings both up to date.
+    ``steps``: number so far. ``largest``: largest since the last mark. The owner of the steps updates both.
     """
 
     __slots__ = ("_marked", "_numbers", "_seconds", "largest", "steps")
@@ -162,11 +162,11 @@ class Gaps:
         self.steps = 0
         self.largest = 0.0
         self._marked = 0
-        self._numbers: list[int] = []  # of the first step of each stretch
+        self._numbers: list[int] = []  # first step of each stretch
         self._seconds: list[float] = []
 
     def mark(self) -> int:
-        """The number of the next step, for `largest_since`."""
+        """Return the number of the next step, for `largest_since`."""
         if self.steps > self._marked:
             kept, numbers, largest = self._seconds, self._numbers, self.largest
             while kept and kept[-1] <= largest:
@@ -178,7 +178,7 @@ class Gaps:
         return self.steps
 
     def largest_since(self, step: int) -> float:
-        """Of that step, which `mark` has returned, and all after it; 0 if there is none."""
+        """Return the largest of that step, a return value of `mark`, and all later ones; 0 if there is none."""
         self.mark()
         at = bisect_left(self._numbers, step)
         return self._seconds[at] if at < len(self._seconds) else 0.0

@@ -1,4 +1,4 @@
-"""What a run has shown."""
+"""Define the results of a run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 Progress = Callable[[float, int], None]
-"""Called now and then with the simulated seconds and the events so far."""
+"""Function that is called now and then with the simulated seconds and the events so far."""
 
 
 class Run(Protocol):
-    """As `vllm_omni_sched.sim.run.simulate`."""
+    """Function like `vllm_omni_sched.sim.run.simulate`."""
 
     def __call__(
         self, scenario: "Scenario", progress: Progress | None = None, spans: "Spans | None" = None
@@ -31,9 +31,9 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one time, by stage. ``utilisation``: part of the time since the last sample, 0 to 1.
+    """State of the cluster at one time, by stage. ``utilisation``: fraction of the time since the last sample.
 
-    ``replicas`` hold their devices, also while they start or are dead; ``serving``: of them, those that can work.
+    ``replicas`` hold their devices, also while they start or are dead; ``serving``: those of them that can work.
     """
 
     seconds: float
@@ -45,17 +45,18 @@ class Sample:
 
 @dataclass(slots=True)
 class Result:
-    """What a run has shown, of the requests that arrived after the warm-up.
+    """Results of a run, for the requests that arrived after the warm-up.
 
-    ``gaps``: between tokens of these requests; ``class_gaps``: by SLA class, where they were kept apart.
+    ``gaps``: between tokens of these requests; ``class_gaps``: by SLA class, if recorded.
     ``busy_seconds``: by stage and kind of work, of its servers; ``held_seconds``: of its servers in all, idle or not,
     in the same unit. ``device_seconds``: accelerators held, by stage. All three from the end of the warm-up to the end
     of the run. ``lost``: requests that never left, which is a defect, or cut off by ``drain_seconds``. ``counters``:
-    how often a policy gave which reason. ``sources``: who says what work costs, by stage. ``seconds``: simulated in
+    how often a policy gave which reason. ``sources``: source of the costs by stage. ``seconds``: simulated in
     all. ``measured_seconds``: over which the measured requests arrived. ``availability``: of the stages in which
-    replicas died, the part of its replicas' time in which they could work (``serving``), and the seconds in which none
-    could (``seconds_without_any``), after the warm-up. ``operations``: of what the accelerators could compute while
-    requests came, from the end of the warm-up on, the part that they did; None where costs do not know it.
+    replicas died, the fraction of their replicas' time in which they could work (``serving``), and the seconds in which
+    none
+    could (``seconds_without_any``), after the warm-up. ``operations``: the fraction of the accelerators' capacity that
+    was used while requests arrived after the warm-up; None if the costs do not know it.
     """
 
     name: str
@@ -80,31 +81,31 @@ class Result:
     operations: float | None = None
 
     def within(self, records: Iterable[Record] | None = None) -> int:
-        """Requests that met what was promised to their class."""
+        """Return the number of requests that met the targets of their class."""
         return sum(self._meets(record) for record in (self.records if records is None else records))
 
     def _meets(self, record: Record) -> bool:
         return record.outcome is Outcome.DONE and self._late(record) <= 1
 
     def _late(self, record: Record) -> float:
-        """The larger part of what was promised to its class that it took; above 1 it is not within the SLO."""
+        """Return the larger ratio of a request's times to its class's targets; above 1 it is not within the SLO."""
         promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
         gap = record.tpot if self.slo.itl_of == "mean" else record.largest_gap
         return max(record.ttft / promised.ttft_seconds, gap / promised.itl_seconds)
 
     @property
     def attainment(self) -> float:
-        """Part of the requests within the SLO; lost and failed ones are not. 0 without requests."""
+        """Return the fraction of the requests within the SLO; lost and failed ones are not. 0 without requests."""
         asked = len(self.records) + self.lost
         return self.within() / asked if asked else 0.0
 
     def factors(self) -> list[float]:
-        """By what each request's promised times would have to be multiplied; ``inf`` if it failed or was lost."""
+        """Return the factor on each request's targets that it would meet; ``inf`` if it failed or was lost."""
         late = [self._late(one) if one.outcome is Outcome.DONE else float("inf") for one in self.records]
         return [float("inf")] * self.lost + late
 
     def summary(self) -> dict[str, Any]:
-        """All of it in numbers, as JSON can hold them; None where there is nothing to say."""
+        """Return all results in numbers for JSON; None where there is no value."""
         done = [record for record in self.records if record.outcome is Outcome.DONE]
         within, hours = self.within(), sum(self.device_seconds.values()) / 3600
         return {
@@ -152,10 +153,10 @@ class Result:
         return {name: self._of(parts[name], gaps.get(name)) for name in sorted(parts)}
 
     def _utilisation(self, stage: str) -> dict[str, float]:
-        """Return the part of the time that its servers were busy, in all and by kind of work.
+        """Return the fraction of the time that a stage's servers were busy, in all and by kind of work.
 
-        An engine's ``lane`` is the part in which its lane encoded, mostly beside steps, whose time it is as well. The
-        part of it beside which no step ran is ``lane_alone``, and that counts in ``all``.
+        An engine's ``lane`` is the fraction in which its lane encoded, mostly beside steps, whose time it overlaps. The
+        part of it without a step is ``lane_alone``, which counts in ``all``.
         """
         held, busy = self.held_seconds[stage], self.busy_seconds.get(stage, {})
         parts = {work: seconds / held if held else 0.0 for work, seconds in busy.items()}
@@ -163,7 +164,7 @@ class Result:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
-    """P50, P90, P99 by linear interpolation, mean and largest; None without values."""
+    """Return P50, P90, P99 by linear interpolation, mean and largest; None without values."""
     if not seconds:
         return dict.fromkeys((*PERCENTILES, "mean", "largest"))
     found = np.quantile(seconds, list(PERCENTILES.values()))

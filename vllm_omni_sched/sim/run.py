@@ -1,4 +1,4 @@
-"""One simulation, from a scenario to what it has shown."""
+"""Run one simulation from a scenario to its result."""
 
 import gc
 from collections import Counter
@@ -15,10 +15,10 @@ from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import EncoderStage, Scenario
 from vllm_omni_sched.sim.server import busy_in_all
 
-_EVENTS = 20_000  # between two words of progress
+_EVENTS = 20_000  # between two calls of `progress`
 _SAMPLES, _FEWEST = 200, 40  # of a timeline, while requests arrive
-_LOOKS = 20_000  # at a replica for all samples together: a large cluster has fewer of them
-_SPARSER = 0.1  # of the time since then: from one to the next
+_LOOKS = 20_000  # replicas sampled in total: a large cluster has fewer samples
+_SPARSER = 0.1  # of the time since the end of arrivals: interval between samples
 
 
 def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans | None = None) -> Result:
@@ -26,10 +26,10 @@ def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans 
 
     Args:
         progress: called now and then with the simulated seconds and the events so far.
-        spans: gets what happened when, for a trace.
+        spans: records what happened when, for a trace.
 
     Raises:
-        ConfigError: a model does not fit where it is to run, a file cannot be read, or a request fits nowhere.
+        ConfigError: a model does not fit on its devices, a file cannot be read, or a request fits nowhere.
     """
     with _no_collections():
         return _Run(scenario, spans).run(progress)
@@ -37,8 +37,10 @@ def simulate(scenario: Scenario, progress: Progress | None = None, spans: Spans 
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Without the search for cycles: a run makes none for each request, and it would look at all engines again and
-    again."""
+    """Disable the cyclic garbage collector.
+
+    A run makes no cycles per request, and each collection would scan all engines.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -61,7 +63,7 @@ class _Run:
         self._held_at_start: dict[str, float] = {}
         self._served_at_start: dict[str, tuple[float, float]] = {}
         self._operations_at_start: tuple[float, float] | None = None  # with the seconds of accelerators, as below
-        self._operations: tuple[float, float] | None = None  # at the last look while requests come
+        self._operations: tuple[float, float] | None = None  # at the last sample while requests arrive
         self._changes_at_start: Counter[str] = Counter()
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
@@ -78,7 +80,7 @@ class _Run:
         while sim.run(until, _EVENTS) and sim.now < until:
             if progress is not None:
                 progress(sim.now, sim.events)
-            if not pipeline.active():  # nothing but clocks is left
+            if not pipeline.active():  # only clocks are left
                 break
         self._check()
         return self._result()
@@ -88,7 +90,7 @@ class _Run:
             self._records.append(record)
 
     def _warm(self, _: None) -> None:
-        """From now on it counts."""
+        """Start to measure at the end of the warm-up."""
         for pool in self._pools:
             self._at_start[pool.spec.name] = pool.busy_seconds()
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
@@ -101,7 +103,7 @@ class _Run:
         now, active = self._sim.now, self._cluster.pipeline.active()
         if now >= self._next_sample or not active:
             self._timeline.append(self._look())
-            # once no more requests come, the rest may take many times as long
+            # once no more requests arrive, the rest may take many times as long
             late = now >= self._scenario.duration_seconds
             if not late:
                 self._operations = self._computed()
@@ -122,7 +124,7 @@ class _Run:
         return Sample(self._sim.now, queued, replicas, utilisation, serving)
 
     def _computed(self) -> tuple[float, float] | None:
-        """Accelerator seconds so far that operations would have taken with nothing to wait for, and those held."""
+        """Return the accelerator seconds so far that operations would take without waiting, and those held."""
         done = held = 0.0
         for pool, stage in zip(self._pools, self._scenario.stages, strict=True):
             held += pool.replica_seconds() * stage.devices_each
@@ -142,20 +144,20 @@ class _Run:
         return (self._operations[0] - self._operations_at_start[0]) / held if held > 0 else None
 
     def _check(self) -> None:
-        """Every request that came has left once, or is here.
+        """Check that every request that arrived has left once or is present.
 
         Raises:
-            OmniSchedError: one was lost, which is a defect of the simulator.
+            OmniSchedError: a request was lost, which is a defect of the simulator.
         """
         pipeline = self._cluster.pipeline
         if pipeline.arrived != pipeline.done + pipeline.failed + pipeline.in_flight:
             raise OmniSchedError(
-                f"{pipeline.arrived} requests came, {pipeline.done} ended, {pipeline.failed} failed and "
-                f"{pipeline.in_flight} are here: please report this with the scenario"
+                f"{pipeline.arrived} requests arrived, {pipeline.done} ended, {pipeline.failed} failed and "
+                f"{pipeline.in_flight} are in flight, which does not add up: please report this with the scenario"
             )
 
     def _changes(self) -> Counter[str]:
-        """What happened to replicas so far, and what forecasts said."""
+        """Return counts of what happened to replicas so far, and of forecasts."""
         counts: Counter[str] = Counter()
         for pool in self._pools:
             name = pool.spec.name

@@ -1,4 +1,4 @@
-"""What arrives: requests, and the multimodal items they bring."""
+"""Define requests and their multimodal items."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ _INF = math.inf
 
 
 class Clip(NamedTuple):
-    """A video file, as far as decoding it costs something. ``wanted`` frames go to the model, evenly spaced."""
+    """A video file, with the facts that decoding costs depend on. ``wanted`` frames go to the model, evenly spaced."""
 
     seconds: float
     fps: float
@@ -22,8 +22,8 @@ class Clip(NamedTuple):
 class Item(NamedTuple):
     """One multimodal item of a prompt.
 
-    ``embeds``: encoder embeddings, which are as many prompt tokens (``num_encoder_embeds``). ``content``: equal for
-    equal content, as ``mm_hash`` is. ``clip``: for a video, what has to be decoded first.
+    ``embeds``: encoder embeddings, equal to its prompt tokens (``num_encoder_embeds``). ``content``: equal for
+    equal content, like ``mm_hash``. ``clip``: for a video, the file to decode first.
     """
 
     modality: str
@@ -37,7 +37,7 @@ class Request:
     """One request of a workload.
 
     ``number``: from 0, in order of arrival. ``arrival``: seconds since the start. ``text_tokens``: of the prompt,
-    besides its items, which stand before the text. ``sla``: the name of its class. ``client``: who sent it.
+    besides its items, which come before the text. ``sla``: the name of its class. ``client``: id of the sender.
 
     Raises:
         ValueError: a number is out of its range.
@@ -59,15 +59,15 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """All of them."""
+        """Return the number of prompt tokens, items included."""
         return self.text_tokens + sum([item.embeds for item in self.items])
 
     @property
     def modality(self) -> str:
-        """Of its first item; ``text`` without one."""
+        """Return the modality of its first item; ``text`` without one."""
         return self.items[0].modality if self.items else "text"
 
     @property
     def name(self) -> str:
-        """As ids of requests are."""
+        """Return the name in the form of a request id."""
         return str(self.number)

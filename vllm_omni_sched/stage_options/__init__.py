@@ -15,69 +15,71 @@ from vllm_omni_sched.stage_options.graph import GraphOptions
 
 
 class BalancePolicy(str, Enum):
-    """Which replica of a stage gets a request."""
+    """Policy that chooses the replica of a stage for a request."""
 
-    COST = "cost"  # the one that would be through with it first
+    COST = "cost"  # the one that would finish it first
     LEAST_QUEUE = "least-queue"
     ROUND_ROBIN = "round-robin"
-    STOCK = "stock"  # whatever vLLM-Omni is told to use
+    STOCK = "stock"  # the policy that vLLM-Omni is configured with
 
 
 class ConnectorOptions(Options):
-    """A connector, as vLLM-Omni writes it."""
+    """A connector, written as in vLLM-Omni's configuration."""
 
     name: str = Field(min_length=1, description="Registered name, such as `OmniAutoConnector`.")
-    extra: dict[str, Any] = Field(default_factory=dict, description="Options of that connector.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="Options of the connector.")
 
 
 class RecoveryOptions(Options):
-    """What happens when a replica dies."""
+    """Options of recovery from the death of a replica."""
 
-    enabled: bool = Field(True, description="Repair what has died; otherwise its requests fail, as in vLLM-Omni.")
-    restart: bool = Field(True, description="Start a replica that died again; otherwise only others take its requests.")
-    max_restarts: int = Field(3, ge=1, description="Restarts of one replica within `window_seconds`, then none.")
+    enabled: bool = Field(
+        True, description="Recover the requests of a dead replica; otherwise they fail, as in vLLM-Omni."
+    )
+    restart: bool = Field(True, description="Restart a dead replica; otherwise only others take its requests.")
+    max_restarts: int = Field(3, ge=1, description="Most restarts of one replica within `window_seconds`.")
     window_seconds: float = Field(300.0, gt=0, description="Time over which restarts are counted.")
     max_redispatches: int = Field(2, ge=0, description="How often a request may move to another replica.")
     max_wait_seconds: float = Field(60.0, ge=0, description="How long a request waits for a replica that restarts.")
     detection_seconds: float = Field(
-        1.0, gt=0, le=60, description="Time between looks at whether the processes of replicas live."
+        1.0, gt=0, le=60, description="Time between two checks that the processes of replicas are alive."
     )
     hang_seconds: float | None = Field(
         60.0,
         gt=0,
-        description="A replica that hangs for longer, by `monitoring.anomaly` (without which nothing notices it), is "
-        "ended; null: never.",
+        description="A replica that hangs longer is terminated; `monitoring.anomaly`, which detects hangs, must be "
+        "on; null: never.",
     )
 
 
 class CreditOptions(Options):
-    """Back-pressure from the last stage to the first."""
+    """Options of back-pressure from the last stage to the first."""
 
     enabled: bool = Field(True, description="A stage starts a request only when the next one has room for it.")
-    capacity: int = Field(64, ge=1, description="Requests that a stage may hold, waiting and running.")
+    capacity: int = Field(64, ge=1, description="Most requests that a stage may hold, waiting and running.")
 
 
 class RuntimeOptions(Options):
-    """What stages run on."""
+    """Options of connectors, recovery and back-pressure."""
 
     connectors: dict[str, ConnectorOptions] = Field(
-        default_factory=dict, description="Connectors by name, as vLLM-Omni's own `connectors`."
+        default_factory=dict, description="Connectors by name, as in vLLM-Omni's own `connectors`."
     )
     edges: dict[str, str] = Field(
         default_factory=dict,
-        description="Which of them an edge has, such as `thinker->talker: local`; without it the only one is on all.",
+        description="Connector of an edge, such as `thinker->talker: local`; if unset, the only one is on all edges.",
     )
-    recovery: RecoveryOptions = Field(RecoveryOptions(), description="What happens when a replica dies.")
+    recovery: RecoveryOptions = Field(RecoveryOptions(), description="Recovery from the death of a replica.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
     stall_seconds: float | None = Field(
         1800.0,
         gt=0,
-        description="Last resort: a request that its stage shows no progress with for so long fails; null: never. What "
-        "streams makes progress, and so does what waits in the queue while the pipeline puts out anything. If not set, "
-        "no less than twice `recovery.hang_seconds` and `recovery.max_wait_seconds`.",
+        description="Last resort: a request without progress for so long fails; null: never. A request that "
+        "streams makes progress, and so does one in the queue while the pipeline puts out anything. If not set, "
+        "at least twice `recovery.hang_seconds` and `recovery.max_wait_seconds`.",
     )
     drain_seconds: float = Field(
-        60.0, gt=0, description="How long a replica that is to be moved may take to become empty; else it stays."
+        60.0, gt=0, description="How long a replica that is to be moved may take to become empty; after that it stays."
     )
 
     @model_validator(mode="after")
@@ -97,47 +99,49 @@ class RuntimeOptions(Options):
                     )
         unused = [name for name in self.connectors if name not in self.edges.values()]
         if unused and (self.edges or len(unused) > 1):
-            raise ValueError(f"option 'connectors.{unused[0]}': no edge has it; name one in 'edges', or remove it")
+            raise ValueError(
+                f"option 'connectors.{unused[0]}' is on no edge; name an edge for it in 'edges', or remove it"
+            )
         return self
 
     def _repairs_within(self) -> dict[str, float]:
-        """How long recovery may take to notice and to repair what keeps a request from its replica, by option."""
+        """Return how long recovery may take to detect and to repair a failure, by option."""
         recovery = self.recovery
         seconds = {"hang_seconds": recovery.hang_seconds, "max_wait_seconds": recovery.max_wait_seconds}
         return {name: value for name, value in seconds.items() if value is not None and recovery.enabled}
 
     @property
     def stalls_after_seconds(self) -> float | None:
-        """`stall_seconds`; where that is not given, no less than twice what recovery may take."""
+        """Return `stall_seconds`; if it is not set, at least twice the time that recovery may take."""
         if self.stall_seconds is None or "stall_seconds" in self.model_fields_set:
             return self.stall_seconds
         return max(self.stall_seconds, *(2 * seconds for seconds in self._repairs_within().values()), 0.0)
 
 
 class BalancingOptions(Options):
-    """Which replica gets a request."""
+    """Options of choosing the replica of a request."""
 
     policy: BalancePolicy = Field(
         BalancePolicy.COST,
         strict=False,
         description=(
-            "'cost': the one that is through with it first; or vLLM-Omni's ways; 'stock' changes nothing. Of a stage "
-            "with more than 32 replicas, four with room that are drawn by lot are compared, and up to four that have "
-            "something of the request's."
+            "'cost': the replica that finishes it first; or vLLM-Omni's policies; 'stock' changes nothing. In a stage "
+            "with more than 32 replicas, four random ones with room are compared, and up to four that have "
+            "data of the request."
         ),
     )
     affinity_slack: float = Field(
-        0.25, ge=0, description="How much later a request may end for going where its data is; a part of its time."
+        0.25, ge=0, description="How much later a request may end to run where its data is, as a fraction of its time."
     )
 
 
 class PoolShares(Options):
-    """Parts of the total that are guaranteed; what is left over is lent to who needs it."""
+    """Fractions of the total that are guaranteed; the rest is lent to modalities that need it."""
 
-    text: float = Field(0.2, ge=0, le=1, description="Part for text; with 0 it has only what others lend.")
-    image: float = Field(0.3, ge=0, le=1, description="Part for images; 0 as for text.")
-    audio: float = Field(0.2, ge=0, le=1, description="Part for audio; 0 as for text.")
-    video: float = Field(0.3, ge=0, le=1, description="Part for video; 0 as for text.")
+    text: float = Field(0.2, ge=0, le=1, description="Fraction for text; with 0 it only borrows from others.")
+    image: float = Field(0.3, ge=0, le=1, description="Fraction for images; 0 as for text.")
+    audio: float = Field(0.2, ge=0, le=1, description="Fraction for audio; 0 as for text.")
+    video: float = Field(0.3, ge=0, le=1, description="Fraction for video; 0 as for text.")
 
     @model_validator(mode="after")
     def _sum(self) -> "PoolShares":
@@ -145,35 +149,36 @@ class PoolShares(Options):
         total = sum(parts.values())
         if total > 1 + 1e-9:
             listed = " + ".join(f"{name} {part:g}" for name, part in parts.items())
-            raise ValueError(f"shares must sum to 1 at most: {listed} = {total:g}; lower one, those left out count too")
+            raise ValueError(f"shares must sum to at most 1: {listed} = {total:g}; lower one; defaults count too")
         return self
 
 
 class PoolOptions(Options):
-    """Memory by modality."""
+    """Options of memory pools by modality."""
 
     total_bytes: int | None = Field(None, ge=1, description="Bytes of all pools; null: there are no pools.")
-    shares: PoolShares = Field(PoolShares(), description="Guaranteed parts of `total_bytes`.")
+    shares: PoolShares = Field(PoolShares(), description="Guaranteed fractions of `total_bytes`.")
 
 
 class AnomalyOptions(Options):
-    """What counts as ill."""
+    """Options of anomaly detection."""
 
-    enabled: bool = Field(True, description="Look for stages that hang, leaks, stuck queues and sick edges.")
-    interval_seconds: float = Field(1.0, gt=0, description="Time between looks.")
-    min_stage_seconds: float = Field(
-        1.0, gt=0, description="Requests that have been in a stage for less are no anomaly."
-    )
+    enabled: bool = Field(True, description="Detect stages that hang, memory leaks, stuck queues and sick edges.")
+    interval_seconds: float = Field(1.0, gt=0, description="Time between two checks.")
+    min_stage_seconds: float = Field(1.0, gt=0, description="A request in a stage for less is no anomaly.")
     max_stage_seconds: float = Field(
-        600.0, gt=0, description="A request in a stage for longer is an anomaly, whatever the stage's history says."
+        600.0, gt=0, description="A request in a stage for longer is an anomaly, whatever the stage's history."
     )
     leak_significance: float = Field(
-        0.001, gt=0, lt=0.5, description="Chance that the trend test may take of calling a healthy run a leak."
+        0.001,
+        gt=0,
+        lt=0.5,
+        description="Significance level of the trend test: the chance of reporting a leak without one.",
     )
     leak_horizon_seconds: float = Field(
         86400.0, gt=0, description="A trend is a leak if it would fill the memory within this time."
     )
-    edge_error_rate: float = Field(0.02, gt=0, lt=1, description="Edges that fail less often than this are not sick.")
+    edge_error_rate: float = Field(0.02, gt=0, lt=1, description="An edge that fails less often than this is not sick.")
 
     @model_validator(mode="after")
     def _ordered(self) -> "AnomalyOptions":
@@ -186,14 +191,14 @@ class AnomalyOptions(Options):
 
 
 class ForecastOptions(Options):
-    """What load will come."""
+    """Options of the load forecast."""
 
     enabled: bool = Field(False, description="Forecast arrivals by modality; needs the extra `forecast`.")
-    bin_seconds: float = Field(60.0, gt=0, description="Arrivals are counted over this time.")
-    season_bins: int = Field(1440, ge=2, description="Bins after which the pattern comes again; 1440 minutes a day.")
-    horizon_seconds: float = Field(600.0, gt=0, description="How far to look ahead.")
-    move_replicas: bool = Field(False, description="Give replicas of one stage to another ahead of the load.")
-    max_replicas: int = Field(8, ge=1, description="Most replicas of a stage that moves may make.")
+    bin_seconds: float = Field(60.0, gt=0, description="Width of the bins in which arrivals are counted.")
+    season_bins: int = Field(1440, ge=2, description="Bins after which the pattern repeats; 1440 minutes are a day.")
+    horizon_seconds: float = Field(600.0, gt=0, description="How far ahead to forecast.")
+    move_replicas: bool = Field(False, description="Move replicas from one stage to another ahead of the load.")
+    max_replicas: int = Field(8, ge=1, description="Most replicas that a stage may reach by moves.")
 
     @model_validator(mode="after")
     def _far_enough(self) -> "ForecastOptions":
@@ -208,13 +213,13 @@ class ForecastOptions(Options):
 
 
 class MonitoringOptions(Options):
-    """What is watched."""
+    """Options of monitoring."""
 
     enabled: bool = Field(
-        True, description="Watch stages and publish `vllm:omni_sched_stage_*`; otherwise nothing in this section acts."
+        True, description="Monitor stages and publish `vllm:omni_sched_stage_*`; if off, this section has no effect."
     )
-    anomaly: AnomalyOptions = Field(AnomalyOptions(), description="What counts as ill.")
-    forecast: ForecastOptions = Field(ForecastOptions(), description="What load will come.")
+    anomaly: AnomalyOptions = Field(AnomalyOptions(), description="Detection of anomalies.")
+    forecast: ForecastOptions = Field(ForecastOptions(), description="Forecast of the load.")
 
     @model_validator(mode="after")
     def _watched(self) -> "MonitoringOptions":
@@ -226,12 +231,12 @@ class MonitoringOptions(Options):
 class StageSchedConfig(Options):
     """All options of the scheduler over stages."""
 
-    runtime: RuntimeOptions = Field(RuntimeOptions(), description="What stages run on.")
-    graph: GraphOptions = Field(GraphOptions(), description="What the work is.")
-    batching: BatchingOptions = Field(BatchingOptions(), description="How much runs at once.")
-    balancing: BalancingOptions = Field(BalancingOptions(), description="Which replica gets a request.")
-    pools: PoolOptions = Field(PoolOptions(), description="Memory by modality.")
-    monitoring: MonitoringOptions = Field(MonitoringOptions(), description="What is watched.")
+    runtime: RuntimeOptions = Field(RuntimeOptions(), description="Connectors, recovery and back-pressure.")
+    graph: GraphOptions = Field(GraphOptions(), description="Merging, order, affinity and placement of work.")
+    batching: BatchingOptions = Field(BatchingOptions(), description="Limits on the work that runs at once.")
+    balancing: BalancingOptions = Field(BalancingOptions(), description="Choice of a replica for each request.")
+    pools: PoolOptions = Field(PoolOptions(), description="Memory pools by modality.")
+    monitoring: MonitoringOptions = Field(MonitoringOptions(), description="Monitoring of stages.")
 
     @model_validator(mode="after")
     def _notices(self) -> "StageSchedConfig":

@@ -1,4 +1,4 @@
-"""What all options of the stage scheduler have in common."""
+"""Base class of all options of the stage scheduler."""
 
 from collections.abc import Mapping
 from typing import Any, get_origin
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Options(BaseModel):
-    """Strict and frozen; an unknown key is an error. A section with nothing in it has its defaults."""
+    """Strict and frozen options; an unknown key is an error. An empty section has its defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""How much runs at once in a stage."""
+"""Options of batching in a stage."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,35 +9,40 @@ from vllm_omni_sched.stage_options.base import Options
 
 
 class ProgressiveOptions(Options):
-    """Long work runs beside other work as far as that meets the target."""
-
-    enabled: bool = Field(
-        True, description="Long text and high-resolution generation start in turn; needs `batching.enabled`."
-    )
-    first_units: int = Field(
-        64, ge=1, description="Work of no more than this does not wait: prompt tokens, or diffusion steps × latents."
-    )
-    growth: float = Field(2.0, gt=1, description="Factor by which long work at once grows while it meets the target.")
-    shrink: float = Field(0.5, gt=0, lt=1, description="Factor by which it shrinks when it does not.")
-
-
-class StageBatchOptions(Options):
-    """What is different in one stage; null: as for all."""
-
-    enabled: bool | None = Field(None, description="Steer this stage's batches.")
-    min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
-    max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float | None = Field(None, gt=0, description="Latency to aim at, in milliseconds.")
-    adjust_interval_ms: float | None = Field(None, gt=0, description="Least time between two decisions.")
-    hold_ms: float | None = Field(None, ge=0, description="How long a batch may wait for more requests.")
-
-
-class BatchLimits(Options):
-    """Batches of one stage."""
+    """Options of long work, which runs beside other work as far as the target allows."""
 
     enabled: bool = Field(
         True,
-        description="Steer how many requests a replica runs at once, on their latency (PID); otherwise always as many "
+        description="Limit how much long text and high-resolution generation runs at once; needs `batching.enabled`.",
+    )
+    first_units: int = Field(
+        64, ge=1, description="Work of at most this size does not wait: prompt tokens, or diffusion steps × latents."
+    )
+    growth: float = Field(2.0, gt=1, description="Factor by which the limit grows while the target is met.")
+    shrink: float = Field(0.5, gt=0, lt=1, description="Factor by which the limit shrinks when the target is missed.")
+
+
+class StageBatchOptions(Options):
+    """Options that differ in one stage; null: as for all stages."""
+
+    enabled: bool | None = Field(None, description="Control the size of this stage's batches.")
+    min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
+    max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
+    target_latency_ms: float | None = Field(None, gt=0, description="Target latency in milliseconds.")
+    adjust_interval_ms: float | None = Field(
+        None, gt=0, description="Least time between two decisions, in milliseconds."
+    )
+    hold_ms: float | None = Field(
+        None, ge=0, description="How long a batch may wait for more requests, in milliseconds."
+    )
+
+
+class BatchLimits(Options):
+    """Options of the batches of one stage."""
+
+    enabled: bool = Field(
+        True,
+        description="Control how many requests a replica runs at once by their latency (PID); otherwise always as many "
         "as `max_batch_size` and the stage's own `max_num_seqs` allow.",
     )
     min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
@@ -45,9 +50,9 @@ class BatchLimits(Options):
     target_latency_ms: float = Field(
         50.0,
         gt=0,
-        description="Latency to aim at, in milliseconds: in an autoregressive stage from when a request is sent to a "
-        "replica until its first output, in any other until it is done. Where a request alone takes more than half of "
-        "it, twice what that takes is aimed at.",
+        description="Target latency in milliseconds: in an autoregressive stage from sending a request to a "
+        "replica until its first output, in any other until it is done. If a request alone takes more than half of "
+        "it, the target is twice that time.",
     )
     adjust_interval_ms: float = Field(1000.0, gt=0, description="Least time between two decisions, in milliseconds.")
     hold_ms: float = Field(
@@ -69,17 +74,17 @@ def _crossed(prefix: str, least: int, most: int) -> str:
 
 
 class BatchingOptions(BatchLimits):
-    """Batches of all stages."""
+    """Options of the batches of all stages."""
 
     kp: float = Field(0.2, ge=0, description="Proportional gain, on logarithms.")
     ki: float = Field(0.4, gt=0, description="Integral gain.")
     kd: float = Field(0.05, ge=0, description="Derivative gain.")
     memory_high: float = Field(
-        0.95, gt=0, le=1, description="Part of the host's memory in use above which limits fall, and do not rise."
+        0.95, gt=0, le=1, description="Fraction of the host's memory in use above which limits fall and do not rise."
     )
     progressive: ProgressiveOptions = Field(ProgressiveOptions(), description="How much long work runs at once.")
     stages: dict[str, StageBatchOptions] = Field(
-        default_factory=dict, description="What is different in a stage, by its name or id."
+        default_factory=dict, description="Options that differ in a stage, by its name or id."
     )
 
     @field_validator("stages", mode="before")
@@ -97,7 +102,7 @@ class BatchingOptions(BatchLimits):
         return self
 
     def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:
-        """The limits of one stage, with what is different in it."""
+        """Return the limits of one stage, including the options that differ in it."""
         common = {field: getattr(self, field) for field in BatchLimits.model_fields}
         own = self.stages.get(str(stage_id)) or self.stages.get(name)
         return BatchLimits(**common | (own.model_dump(exclude_none=True) if own else {}))

@@ -1,4 +1,4 @@
-"""Options of the graph: which work runs once, who goes first, where requests and stages go."""
+"""Options of the graph: merging, order, affinity and placement of work."""
 
 import difflib
 from collections.abc import Mapping
@@ -8,25 +8,25 @@ from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.stage_options.base import Options
 
-MODALITIES = ("text", "image", "audio", "video")  # that a request may have
+MODALITIES = ("text", "image", "audio", "video")  # of a request
 
 
 class MergingOptions(Options):
-    """Identical work of several requests runs once."""
+    """Options of merging identical work of several requests."""
 
     enabled: bool = Field(True, description="Identical work of several requests in a stage runs once.")
     max_followers: int = Field(1024, ge=1, description="Requests that may wait for the work of one.")
 
 
 class ClassTargets(Options):
-    """What a class of requests is promised; null for no promise."""
+    """Latency targets of a class of requests; null for no target."""
 
     rank: int = Field(1, ge=0, description="Rank 0 goes first.")
     ttft_ms: float | None = Field(
         None,
         gt=0,
-        description="Time to the first output, in milliseconds: the deadline of the whole path where `e2e_ms` is null, "
-        "as if all came with the first output.",
+        description="Time to the first output, in milliseconds; the deadline of the whole path if `e2e_ms` is null, "
+        "as if all output came at once.",
     )
     e2e_ms: float | None = Field(
         None,
@@ -53,30 +53,30 @@ def _classes() -> dict[str, ClassTargets]:
 
 
 class PriorityOptions(Options):
-    """In which order requests run, along their whole path."""
+    """Options of the order in which requests run, along their whole path."""
 
     enabled: bool = Field(True, description="Order by class, deadline slack and cost in every stage, not by arrival.")
     classes: dict[str, ClassTargets] = Field(
-        default_factory=_classes, min_length=1, description="Classes by name; those given replace the default ones."
+        default_factory=_classes, min_length=1, description="Classes by name; if set, they replace the default ones."
     )
-    default_class: str = Field("interactive", description="Class of a request that names none.")
+    default_class: str = Field("interactive", description="Class of a request that does not name one.")
     by_modality: dict[str, str] = Field(
         default_factory=dict, description="Class of such a request by its modality, such as `audio: realtime`."
     )
     client_classes: list[str] | None = Field(
         None,
         description="Classes that a request may name in `omni_class`; one that names another is refused with HTTP 400. "
-        "Default: `default_class`, and those that do not go before it.",
+        "Default: `default_class` and the classes that do not go before it.",
     )
     without_deadline: Literal["arrival", "shortest", "longest"] = Field(
         "arrival",
-        description="Order of requests of a class without a target: 'shortest' waits least on average, 'longest' is "
-        "done with all soonest.",
+        description="Order of requests of a class without a target: 'shortest' minimises mean wait, 'longest' the time "
+        "until all are done.",
     )
     min_low_share: float = Field(
-        0.1, ge=0, lt=1, description="Part of what starts that is kept for requests not of the best class waiting."
+        0.1, ge=0, lt=1, description="Fraction of starts reserved for requests below the best class that waits."
     )
-    max_wait_seconds: float = Field(30.0, gt=0, description="A request that waited as long as this goes first.")
+    max_wait_seconds: float = Field(30.0, gt=0, description="A request that has waited this long goes first.")
 
     @field_validator("by_modality")
     @classmethod
@@ -101,7 +101,7 @@ class PriorityOptions(Options):
 
     @property
     def clients_may_name(self) -> list[str]:
-        """`client_classes`; where that is not given, `default_class` and those that do not go before it."""
+        """Return `client_classes`; if not set, `default_class` and the classes that do not go before it."""
         if self.client_classes is not None:
             return list(self.client_classes)
         first = self.classes[self.default_class].rank
@@ -109,7 +109,7 @@ class PriorityOptions(Options):
 
 
 class AffinityOptions(Options):
-    """Requests go where their data is."""
+    """Options of sending requests where their data is."""
 
     enabled: bool = Field(True, description="Requests of one user, or that share items, go to the same replica.")
     capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
@@ -119,28 +119,30 @@ class DeviceOptions(Options):
     """A device that stages may be placed on."""
 
     memory_bytes: int = Field(ge=1, description="Memory of the device for stages.")
-    speed: float = Field(1.0, gt=0, description="As a multiple of other devices' speed.")
+    speed: float = Field(1.0, gt=0, description="Speed as a multiple of the device on which `profiles` were measured.")
 
 
 class ProfileOptions(Options):
-    """What a stage needs."""
+    """Resource needs of a stage."""
 
-    memory_bytes: int = Field(ge=1, description="Memory that it holds.")
-    seconds: float = Field(gt=0, description="Of a device of speed 1, for each request.")
+    memory_bytes: int = Field(ge=1, description="Memory that the stage holds.")
+    seconds: float = Field(gt=0, description="Time for each request on a device of speed 1.")
 
 
 class PartitionOptions(Options):
-    """Which stages share a device."""
+    """Options of placing stages on devices."""
 
     enabled: bool = Field(False, description="Decide which stages share a device, and decide again under pressure.")
-    min_gain: float = Field(0.1, ge=0, description="Gain of throughput for which a plan changes; 0.1 is a tenth.")
+    min_gain: float = Field(
+        0.1, ge=0, description="Least relative gain of throughput for which a plan changes; 0.1 is a tenth."
+    )
     cooldown_seconds: float = Field(60.0, ge=0, description="Least time between two changes.")
     devices: dict[str, DeviceOptions] = Field(
-        default_factory=dict, description="What may be used, by the id that vLLM-Omni's `devices` has."
+        default_factory=dict, description="Devices that may be used, by their id in vLLM-Omni's `devices`."
     )
 
     profiles: dict[str, ProfileOptions] = Field(
-        default_factory=dict, description="What stages need, by name or id; the others are measured."
+        default_factory=dict, description="Needs of stages, by name or id; other stages are measured."
     )
 
     def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:
@@ -159,9 +161,9 @@ class PartitionOptions(Options):
 
 
 class GraphOptions(Options):
-    """What the work is."""
+    """Options of merging, order, affinity and placement of work."""
 
-    merging: MergingOptions = Field(MergingOptions(), description="Identical work of several requests.")
+    merging: MergingOptions = Field(MergingOptions(), description="Merging of identical work of several requests.")
     priority: PriorityOptions = Field(PriorityOptions(), description="The order of requests along their path.")
-    affinity: AffinityOptions = Field(AffinityOptions(), description="Requests go where their data is.")
-    partition: PartitionOptions = Field(PartitionOptions(), description="Which stages share a device.")
+    affinity: AffinityOptions = Field(AffinityOptions(), description="Sending requests where their data is.")
+    partition: PartitionOptions = Field(PartitionOptions(), description="Placement of stages on devices.")

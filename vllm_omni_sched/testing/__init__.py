@@ -1,4 +1,4 @@
-"""The real scheduler without weights: vLLM's own classes, with a model config that needs no model.
+"""Build the real scheduler without weights: vLLM's own classes, with a model config that needs no model.
 
     from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step
 
@@ -16,7 +16,7 @@ A streaming session is a resumable request, and each later chunk of it an update
     scheduler.add_request(make_session_update("s", last=True))      # no more input: the session may finish
 
 Nothing is read from disk and no model code is imported, so it runs on every supported vLLM, with or without compiled
-operators. `scheduler_cls=None` builds the scheduler that vLLM itself would take.
+operators. `scheduler_cls=None` builds the scheduler that vLLM itself would choose.
 """
 
 from vllm_omni_sched.testing.config import make_vllm_config

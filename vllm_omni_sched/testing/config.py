@@ -1,4 +1,4 @@
-"""A complete `VllmConfig` for a scheduler alone."""
+"""Build a complete `VllmConfig` for a scheduler alone."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def make_vllm_config(
     encoder_cache_manager_cls: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> VllmConfig:
-    """The config that `make_scheduler` builds from.
+    """Return the config that `make_scheduler` builds from.
 
     `encoder_budget` (encoder embeddings per step) and `encoder_cache_size` (embeddings) default to
     `max_num_batched_tokens`, as in vLLM. `options` becomes `additional_config["omni_sched"]`; None leaves it out.
-    KV events, when on, are recorded but published nowhere. Raises `ValueError` for an `encoder_cache_manager_cls` on
+    KV events, if on, are recorded but not published. Raises `ValueError` for an `encoder_cache_manager_cls` on
     a vLLM that has no such option.
     """
     scheduler_config = SchedulerConfig(
@@ -62,8 +62,8 @@ def make_vllm_config(
         additional_config={} if options is None else {"omni_sched": dict(options)},
         **extra,
     )
-    # Only now: given a model, VllmConfig would check it against the platform, and a platform may overrule what was
-    # asked for.
+    # Set only now: given a model, VllmConfig would check it against the platform, and a platform may overrule the
+    # requested values.
     config.model_config = make_model_config(max_model_len=max_model_len, multimodal=multimodal, uses_mrope=uses_mrope)
     config.scheduler_config.async_scheduling = async_scheduling
     config.cache_config.block_size = block_size

@@ -1,4 +1,4 @@
-"""A `ModelConfig` of a multimodal model that does not exist: no folder, no hub, no inspection of model code."""
+"""Make a `ModelConfig` of a multimodal model that does not exist: no folder, no hub, no inspection of model code."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ MODALITIES = ("image", "audio", "video")
 
 
 class WeightlessModelConfig(ModelConfig):
-    """vLLM's class with its defaults, but made without its constructor, which would look for a model on disk."""
+    """vLLM's `ModelConfig` with its defaults, made without its constructor, which would look for a model on disk."""
 
     uses_mrope = False  # a property upstream, read from a Hugging Face config that is empty here
 
     def get_hidden_size(self) -> int:
-        """An embedding is one number."""
+        """Return 1: an embedding is one number."""
         return 1
 
     @property
     def supports_multimodal_inputs(self) -> bool:
-        """Asked by the scheduler since vLLM 0.31; before that it asks the registry."""
+        """Return whether the model is multimodal; the scheduler asks this since vLLM 0.31, and the registry before."""
         return self.is_multimodal_model
 
 
 def make_model_config(*, max_model_len: int, multimodal: bool = True, uses_mrope: bool = False) -> ModelConfig:
-    """`max_model_len` in tokens; `multimodal=False` gives a text-only model, whose scheduler has no encoder budget."""
+    """Return the config of a model of `max_model_len` tokens.
+
+    With `multimodal=False` it is text-only, and its scheduler has no encoder budget.
+    """
     config = object.__new__(WeightlessModelConfig)
     for field in dataclasses.fields(ModelConfig):
         object.__setattr__(config, field.name, _default_of(field))
@@ -56,7 +59,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 class FixedItemSizeRegistry:
-    """Stands in for vLLM's registry of multimodal processors: it only says how large the largest item is.
+    """Stands in for vLLM's registry of multimodal processors: it only states the size of the largest item.
 
     vLLM never grants an encoder budget or an encoder cache below the size of one item, so `max_item_embeds` is the
     floor of both.

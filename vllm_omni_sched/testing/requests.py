@@ -1,4 +1,4 @@
-"""Requests and their multimodal items, small and with contents that can be checked."""
+"""Make small requests and multimodal items with contents that can be checked."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 END_TOKEN = 2
-"""Every request of this module stops when this token is sampled."""
+"""Stop token of every request of this module."""
 
 PLACEHOLDER_TOKEN = 3
 FIRST_TEXT_TOKEN = 100
 
 
 def make_data(value: int = 0, *, num_values: int = 1) -> MultiModalKwargsItem:
-    """The processed data of one item: `values`, int64 of shape `(num_values,)` all equal to `value`, and one field that
-    M-RoPE models keep on the CPU."""
+    """Return the processed data of one item: `values`, int64 of shape `(num_values,)`, all equal to `value`.
+
+    One more field is kept on the CPU, as in M-RoPE models.
+    """
     return MultiModalKwargsItem(
         {
             "values": MultiModalFieldElem(
@@ -50,9 +52,10 @@ def make_item(
     modality: str = "image",
     is_embed: Sequence[bool] | None = None,
 ) -> MultiModalFeatureSpec:
-    """One item: `length` placeholder tokens from `offset` on, counted from the start of the prompt (of the chunk, in a
-    session update). An integer as `data` is short for `make_data(data)`; None is an item whose data the engine has
-    already.
+    """Return one item of `length` placeholder tokens from `offset` on.
+
+    Offsets count from the start of the prompt (of the chunk, in a session update). An integer as `data` is short for
+    `make_data(data)`; None is an item whose data the engine has already.
     `is_embed` has one entry per placeholder token; None means that all of them take an embedding.
     """
     mask = None if is_embed is None else torch.tensor(list(is_embed), dtype=torch.bool)
@@ -80,9 +83,11 @@ def make_request(
     priority: int = 0,
     ignore_eos: bool = False,
 ) -> Request:
-    """A request of `num_tokens` prompt tokens: placeholders under the items, and text that depends on the position
-    only, so that two prompts of equal length and items share their prefix blocks. `prompt_token_ids` overrides them.
-    `block_size` must be the scheduler's: block hashes are computed with it."""
+    """Return a request of `num_tokens` prompt tokens: placeholders under the items, and text elsewhere.
+
+    The text depends on the position only, so two prompts of equal length and items share their prefix blocks.
+    `prompt_token_ids` overrides the tokens. `block_size` must be the scheduler's: it determines the block hashes.
+    """
     if prompt_token_ids is None:
         prompt_token_ids = _prompt(num_tokens, items)
     if len(prompt_token_ids) != num_tokens:
@@ -111,8 +116,11 @@ def make_session_update(
     last: bool = False,
     **options: Any,
 ) -> Request:
-    """The next chunk of the session `request_id`, for `add_request`; offsets of its items count from the chunk's start.
-    `last=True` ends the session instead: the chunk itself is ignored, as in vLLM."""
+    """Return the next chunk of the session `request_id`, for `add_request`.
+
+    Offsets of its items count from the start of the chunk. `last=True` ends the session instead: the chunk itself is
+    ignored, as in vLLM.
+    """
     return make_request(request_id, num_tokens, items, resumable=not last, **options)
 
 
@@ -129,7 +137,7 @@ def _prompt(num_tokens: int, items: Sequence[MultiModalFeatureSpec]) -> list[int
 @cache
 def _block_hasher(block_size: int) -> Any:
     _seed_block_hashes()
-    # Not vLLM's default sha256: it pickles, so that equal prompts hash alike only where equal strings are one object.
+    # Not vLLM's default sha256: it pickles, so equal prompts hash alike only if equal strings are one object.
     return get_request_block_hasher(block_size, sha256_cbor)
 
 

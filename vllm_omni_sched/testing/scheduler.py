@@ -1,4 +1,4 @@
-"""The real scheduler, ready to take requests."""
+"""Build the real scheduler, ready to take requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def make_scheduler(
     log_stats: bool = False,
     **config: Any,
 ) -> Scheduler:
-    """A scheduler over one full-attention KV cache group.
+    """Return a scheduler over one full-attention KV cache group.
 
     `scheduler_cls=None` takes vLLM's `AsyncScheduler` or `Scheduler`, whichever fits `async_scheduling`. `config`
-    goes to `make_vllm_config`. `max_item_embeds` is the size of the largest item the model is said to have, in
+    goes to `make_vllm_config`. `max_item_embeds` is the size of the model's largest item, in
     encoder embeddings: the floor of the encoder budget and of the encoder cache. `use_v2_model_runner` only changes
-    what the scheduler sends; no runner is built.
+    the scheduler's messages; no runner is built.
     """
     vllm_config = make_vllm_config(**config)
     cls = scheduler_cls or _stock_scheduler_cls(vllm_config.scheduler_config.async_scheduling)
@@ -63,7 +63,7 @@ def _stock_scheduler_cls(async_scheduling: bool) -> type[Scheduler]:
 
 
 def _register_kv_cache_specs(vllm_config: Any) -> None:
-    """Newer versions look the manager of a KV cache spec up in a registry that the engine core fills."""
+    """Fill the registry in which newer versions look up the manager of a KV cache spec, as the engine core does."""
     try:
         from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     except ImportError:
@@ -73,7 +73,7 @@ def _register_kv_cache_specs(vllm_config: Any) -> None:
 
 @contextmanager
 def _runner_choice(use_v2_model_runner: bool) -> Iterator[None]:
-    """`VllmConfig.use_v2_model_runner` is a read-only property that obeys this variable."""
+    """Set the variable that the read-only property `VllmConfig.use_v2_model_runner` follows."""
     name = "VLLM_USE_V2_MODEL_RUNNER"
     before = os.environ.get(name)
     os.environ[name] = str(int(use_v2_model_runner))

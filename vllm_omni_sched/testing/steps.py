@@ -1,4 +1,4 @@
-"""One engine step without a model: `schedule()`, a made-up model output, `update_from_output()`."""
+"""Run one engine step without a model: `schedule()`, a made-up model output, `update_from_output()`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 Sampler = Callable[[Request, int], int]
-"""Gives the token that `request` samples at the (0-based) output position."""
+"""Function that returns the token that `request` samples at the (0-based) output position."""
 
 _in_flight: WeakKeyDictionary[Scheduler, tuple[SchedulerOutput, ModelRunnerOutput]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one `run_step` did: the output of `schedule()`, and the engine outputs by client index of the step that
-    finished in it (under async scheduling the one before), or None where none finished."""
+    """Result of one `run_step`.
+
+    `scheduled`: the output of `schedule()`. `outputs`: the engine outputs, by client index, of the step that finished
+    in it (under async scheduling the one before), None if none finished.
+    """
 
     scheduled: SchedulerOutput
     outputs: dict[int, Any] | None
 
 
 def sample_by_position(request: Request, position: int) -> int:
-    """The default sampler: a token that depends on the request's id and the position, never the end token."""
+    """Return a token that depends on the request's id and the position, never the end token; the default sampler."""
     return 1000 + (hash_of(request.request_id) + 31 * position) % 499
 
 
 def hash_of(text: str) -> int:
-    """Like `hash`, but the same in every process."""
+    """Return a hash of `text` that is the same in every process."""
     return sum((index + 1) * byte for index, byte in enumerate(text.encode()))
 
 
@@ -42,7 +45,7 @@ def run_step(scheduler: Scheduler, sampled: Sampler | Mapping[str, int] = sample
 
     With async scheduling one step stays in flight, as in the engine: step k + 1 is scheduled before the output of
     step k arrives. A step without tokens is finished at once, after the one in flight. `sampled` is a function, or a
-    mapping of request ids to the one token each samples in this step.
+    mapping of request ids to the token that each samples in this step.
     """
     sampler = _as_sampler(sampled)
     scheduled = scheduler.schedule()
@@ -64,7 +67,7 @@ def run_step(scheduler: Scheduler, sampled: Sampler | Mapping[str, int] = sample
 
 
 def drain(scheduler: Scheduler, sampled: Sampler = sample_by_position, *, max_steps: int = 10_000) -> list[Step]:
-    """Run until no request can go on and nothing is in flight. Raises `RuntimeError` after `max_steps`."""
+    """Run until no request can continue and nothing is in flight. Raises `RuntimeError` after `max_steps`."""
     steps: list[Step] = []
     while scheduler.has_unfinished_requests() or scheduler in _in_flight:
         if len(steps) == max_steps:
@@ -74,8 +77,10 @@ def drain(scheduler: Scheduler, sampled: Sampler = sample_by_position, *, max_st
 
 
 def make_runner_output(scheduler: Scheduler, scheduled: SchedulerOutput, sampler: Sampler) -> ModelRunnerOutput:
-    """What the model runner would return for this step: one token for each request that has reached its last known
-    token, none for a prefill that is still in the middle."""
+    """Return the model runner's output for this step.
+
+    Each request that has reached its last known token gets one token, a prefill that is not finished gets none.
+    """
     req_ids = list(scheduled.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=req_ids,
@@ -88,7 +93,7 @@ def make_runner_output(scheduler: Scheduler, scheduled: SchedulerOutput, sampler
 
 
 def _sampled(request: Request, sampler: Sampler) -> list[int]:
-    # Asked right after schedule(): the counters include this step, under async scheduling also its placeholder.
+    # Called right after schedule(): the counters include this step, under async scheduling also its placeholder.
     if request.is_prefill_chunk:
         return []
     position = request.num_output_tokens + max(request.num_output_placeholders - 1, 0)

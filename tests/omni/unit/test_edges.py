@@ -107,7 +107,7 @@ def test_another_one_in_the_deploy_yaml_is() -> None:
             r"'runtime\.edges\.thinker->talkr': there is no stage 'talkr'; did you .*'talker'",
         ),
         ({"thinker->vocoder": "ours"}, r"'runtime\.edges\.thinker->vocoder': .* no such edge; it has 0->1, 1->2"),
-        ({"thinker->talker": "ours", "0->1": "ours"}, r"'runtime\.edges\.0->1': that edge is there twice"),
+        ({"thinker->talker": "ours", "0->1": "ours"}, r"'runtime\.edges\.0->1': that edge is given twice"),
         (
             {"thinker->talker": "ours"},
             r"'runtime\.edges': stage 1 has one connector .* 0->1 and 1->2 must have the sam",
@@ -156,7 +156,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             [1],
             r"deploy\.yaml: 'omni_sched': option 'runtime\.edges\.thinker->vocoder': the pipeline has no such edge",
         ),
-        ("", [0, 1], r"vocoder \(2\) reads 0, 1, but vLLM-Omni hands"),
+        ("", [0, 1], r"vocoder \(2\) reads 0, 1, but vLLM-Omni gives"),
         ("", [2], r"in a cycle: vocoder \(2\)"),
         ("", [-1], r"unreachable from .*: vocoder \(2\)"),
     ],

@@ -60,7 +60,7 @@ def test_replicas_stay_and_take_their_room() -> None:
 
 def test_what_fits_nowhere_is_refused_with_what_is_missing() -> None:
     large = PROFILES | {1: {"memory_bytes": 130, "seconds": 1.0}}
-    with pytest.raises(ConfigError, match=r"graph\.partition.*stage 1 misses 30 bytes.*profiles"):
+    with pytest.raises(ConfigError, match=r"graph\.partition.*stage 1 lacks 30 bytes.*profiles"):
         placed(stages("0", "0"), devices=DEVICES, profiles=large)
 
 

@@ -58,7 +58,7 @@ def test_what_makes_no_sense_is_refused_before_an_answer_begins(ask, how):
     }
     args, kwargs = given[how]
     with pytest.raises(
-        RequestError, match=r"'vip', which is no class: it must be one of interactive, batch"
+        RequestError, match=r"'vip', which is not an SLA class: it must be one of interactive, batch"
     ) as refused:
         ask(PriorityOptions(), *args, **kwargs)
     assert isinstance(refused.value, VLLMValidationError)
@@ -159,7 +159,7 @@ async def test_what_a_chat_request_says_of_itself_goes_to_the_first_stage(chat):
 
 @pytest.mark.asyncio
 async def test_a_chat_request_that_makes_no_sense_is_answered_with_an_error(chat):
-    said = "omni_class is 'vip', which is no class: it must be one of interactive, batch"
+    said = "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch"
     assert await chat({"omni_class": "vip"}, None) == said
-    with pytest.raises(RequestError, match="'vip', which is no class"):
+    with pytest.raises(RequestError, match="'vip', which is not an SLA class"):
         await chat({}, {"omni_class": "vip"})

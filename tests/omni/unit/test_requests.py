@@ -92,7 +92,9 @@ def test_a_class_that_does_not_exist_is_told_once(caplog: pytest.LogCaptureFixtu
     for name, modality in (("vip", "audio"), ("vip", "audio"), ("x" * 1000, "text"), (None, "text"), ("batch", "text")):
         classes.of(named(name), modality)
     first, second = (record.getMessage() for record in caplog.records)
-    assert first == "a request says omni_class='vip', which is none of realtime, interactive, batch: it is 'realtime'"
+    assert first == (
+        "a request names omni_class='vip', which is not one of realtime, interactive, batch; using 'realtime'"
+    )
     assert len(second) < 200
     for number in range(1000):  # clients choose the names
         classes.of(named(str(number)), "text")

@@ -121,7 +121,7 @@ def test_every_method_that_vllm_omni_has_too_is_guarded(ours: type, theirs: type
 def test_a_method_that_vllm_omni_has_no_more_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = next(one for one in Orchestrator.__mro__ if "_emit_tx_edge" in vars(one))
     monkeypatch.delattr(owner, "_emit_tx_edge")
-    with pytest.raises(MissingSymbolError, match=r"adds to Orchestrator\._emit_tx_edge, which vLLM-Omni \d+\.\d+"):
+    with pytest.raises(MissingSymbolError, match=r"extends Orchestrator\._emit_tx_edge, which vLLM-Omni \d+\.\d+"):
         make("omni_sched: {}\n")
     assert type(make(None)) is Orchestrator
 
@@ -141,7 +141,7 @@ def test_only_what_calls_that_of_its_base_is_guarded() -> None:
             super().renamed()  # type: ignore[misc]
 
     assert overrides.extended(Ours) == ["kept", "renamed"]
-    with pytest.raises(MissingSymbolError, match=r"adds to Base\.renamed, which"):
+    with pytest.raises(MissingSymbolError, match=r"extends Base\.renamed, which"):
         overrides.refuse_lost(Ours)
 
 

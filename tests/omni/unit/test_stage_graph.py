@@ -59,8 +59,8 @@ def test_a_later_stage_that_names_no_source_reads_the_one_before() -> None:
         ({1: [2], 2: [1]}, r"wait for each other in a cycle: stage1 \(1\) -> stage2 \(2\) -> stage1 \(1\)"),
         ({0: [2]}, r"in a cycle: stage0 \(0\) -> stage1 \(1\) -> stage2 \(2\) -> stage0 \(0\)"),
         ({1: [-1]}, r"unreachable from the entries stage0 \(0\): stage1 \(1\), stage2 \(2\)"),
-        ({2: [0], 1: [0]}, r"no final output comes of stage1 \(1\)"),
-        ({2: [0, 1]}, r"stage2 \(2\) reads 0, 1, but vLLM-Omni hands what stage stage1 \(1\) makes to it.* be a line"),
+        ({2: [0], 1: [0]}, r"no final output depends on stage1 \(1\)"),
+        ({2: [0, 1]}, r"stage2 \(2\) reads 0, 1, but vLLM-Omni gives it .* of stage stage1 \(1\) only.* be a line"),
     ],
 )
 def test_what_vllm_omni_cannot_run_is_refused_by_name(sources: dict[int, list[int] | None], says: str) -> None:

@@ -200,7 +200,7 @@ def test_a_look_that_takes_long_is_not_followed_by_hasty_ones(tmp_path: Path, mo
     [
         (lambda _: 404, "it answers 404 Not Found; are its metrics on?"),
         (lambda _: "hello\n", "not metrics in the text format of Prometheus"),
-        (lambda _: "up 1\n", "no metrics of a vLLM server: there is no vllm:request_success_total"),
+        (lambda _: "up 1\n", "not the metrics of a vLLM server: vllm:request_success_total is missing"),
     ],
 )
 def test_what_is_no_server_of_vllm_is_said_to_be(tmp_path: Path, pages: Any, said: str) -> None:

@@ -78,7 +78,7 @@ def test_impossible_names_the_stage_and_the_bytes():
     plan = planned(snapshot(memory=(24, 6), stages=((4, 1.0), (30, 1.0))))
     assert plan.assignment is None
     assert plan.proven
-    assert str(plan) == f"impossible: stage 1 misses {6 * GIB} bytes on the device with most memory left"
+    assert str(plan) == f"impossible: stage 1 lacks {6 * GIB} bytes on the device with the most free memory"
     assert plan.throughput == 0
 
 

@@ -38,10 +38,10 @@ def test_what_makes_sense_passes(extra: Any) -> None:
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
-        ({"omni_class": "vip"}, "omni_class is 'vip', which is no class: it must be one of interactive, batch"),
+        ({"omni_class": "vip"}, "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch"),
         ({"omni_class": "interactiv"}, r"one of interactive, batch; did you mean 'interactive'\?"),
-        ({"omni_class": ["batch"]}, r"omni_class is \['batch'\], which is no class"),
-        ({"omni_class": None}, "omni_class is None, which is no class"),
+        ({"omni_class": ["batch"]}, r"omni_class is \['batch'\], which is not an SLA class"),
+        ({"omni_class": None}, "omni_class is None, which is not an SLA class"),
         ({"omni_class": "x" * 5000}, r"omni_class is 'x{10,64}\.\.\., which"),
         ({"omni_class": "realtime"}, r"clients of this server may not ask for \(option 'client_classes'\): it must be"),
         ({"omni_ttft_ms": "fast"}, "omni_ttft_ms must be a number of milliseconds above 0, got 'fast'"),
@@ -54,8 +54,8 @@ def test_what_makes_sense_passes(extra: Any) -> None:
         ({"omni_itl_ms": [60]}, r"got \[60\]"),
         ({"omni_ttft_ms": 299}, r"omni_ttft_ms must be 300 or more on this server \(option 'client_ttft_ms_min'\)"),
         ({"omni_itl_ms": 1e-9}, r"omni_itl_ms must be 50 or more on this server \(option 'client_itl_ms_min'\)"),
-        ({"omni_clas": "batch"}, r"there is no 'omni_clas': did you mean 'omni_class'\? known keys are omni_class, "),
-        ({"omni_priority": 1}, "there is no 'omni_priority': known keys are " + ", ".join(KNOWN)),
+        ({"omni_clas": "batch"}, r"unknown key 'omni_clas': did you mean 'omni_class'\? known keys are omni_class, "),
+        ({"omni_priority": 1}, "unknown key 'omni_priority': known keys are " + ", ".join(KNOWN)),
         ({"omni_user": ["anna"]}, "omni_user must be text or a whole number"),
     ],
 )
@@ -92,7 +92,7 @@ def test_where_others_use_the_prefix_only_near_misses_are_refused() -> None:
     shared = Promises({"batch": BATCH}, ["batch"], {}, option="client_classes", shared=True)
     shared.check({"omni_task": "chat", "omni_query_start_loc": 1})
     for key in ("omni_clas", "omni_usr", "omni_ttft", "omni_ttft_msec"):
-        with pytest.raises(RequestError, match=f"there is no '{key}': did you mean"):
+        with pytest.raises(RequestError, match=f"unknown key '{key}': did you mean"):
             shared.check({key: 1})
 
 

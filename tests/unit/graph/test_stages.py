@@ -56,14 +56,14 @@ def test_the_costliest_path_counts():
         ([stage(1, 3), stage(3, 2), stage(2, 1)], None, r"talker \(1\) -> vocoder \(2\) -> image \(3\) -> talker"),
         ([], None, "no entry"),
         ([stage(0, final=True)], (), "no entry"),
-        ([stage(0, final=True)], (0, 5), r"entry 5 is no stage; there are thinker \(0\)"),
+        ([stage(0, final=True)], (0, 5), r"entry 5 is not a stage; known stages are thinker \(0\)"),
         ([stage(0), stage(1, 0)], None, "no final output: set final_output"),
         (
             [stage(0, final=True), stage(1), stage(2, 1, final=True)],
             (0,),
             r"unreachable from the entries thinker \(0\): talker \(1\), vocoder \(2\)",
         ),
-        ([stage(0, final=True), stage(1, 0)], None, r"no final output comes of talker \(1\)"),
+        ([stage(0, final=True), stage(1, 0)], None, r"no final output depends on talker \(1\)"),
     ],
 )
 def test_refused_by_name(stages, entries, message):

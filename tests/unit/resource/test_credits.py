@@ -154,7 +154,7 @@ def test_wrong_calls_are_refused():
     assert credits.take("thinker", "a")
     with pytest.raises(ValueError, match="handed over"):
         credits.take("talker", "a")
-    with pytest.raises(ValueError, match="no successor"):
+    with pytest.raises(ValueError, match="not a successor"):
         credits.hand_over("a", "thinker", "vocoder")
     for call in (credits.free, lambda stage: credits.take(stage, "b")):
         with pytest.raises(ValueError, match="unknown stage 'ear'"):

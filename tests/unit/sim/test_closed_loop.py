@@ -79,5 +79,5 @@ def test_a_run_is_as_long_as_its_requests_take(tmp_path: Path, rate: float) -> N
 
 def test_requests_need_a_rate_and_no_closed_loop(tmp_path: Path) -> None:
     closed = OPEN.replace("[[stages]]", "concurrency = 3\n[[stages]]")
-    with pytest.raises(ConfigError, match=r"'requests' and 'workload\.concurrency' are both there"):
+    with pytest.raises(ConfigError, match=r"'requests' and 'workload\.concurrency' are both set"):
         scenario(tmp_path, closed, requests=10, rate=1.0)

@@ -1,4 +1,4 @@
-"""What is wrong, by observations alone: requests or replicas that hang, leaks, queues that stand, sick edges."""
+"""Detect anomalies from observations: hanging requests and replicas, memory leaks, stuck queues, sick edges."""
 
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.memory_leak import MemoryLeak

@@ -1,4 +1,4 @@
-"""What a detector says."""
+"""Types of a detector's findings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from enum import Enum
 
 
 class AnomalyKind(str, Enum):
-    """What is wrong; the label of the metric, too."""
+    """Kind of anomaly; also the label of the metric."""
 
-    STAGE_TIMEOUT = "stage_timeout"  # a request is in a stage for longer than that stage ever takes
-    MEMORY_LEAK = "memory_leak"  # memory grows, and not with the load
+    STAGE_TIMEOUT = "stage_timeout"  # a request is in a stage for longer than usual
+    MEMORY_LEAK = "memory_leak"  # memory grows independently of the load
     STUCK_QUEUE = "stuck_queue"  # there is work, and nothing finishes
-    SILENT_REPLICA = "silent_replica"  # it has work, says nothing and does nothing
-    SICK_EDGE_ERRORS = "sick_edge_errors"  # transfers fail more often than they did
-    SICK_EDGE_LATENCY = "sick_edge_latency"  # transfers take longer than they did, and than those of the other edges
+    SILENT_REPLICA = "silent_replica"  # a replica with work sends nothing and computes nothing
+    SICK_EDGE_ERRORS = "sick_edge_errors"  # transfers fail more often than before
+    SICK_EDGE_LATENCY = "sick_edge_latency"  # transfers take longer than before, and than those of other edges
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """Something is wrong now.
+    """An anomaly that is present now.
 
-    ``subject``: the stage, replica or edge. ``request_id``: the request, where it is about one.
+    ``subject``: the stage, replica or edge. ``request_id``: the request, if it concerns a single one.
     ``since``: when it began, as far as the detector can tell.
-    ``severity``: how many times the bound was passed, 1 or more.
-    ``evidence``: the numbers behind it, by name.
+    ``severity``: value relative to the bound, 1 or more.
+    ``evidence``: the numbers behind the finding, by name.
     """
 
     kind: AnomalyKind

@@ -1,4 +1,4 @@
-"""Memory that grows, and not with the load."""
+"""Detect memory that grows independently of the load."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ class _Memory:
 
 
 class MemoryLeak:
-    """Finds a process or device whose memory grows whatever its load does.
+    """Finds a process or device whose memory grows independently of its load.
 
-    1. Samples are taken together in blocks of ``block_samples``; the last ``window`` blocks count.
-    2. What the load explains is taken off: a regression on the requests in flight and on the most there were so far
-       (an allocator keeps what it once took), made together with time. Where time explains the load (a ramp, R² above
-       0.8), nobody can tell them apart, and nothing is said.
-    3. What is left must rise by the Mann-Kendall test at ``alpha``, corrected for autocorrelation, over the window and
-       in its second half alone, there at half the slope or more: a warm-up that levels off is no leak.
-    4. It must fill the rest of the memory within ``horizon_seconds`` at Sen's slope.
+    1. Samples are averaged in blocks of ``block_samples``; the last ``window`` blocks count.
+    2. The part explained by the load is removed: a regression on the requests in flight and on their maximum so far
+       (an allocator keeps what it once took), fitted jointly with time. Where time explains the load (a ramp, R² above
+       0.8), the two cannot be told apart, and nothing is reported.
+    3. The rest must rise by the Mann-Kendall test at ``alpha``, corrected for autocorrelation, over the window and
+       in its second half alone, there with at least half the slope: a warm-up that levels off is not a leak.
+    4. At Sen's slope, it must fill the rest of the memory within ``horizon_seconds``.
 
-    Tested once per block. Raises:
+    The test runs once per block. Raises:
         ConfigError: ``alpha`` is not in (0, 0.5), ``horizon_seconds`` not above 0, or ``window`` below 24
             or ``block_samples`` below 1.
     """
@@ -50,7 +50,7 @@ class MemoryLeak:
         self._memory: dict[str, _Memory] = {}
 
     def observe(self, subject: str, now: float, used_bytes: float, capacity_bytes: float, in_flight: float) -> None:
-        """So much of its memory is used now, with so many requests in flight."""
+        """Record how much of its memory the subject uses now, and its requests in flight."""
         memory = self._memory.setdefault(subject, _Memory(capacity_bytes, deque(maxlen=self.window)))
         memory.capacity_bytes = capacity_bytes
         memory.samples.append((now, used_bytes, in_flight))
@@ -63,11 +63,11 @@ class MemoryLeak:
             memory.found = self._test(subject, memory)
 
     def forget(self, subject: str) -> None:
-        """It was restarted: what it used before says nothing."""
+        """Forget a subject that was restarted, as its old memory use no longer counts."""
         self._memory.pop(subject, None)
 
     def check(self, now: float) -> tuple[Anomaly, ...]:
-        """All that leak, by their last block."""
+        """Return all leaks, as of the last block of each subject."""
         return tuple(memory.found for memory in self._memory.values() if memory.found)
 
     def _test(self, subject: str, memory: _Memory) -> Anomaly | None:
@@ -96,7 +96,7 @@ class MemoryLeak:
 
 
 def without_load(times: Series, used: Series, load: Series) -> Series | None:
-    """``used`` less what the load explains of it, or ``None`` where time and load cannot be told apart."""
+    """Return ``used`` without the part that the load explains; ``None`` if time and load cannot be told apart."""
     elapsed = times - times.mean()
     most = np.maximum.accumulate(load)
     columns = [column - column.mean() for column in (load, most) if np.ptp(column) > 0]

@@ -1,23 +1,23 @@
-"""Statistics that a few wild samples do not move; without scipy."""
+"""Compute statistics that are robust to outliers, without scipy."""
 
 import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, median, pvariance
 
 MAD_TO_SIGMA = 1.4826
-"""The median absolute deviation of normal samples times this is their standard deviation."""
+"""Factor from the median absolute deviation of normal samples to their standard deviation."""
 
 
 def centre_and_spread(values: Sequence[float], least_spread: float) -> tuple[float, float]:
-    """Median, and 1.4826 times the median absolute deviation; the latter at least ``least_spread``."""
+    """Return the median, and 1.4826 times the median absolute deviation, the latter at least ``least_spread``."""
     centre = median(values)
     return centre, max(MAD_TO_SIGMA * median(abs(value - centre) for value in values), least_spread)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """How ``y`` grows with ``x``: the median slope between points of the lower and of the upper half of ``x``.
+    """Return the median slope of ``y`` over ``x`` between points of the lower and of the upper half of ``x``.
 
-    Sen's estimate on n/2 of its pairs, those far apart; 0 where ``x`` does not vary.
+    This is Sen's estimate on n/2 of its pairs, those far apart; 0 if ``x`` does not vary.
     """
     order = sorted(range(len(x)), key=x.__getitem__)
     half = len(order) // 2
@@ -26,7 +26,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def gamma_quantile(samples: Sequence[float], beyond: float) -> float:
-    """What a gamma variable with the mean and variance of ``samples`` exceeds with probability ``beyond``.
+    """Return the value exceeded with probability ``beyond`` by a gamma variable with the moments of ``samples``.
 
     Wilson and Hilferty, "The Distribution of Chi-Square", 1931: the cube root of a gamma variable is almost normal.
     """
@@ -40,7 +40,7 @@ def gamma_quantile(samples: Sequence[float], beyond: float) -> float:
 
 
 def wilson(failed: float, total: float, z: float) -> tuple[float, float]:
-    """Lower and upper bound of a rate of which ``failed`` of ``total`` were seen (Wilson, 1927)."""
+    """Return lower and upper bound of a rate of which ``failed`` of ``total`` were observed (Wilson, 1927)."""
     if total <= 0:
         return 0.0, 1.0
     rate, square = failed / total, z * z / total

@@ -1,4 +1,4 @@
-"""Edges between stages whose transfers fail or take longer than they did."""
+"""Detect edges between stages whose transfers fail more often or take longer than before."""
 
 import math
 from collections import OrderedDict, deque
@@ -9,10 +9,10 @@ from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.robust import centre_and_spread, wilson
 
-_REGIMES = 64  # of one edge, the least recently seen forgotten
-_LEARN = 32  # transfers of a regime before it says anything
-_KEPT = 128  # transfers of a regime
-_CLIP = 3.0  # one transfer counts for no more spreads than that
+_REGIMES = 64  # of one edge; the least recently used is dropped
+_LEARN = 32  # transfers of a regime before it is judged
+_KEPT = 128  # transfers kept per regime
+_CLIP = 3.0  # most spreads that one transfer counts for
 _PEER_WEIGHT = 0.1
 
 
@@ -26,30 +26,30 @@ class _Regime:
 
 @dataclass(slots=True)
 class _Edge:
-    recent: deque[tuple[float, int, int]]  # when, so many of them failed, of so many
+    recent: deque[tuple[float, int, int]]  # time, failed transfers, transfers
     total: int = 0  # of `recent`
     failed_before: float = 0.0
     total_before: float = 0.0
     regimes: OrderedDict[tuple[int, int], _Regime] = field(default_factory=OrderedDict)
     sum: float = 0.0  # of the CUSUM
     since: float = 0.0
-    shift: float = 0.0  # mean distance of late, in spreads
+    shift: float = 0.0  # recent mean distance, in spreads
 
 
 class SickEdge:
-    """Finds edges that fail or slow down.
+    """Finds edges between stages that fail or slow down.
 
     1. Errors: the lower Wilson bound of the failures in the last ``recent`` transfers is above ``least_error_rate`` and
-       above the upper bound of those before, which are forgotten at the rate of ``memory`` transfers.
+       above the upper bound of earlier transfers, which are forgotten at the rate of ``memory`` transfers.
     2. Latency: a CUSUM (Page, "Continuous Inspection Schemes", 1954) of log latency, in robust spreads from the
        median of that edge in the same regime, which is a class of message size and of transfers in flight. A new regime
        is learned first: after a change of load the edge is compared with itself under that load.
-    3. What the other edges have, too, is taken off (the median of their distances): then the host is slow, no edge.
-    4. The sum takes off ``drift`` spreads per transfer and alarms above ``limit``. While it is above a quarter of that
-       nothing is learned, so that a sick edge does not become the usual.
+    3. The median distance of the other edges is subtracted: if they slow down too, the host is slow, not the edge.
+    4. The sum loses ``drift`` spreads per transfer and raises an alarm above ``limit``. While it is above a quarter of
+       that nothing is learned, so that a sick edge does not become the norm.
 
     Raises:
-        ConfigError: a number is not above 0, or ``least_error_rate`` not below 1.
+        ConfigError: a number is not above 0, or ``least_error_rate`` is not below 1.
     """
 
     def __init__(
@@ -81,22 +81,22 @@ class SickEdge:
     def observe(
         self, edge: str, now: float, seconds: float, nbytes: int = 0, in_flight: int = 1, *, ok: bool = True
     ) -> None:
-        """A transfer ended, with so many in flight on that edge; of a failed one the time does not count."""
+        """Record the end of a transfer, with so many in flight on that edge; the time of a failed one is ignored."""
         self.observe_many(edge, now, seconds, nbytes, in_flight, well=int(ok), failed=int(not ok))
 
     def observe_many(
         self, edge: str, now: float, seconds: float, nbytes: int = 0, in_flight: int = 1, *, well: int, failed: int
     ) -> None:
-        """Transfers ended, in an order that is not known: so many well, so many not.
+        """Record the end of several transfers in unknown order: ``well`` succeeded, ``failed`` did not.
 
-        ``seconds`` and ``nbytes`` are the means of those that went well; they count as one latency, for copies of a
-        mean that one slow transfer has raised would be taken for as many slow ones.
+        ``seconds`` and ``nbytes`` are the means of those that succeeded. They count as one latency: copies of a
+        mean that one slow transfer has raised would look like as many slow transfers.
 
         Raises:
-            ValueError: there was none.
+            ValueError: a count is negative, or both are 0.
         """
         if well < 0 or failed < 0 or not well + failed:
-            raise ValueError(f"well and failed must be 0 or more, and one of them above 0, got {well} and {failed}")
+            raise ValueError(f"well and failed must be 0 or more, with at least one above 0, got {well} and {failed}")
         state = self._edges.setdefault(edge, _Edge(deque()))
         state.recent.append((now, failed, well + failed))
         state.total += well + failed
@@ -110,11 +110,11 @@ class SickEdge:
             self._latency(edge, state, now, math.log(max(seconds, 1e-9)), _regime_of(nbytes, in_flight))
 
     def forget(self, edge: str) -> None:
-        """One of its ends was restarted: it is another edge now."""
+        """Forget an edge, one end of which was restarted."""
         self._edges.pop(edge, None)
 
     def check(self, now: float) -> tuple[Anomaly, ...]:
-        """All edges that are sick; one that fails and is slow is found twice."""
+        """Return all sick edges; an edge that fails and is slow is returned twice."""
         return tuple(
             found
             for name, state in self._edges.items()
@@ -134,7 +134,7 @@ class SickEdge:
             common = max(median(peers), 0.0) if peers else 0.0
             if state.sum == 0:
                 state.since = now
-            # A healed edge is found healthy after about as many transfers as it took to find it sick.
+            # A healed edge is recognised after about as many transfers as it took to find it sick.
             state.sum = min(max(0.0, state.sum + distance - common - self.drift), 2 * self.limit)
         if len(regime.logs) < _LEARN or state.sum <= self.limit / 4:
             regime.logs.append(log)
@@ -148,7 +148,7 @@ class SickEdge:
         failed = sum(one for _, one, _ in state.recent)
         low, _ = wilson(failed, total, self.z)
         _, before = wilson(state.failed_before, state.total_before, self.z)
-        usual = before if state.total_before >= self.recent else 0.0  # too little before: only the fixed rate counts
+        usual = before if state.total_before >= self.recent else 0.0  # too little data: only the fixed rate counts
         bound = max(self.least_error_rate, usual)
         if low <= bound:
             return None
@@ -164,5 +164,5 @@ class SickEdge:
 
 
 def _regime_of(nbytes: int, in_flight: int) -> tuple[int, int]:
-    """Classes half an octave wide for the load and two octaves for the size, which weighs less below a megabyte."""
+    """Return classes of size (two octaves wide) and load (half an octave wide); sizes below a megabyte matter less."""
     return round(math.log2(max(nbytes, 1)) / 2), round(2 * math.log2(max(in_flight, 1)))

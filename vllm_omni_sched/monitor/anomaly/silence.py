@@ -1,4 +1,4 @@
-"""Replicas that say nothing, and do nothing, although they have work."""
+"""Detect replicas that have work but send nothing and compute nothing."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 
 @dataclass(slots=True)
 class _Replica:
-    since: float | None = None  # since when it has work, and neither says nor does anything
+    since: float | None = None  # since when it has work and neither sends nor computes
     expected_seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class _Stage:
-    silences: int = 0  # that ended by themselves
-    longest: dict[int, float] = field(default_factory=dict)  # of each of the last blocks in which there were some
+    silences: int = 0  # silences that ended on their own
+    longest: dict[int, float] = field(default_factory=dict)  # by block, for the last blocks with a silence
 
 
 class Silence:
-    """Finds replicas that hang, though their processes live.
+    """Finds replicas that hang although their processes live.
 
-    1. The clock starts when work comes to a replica that has none, and anew with all that it says, and as often as it
-       was seen to compute: one that is slow is not silent, be it as slow as it may.
-    2. It may run for ``times`` the longest silence of its stage that ended by itself (as on devices whose host sleeps
+    1. The clock starts when work arrives at an idle replica, and restarts with every message from it and whenever it
+       was seen to compute: a slow replica is not silent, however slow it is.
+    2. It may run for ``times`` the longest silence of its stage that ended on its own (as on devices whose host sleeps
        while they compute) in the last ``blocks`` blocks of ``block_seconds`` in which there was one, and for ``times``
-       what the longest of its work is expected to take.
+       the expected time of the longest of its requests.
     3. The bound is between ``floor_seconds`` and ``cap_seconds``; before ``least_samples`` silences of the stage it is
-       the cap: a stage may warm up for long before it says its first word.
+       the cap: a stage may warm up for long before its first message.
 
     Raises:
         ConfigError: ``times`` is below 1, not ``0 < floor_seconds <= cap_seconds``,
@@ -64,12 +64,12 @@ class Silence:
     def observe(
         self, stage: str, replica: int, now: float, *, work: bool, computes: bool, expected_seconds: float = 0.0
     ) -> None:
-        """How it is now.
+        """Record the present state of a replica.
 
         Args:
             work: it has requests whose inputs are there.
-            computes: its processes have used processors since the last time, or it is not known whether they have.
-            expected_seconds: what the longest of its requests is expected to take.
+            computes: its processes have used processor time since the last call, or it is not known whether they have.
+            expected_seconds: expected time of the longest of its requests.
         """
         one = self._replicas.setdefault((stage, replica), _Replica())
         one.expected_seconds = expected_seconds
@@ -79,7 +79,7 @@ class Silence:
             one.since = now
 
     def heard(self, stage: str, replica: int, now: float) -> None:
-        """It has said something, whatever it was."""
+        """Record that the replica has sent a message of any kind."""
         one = self._replicas.get((stage, replica))
         if one is not None and one.since is not None:
             known, block = self._stages.setdefault(stage, _Stage()), int(now // self.block_seconds)
@@ -90,16 +90,16 @@ class Silence:
             one.since = now
 
     def forget(self, stage: str, replica: int) -> None:
-        """It is gone."""
+        """Forget a replica that is gone."""
         self._replicas.pop((stage, replica), None)
 
     def silent_seconds(self, stage: str, replica: int, now: float) -> float:
-        """For how long it has said and done nothing; 0 while it has no work."""
+        """Return for how long the replica has sent and computed nothing; 0 while it has no work."""
         one = self._replicas.get((stage, replica))
         return 0.0 if one is None or one.since is None else max(now - one.since, 0.0)
 
     def bound_seconds(self, stage: str, replica: int) -> float:
-        """For how long it may."""
+        """Return for how long the replica may be silent."""
         known, one = self._stages.get(stage), self._replicas.get((stage, replica))
         if known is None or known.silences < self.least_samples:
             return self.cap_seconds
@@ -107,7 +107,7 @@ class Silence:
         return min(max(self.times * longest, self.floor_seconds), self.cap_seconds)
 
     def check(self, now: float) -> tuple[Anomaly, ...]:
-        """All that hang."""
+        """Return all replicas that hang."""
         found = []
         for (stage, replica), one in self._replicas.items():
             seconds, bound = self.silent_seconds(stage, replica, now), self.bound_seconds(stage, replica)

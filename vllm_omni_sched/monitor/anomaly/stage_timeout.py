@@ -1,4 +1,4 @@
-"""Requests that are in a stage for too long, by what that stage takes otherwise."""
+"""Detect requests that stay in a stage for longer than usual."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.robust import centre_and_spread, slope
 
-_REFIT = 16  # stays
+_REFIT = 16  # stays between two fits
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Stay:
 
 @dataclass(slots=True)
 class _Stage:
-    seconds: deque[float]  # logarithms, as the loads
+    seconds: deque[float]  # logarithms, like the loads
     load: deque[float]
     inside: dict[str, _Stay] = field(default_factory=dict)
     fit: "_Fit | None" = None
@@ -28,7 +28,7 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Fit:
-    """log seconds = intercept + exponent * log load, with a spread; up to the most load that was seen."""
+    """Fit of log seconds = intercept + exponent * log load, with a spread; up to the largest load seen."""
 
     intercept: float
     exponent: float
@@ -39,13 +39,13 @@ class _Fit:
 class StageTimeout:
     """Finds requests that hang in a stage.
 
-    1. The bound is ``exp(median + k * 1.4826 * MAD)`` of the logarithms of what the last ``window`` stays took:
-       latencies are skewed, and logarithms make "so many times the usual" a distance.
-    2. What the load explains is taken off first, and put on again for the load of the stay in question: seconds grow
-       with a power, from 0 to 1, of the most requests that were in the stage during the stay. Above the most load
-       that was seen they grow in proportion: a stage that never idles is slowed no more than that.
+    1. The bound is ``exp(median + k * 1.4826 * MAD)`` of the logarithms of the last ``window`` stays:
+       latencies are skewed, and logarithms turn a multiple of the usual into a distance.
+    2. The part explained by the load is removed first, and added for the load of the stay in question: seconds grow
+       with a power, from 0 to 1, of the most requests that were in the stage during the stay. Above the largest load
+       seen they grow in proportion: a stage that never idles is slowed down no more than that.
     3. It is at least ``floor_seconds`` and at most ``cap_seconds``; before ``least_samples`` stays it is the cap.
-    4. Only stays that ended by themselves teach it; aborted ones do not.
+    4. Only stays that ended normally are learned from; aborted ones are not.
 
     Raises:
         ConfigError: ``k`` is not above 0, or not ``0 < floor_seconds <= cap_seconds``, or not
@@ -74,7 +74,7 @@ class StageTimeout:
         self._stages: dict[str, _Stage] = {}
 
     def enter(self, stage: str, request_id: str, now: float) -> None:
-        """A request came to a stage (its queue counts)."""
+        """Record that a request entered a stage, its queue included."""
         state = self._stages.setdefault(stage, _Stage(deque(maxlen=self.window), deque(maxlen=self.window)))
         state.inside[request_id] = _Stay(now, 0)
         load = len(state.inside)
@@ -82,7 +82,7 @@ class StageTimeout:
             stay.peak = max(stay.peak, load)
 
     def observe(self, stage: str, request_id: str, now: float, *, finished: bool = True) -> None:
-        """It left the stage; ``finished``: by itself. Of an unknown request nothing is learned."""
+        """Record that a request left the stage; ``finished``: normally. Unknown requests are ignored."""
         state = self._stages.get(stage)
         stay = state.inside.pop(request_id, None) if state else None
         if state and stay and finished:
@@ -91,7 +91,7 @@ class StageTimeout:
             state.fresh += 1
 
     def bound_seconds(self, stage: str, load: int) -> float:
-        """How long a request may be in the stage when so many are there."""
+        """Return how long a request may be in the stage at that load."""
         state = self._stages.get(stage)
         if state is None or len(state.seconds) < self.least_samples:
             return self.cap_seconds
@@ -105,7 +105,7 @@ class StageTimeout:
         return min(max(seconds, self.floor_seconds), self.cap_seconds)
 
     def check(self, now: float) -> tuple[Anomaly, ...]:
-        """All requests that are too long in a stage; the longest there first."""
+        """Return all requests that are in a stage for too long, the longest there first."""
         found = []
         for name, state in self._stages.items():
             for request_id, stay in state.inside.items():  # in order of arrival
@@ -124,5 +124,5 @@ def _fit(state: _Stage) -> _Fit:
     exponent = min(max(slope(state.load, state.seconds), 0.0), 1.0)
     rest = [seconds - exponent * load for seconds, load in zip(state.seconds, state.load, strict=True)]
     intercept, spread = centre_and_spread(rest, least_spread=0.1)
-    # A spread of few samples may be too small by chance.
+    # The spread of few samples may be too small by chance.
     return _Fit(intercept, exponent, spread * (1 + 4 / math.sqrt(len(rest))), max(state.load))

@@ -1,4 +1,4 @@
-"""Queues that stand although there is work."""
+"""Detect queues in which nothing finishes although there is work."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ class _Queue:
     running_then: deque[int]
     waiting: int = 0
     running: int = 0
-    peak: int = 0  # most at once since something finished
-    since: float | None = None  # since when there is work and nothing finished
+    peak: int = 0  # most running at once since something finished
+    since: float | None = None  # since when there is work and nothing has finished
     bound: tuple[float, float] | None = None
 
 
 class StuckQueue:
-    """Finds a stage or replica where there is work and nothing finishes.
+    """Finds a stage or replica that has work but finishes nothing.
 
-    1. The clock starts when work comes to an idle stage, and anew with all that finishes.
-    2. It may run for as long as a single service takes with probability 1 - ``beyond``, by a gamma distribution
-       of the mean and variance of the last ``window`` services, and at least as long as the longest of those.
-       With several at once the next to finish comes sooner than that.
-    3. More at once than usual raise the bound in proportion: a batch that starts together may end together.
+    1. The clock starts when work arrives at an idle stage, and restarts whenever a request finishes.
+    2. It may run for as long as a single service takes with probability 1 - ``beyond``, by a gamma distribution with
+       the mean and variance of the last ``window`` services, and at least as long as the longest of those.
+       With several running at once, the next one finishes sooner than that.
+    3. More running at once than usual raises the bound in proportion: a batch that starts together may end together.
     4. The bound is between ``floor_seconds`` and ``cap_seconds``; before ``least_samples`` services it is the cap.
 
     Raises:
@@ -57,7 +57,7 @@ class StuckQueue:
         self._queues: dict[str, _Queue] = {}
 
     def observe(self, subject: str, now: float, waiting: int, running: int) -> None:
-        """So many wait and run there now."""
+        """Record how many requests wait and run there now."""
         queue = self._queues.setdefault(subject, _Queue(deque(maxlen=self.window), deque(maxlen=self.window)))
         if not waiting and not running:
             queue.since, queue.peak = None, 0
@@ -67,9 +67,9 @@ class StuckQueue:
         queue.peak = max(queue.peak, running)
 
     def finished(self, subject: str, now: float, service_seconds: float) -> None:
-        """One finished, that had run for so long (without its wait); `observe` what is left first.
+        """Record that a request finished after running for so long without its wait; call `observe` first for the rest.
 
-        An aborted one is no progress: do not tell.
+        Do not call it for an aborted request, which is no progress.
         """
         queue = self._queues.get(subject)
         if queue is None:
@@ -81,7 +81,7 @@ class StuckQueue:
         queue.since, queue.peak = (now if busy else None), queue.running
 
     def bound_seconds(self, subject: str) -> float:
-        """How long nothing may finish there while there is work."""
+        """Return for how long nothing may finish there while there is work."""
         queue = self._queues.get(subject)
         if queue is None or len(queue.seconds) < self.least_samples:
             return self.cap_seconds
@@ -92,7 +92,7 @@ class StuckQueue:
         return min(max(seconds * max(1.0, queue.peak / usual), self.floor_seconds), self.cap_seconds)
 
     def check(self, now: float) -> tuple[Anomaly, ...]:
-        """All that stand."""
+        """Return all stuck queues."""
         found = []
         for subject, queue in self._queues.items():
             if queue.since is None:

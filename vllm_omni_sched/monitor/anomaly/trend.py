@@ -1,4 +1,4 @@
-"""Does a series rise? A rank test, and how fast."""
+"""Test whether a series rises, and estimate how fast."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ Series = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trend:
-    """``slope``: Sen's, per unit of time. ``p``: of such a rise by chance. ``inflation``: of its variance."""
+    """Result of a trend test. ``slope``: Sen's, per unit of time. ``p``: probability of such a rise by chance.
+    ``inflation``: factor on the variance."""
 
     slope: float
     p: float
@@ -20,12 +21,12 @@ class Trend:
 
 
 def mann_kendall(times: Series, values: Series) -> Trend:
-    """The Mann-Kendall test for a rise, with Sen's slope.
+    """Run the Mann-Kendall test for a rise, with Sen's slope.
 
-    Neighbours that resemble each other look like a trend: the variance is corrected for the autocorrelation of the
+    Correlated neighbours look like a trend: the variance is corrected for the autocorrelation of the
     ranks, with the trend taken off (Hamed and Rao, "A modified Mann-Kendall trend test for autocorrelated data", 1998).
-    Other than there, correlation never lowers the variance: a leak found later costs less than a false alarm.
-    Values must not tie for the greater part; O(n²).
+    Unlike there, correlation never lowers the variance: a leak found later costs less than a false alarm.
+    Most values must differ; O(n²).
     """
     n = len(values)
     first, second = np.triu_indices(n, 1)
@@ -39,7 +40,7 @@ def mann_kendall(times: Series, values: Series) -> Trend:
     extra = 0.0
     for lag in range(1, n - 2):
         correlation = float(ranks[:-lag] @ ranks[lag:]) / total
-        # From a few pairs nothing can be said, and far lags of short series are noise.
+        # Few pairs give no evidence, and far lags of short series are noise.
         if lag <= n // 3 and abs(correlation) > 1.96 / math.sqrt(n):
             extra += (n - lag) * (n - lag - 1) * (n - lag - 2) * correlation
     inflation = max(1.0, 1 + 2 * extra / (n * (n - 1) * (n - 2)))

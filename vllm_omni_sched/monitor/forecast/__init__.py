@@ -1,4 +1,4 @@
-"""How much load will come, by modality, and what to move before it does."""
+"""Forecast the load by modality, and plan the replicas for it."""
 
 from vllm_omni_sched.monitor.forecast.backtest import Score, rolling_origin
 from vllm_omni_sched.monitor.forecast.guard import Guard, GuardReason

@@ -1,4 +1,4 @@
-"""Which model would have forecast this history best."""
+"""Find the model that would have forecast a history best."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Score:
-    """How a model did.
+    """Errors of a model in a back-test.
 
-    ``mase``: mean absolute error by that of the naive forecast one step ahead, in the training part (Hyndman and
+    ``mase``: mean absolute error relative to that of the naive one-step forecast in the training part (Hyndman and
     Koehler, 2006). ``wql``: mean weighted quantile loss at 10, 50 and 90%. ``coverage``: values within 10 and 90%.
-    ``quantiles``: of the errors, on square roots, one row per step ahead: what the intervals are made of.
+    ``quantiles``: of the errors, on square roots, one row per step ahead; the intervals are made from them.
     """
 
     mae: float
@@ -29,11 +29,11 @@ class Score:
 def rolling_origin(
     history: Series, season: int, steps: int, holdout: int, models: Sequence[ModelChoice] | None = None
 ) -> Mapping[ModelChoice, Score]:
-    """Forecast the last ``holdout`` values from every origin in them, ``steps`` ahead, by every model.
+    """Forecast the last ``holdout`` values from every origin in them, ``steps`` ahead, with every model.
 
-    Models are fitted once, before the first origin, and from there take one value after the other: none sees what
+    Models are fitted once, before the first origin, and are then updated value by value: none sees the values
     it forecasts. The intervals of the first half of the origins are scored on the second (split conformal,
-    Vovk et al., 2005); the quantiles that are given back are of all.
+    Vovk et al., 2005); the returned quantiles are of all origins.
 
     Raises:
         ValueError: not ``1 <= steps``, or fewer than ``steps + 3`` values are held out, or fewer than 2 are left.

@@ -1,4 +1,4 @@
-"""When not to believe a forecast."""
+"""Decide when not to trust a forecast."""
 
 from collections import deque
 from enum import Enum
@@ -7,19 +7,19 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class GuardReason(str, Enum):
-    """What the guard thinks of the model."""
+    """State of the guard's trust in the model."""
 
-    LEARNING = "learning"  # too few errors to tell: trusted, as the back-test chose it
-    GOOD = "good"  # no worse than naive, of late
-    BAD = "bad"  # worse than naive, of late: naive speaks
-    ON_TRIAL = "on_trial"  # was bad, is not good enough yet: naive still speaks
+    LEARNING = "learning"  # too few errors to decide: trusted, as chosen by the back-test
+    GOOD = "good"  # recently no worse than naive
+    BAD = "bad"  # recently worse than naive: the naive forecast is used
+    ON_TRIAL = "on_trial"  # was bad, is not good enough yet: the naive forecast is still used
 
 
 class Guard:
-    """Compares what a model forecast with what the naive forecast did, over the last ``window`` values.
+    """Compares the errors of a model with those of the naive forecast, over the last ``window`` values.
 
     1. The model is distrusted when its mean absolute error is above ``leave`` times the naive one.
-    2. It is trusted again below ``come_back`` times, and not before the whole window is of the time since.
+    2. It is trusted again below ``come_back`` times, once the whole window is from the time since.
 
     Raises:
         ConfigError: not ``0 < come_back <= leave``, or ``window`` below 2.
@@ -43,13 +43,13 @@ class Guard:
 
     @property
     def ratio(self) -> float:
-        """The model's error by the naive one; 1 while neither erred."""
+        """Return the model's error relative to the naive one; 1 if both are 0."""
         model = sum(one for one, _ in self._errors)
         naive = sum(one for _, one in self._errors)
         return model / naive if naive > 0 else 1.0 if model == 0 else float("inf")
 
     def observe(self, actual: float, model: float, naive: float) -> GuardReason:
-        """What came, and what either had forecast of it."""
+        """Record an actual value and both forecasts of it, and return the new state."""
         self._errors.append((abs(actual - model), abs(actual - naive)))
         self._since += 1
         if len(self._errors) < self.window:
@@ -66,7 +66,7 @@ class Guard:
         return self.reason
 
     def reset(self) -> None:
-        """Another model was chosen. Distrust stays until the new one has earned trust."""
+        """Start again for a newly chosen model. Distrust stays until the new model has earned trust."""
         self._errors.clear()
         if self.trusted:
             self.reason = GuardReason.LEARNING

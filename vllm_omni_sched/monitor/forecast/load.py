@@ -1,4 +1,4 @@
-"""Load forecasts by modality, from counts of arrivals."""
+"""Forecast the load of each modality from counts of arrivals."""
 
 import math
 from collections import deque
@@ -15,23 +15,23 @@ from vllm_omni_sched.monitor.forecast.models import Model, ModelChoice, Naive, S
 
 
 class ForecastReason(str, Enum):
-    """Why that model speaks."""
+    """Reason for the model in use."""
 
-    NO_HISTORY = "no_history"  # not one bin yet
-    SHORT_HISTORY = "short_history"  # too few for a back-test
+    NO_HISTORY = "no_history"  # no complete bin yet
+    SHORT_HISTORY = "short_history"  # too few bins for a back-test
     BEST = "best"  # in the last back-test
-    GUARDED = "guarded"  # the best of the back-test did worse than naive of late
-    QUIET = "quiet"  # all of the history is one value
+    GUARDED = "guarded"  # the best of the back-test was recently worse than naive
+    QUIET = "quiet"  # all values of the history are equal
 
 
 @dataclass(frozen=True)
 class ForecastOptions:
-    """``bin_seconds``: counts are per that. ``season_bins``: of a day, say; 1 for none.
+    """Options of the load forecast. ``bin_seconds``: width of a bin of counts. ``season_bins``: a day, say; 1 for none.
 
-    ``horizon_seconds``: how far ahead models are compared and the guard looks. ``seasons_kept``: of history.
-    ``refit_bins``: between two fits, each at most as dear as fitting every model once.
-    ``margin``: a model must beat naive by so much in the back-test. ``guarded``: the guard is heard; without, the best
-    of the last back-test speaks whatever it did since, which is for studies of the guard alone.
+    ``horizon_seconds``: how far ahead models are compared and the guard looks. ``seasons_kept``: length of the history.
+    ``refit_bins``: bins between two fits, each of which costs at most fitting every model once.
+    ``margin``: a model must beat naive by that fraction in the back-test. ``guarded``: use the guard; without it, the
+    best of the last back-test is used whatever its later errors, which is for studies of the guard alone.
 
     Raises:
         ConfigError: a number is out of range.
@@ -67,7 +67,7 @@ class ForecastOptions:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Arrivals per bin to come, the present bin first; ``low`` and ``high`` hold 80% of what comes."""
+    """Expected arrivals per bin, the present bin first; 80% of the values lie between ``low`` and ``high``."""
 
     mean: tuple[float, ...]
     low: tuple[float, ...]
@@ -88,18 +88,18 @@ class _Series:
     reason: ForecastReason = ForecastReason.NO_HISTORY
     quantiles: dict[ModelChoice, Series] = field(default_factory=dict)
     since_fit: int = 0
-    pending: deque[tuple[float, float]] = field(default_factory=deque)  # what was forecast for the bins to come
+    pending: deque[tuple[float, float]] = field(default_factory=deque)  # forecasts for the bins to come
 
 
 class LoadForecast:
     """Forecasts arrivals of each modality.
 
     1. Counts go into bins of ``bin_seconds``; bins in which nothing came count as zero.
-    2. Every ``refit_bins`` bins, every model that the history allows is back-tested against the naive one over the last
+    1. Counts go into bins of ``bin_seconds``; bins without arrivals count as zero.
        season (or third of the history); the one of the least absolute error is fitted and speaks, if it beats naive
-       by ``margin``. Between, it takes each count without a fit.
-    3. A `Guard` compares it with naive at ``horizon_seconds`` ahead; while it does worse, naive speaks.
-    4. Intervals are the errors of the back-test, for each step ahead (split conformal).
+       season (or third of the history); the one with the least absolute error is fitted and used, if it beats naive
+    by ``margin``. Between fits, it takes each count without a fit.
+    3. A `Guard` compares it with naive at ``horizon_seconds`` ahead; while it is worse, naive is used.
 
     Raises:
         ConfigError: statsmodels is not installed.
@@ -109,15 +109,15 @@ class LoadForecast:
         self.options = options or ForecastOptions()
         self.fits = 0
         self._series: dict[str, _Series] = {}
-        # Said when it is configured, not hours later.
+        # Checked when it is configured, not hours later.
         import_statsmodels()
 
     def observe(self, now: float, modality: str, count: float = 1.0) -> None:
-        """So many arrived. What is told about a bin that is over is counted in the present one."""
+        """Record arrivals. Arrivals of a bin that is over are counted in the present one."""
         self._upto(now, modality).count += count
 
     def forecast(self, now: float, modality: str, horizon_seconds: float | None = None) -> Forecast:
-        """What will come within the horizon (default: that of the options); naive for a modality never seen."""
+        """Return the forecast for the horizon (default: that of the options); naive for a modality never seen."""
         options = self.options
         seconds = options.horizon_seconds if horizon_seconds is None else horizon_seconds
         steps = max(1, math.ceil(seconds / options.bin_seconds))
@@ -132,17 +132,17 @@ class LoadForecast:
         return Forecast(_squares(middle), _squares(low), _squares(high), choice, reason)
 
     def _upto(self, now: float, modality: str) -> _Series:
-        """Closes the bins that are over."""
+        """Close the bins that are over, and return the modality's series."""
         options, at = self.options, math.floor(now / self.options.bin_seconds)
         series = self._series.get(modality)
         if series is None:
             series = _Series(at, Guard(options.guard_window), deque(maxlen=options.kept_bins))
             self._series[modality] = series
-        if at - series.bin > options.kept_bins:  # nobody looked for longer than is kept
+        if at - series.bin > options.kept_bins:  # no call for longer than the history is kept
             series.bin = at - options.kept_bins
         while series.bin < at:
             self._close(series)
-        # Once a call, however many bins it closed.
+        # At most once per call, however many bins were closed.
         if series.since_fit >= _next_fit(self.options, len(series.counts)):
             self._refit(series)
         return series
@@ -197,12 +197,16 @@ class LoadForecast:
 
 
 def _next_fit(options: ForecastOptions, length: int) -> int:
-    """Bins until the next fit: sooner while the history is short, and never more than doubling it."""
+    """Return the bins until the next fit: fewer while the history is short, and never more than doubling it."""
     return min(options.refit_bins, max(30, length // 2))
 
 
 def import_statsmodels() -> None:
-    """Raises: ConfigError: it is not installed."""
+    """Check that statsmodels is installed.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     from importlib.util import find_spec
 
     if find_spec("statsmodels") is None:
@@ -211,7 +215,7 @@ def import_statsmodels() -> None:
 
 def _interval(middle: Series, quantiles: Series | None) -> tuple[Series, Series]:
     steps = len(middle)
-    if quantiles is None:  # Poisson counts whose rate stays: square roots have a standard deviation of a half, twice
+    if quantiles is None:  # Poisson counts at a constant rate: square roots have a standard deviation of a half, twice
         half = 1.2816 * math.sqrt(0.5)
         return middle - half, middle + half
     # Further ahead than was back-tested, the last step's errors are the best known.

@@ -1,6 +1,6 @@
-"""Models of a series of counts that have seasons. statsmodels fits them; a count more costs a few additions.
+"""Model a series of counts with seasons. statsmodels fits the models; an update costs a few additions.
 
-Everything happens on square roots, where counts of any size have about the same noise (Bartlett, 1936), and a forecast
+All models work on square roots, where counts of any size have about the same noise (Bartlett, 1936), and a forecast
 below zero cannot come back.
 """
 
@@ -21,25 +21,25 @@ Series = NDArray[np.float64]
 
 
 class ModelChoice(str, Enum):
-    """Which model speaks."""
+    """Forecast model."""
 
-    NAIVE = "naive"  # as now
-    SEASONAL_NAIVE = "seasonal_naive"  # as one season ago
+    NAIVE = "naive"  # the last value
+    SEASONAL_NAIVE = "seasonal_naive"  # the value of one season ago
     ETS = "ets"  # a level with a damped trend
-    STL_ETS = "stl_ets"  # a level, and what is usual at this time of the season
+    STL_ETS = "stl_ets"  # a level plus the usual deviation at this time of the season
 
 
 class Model(Protocol):
-    """A model that has seen a history and takes one count after the other. All values are square roots."""
+    """A model fitted to a history that is updated count by count. All values are square roots."""
 
     def update(self, value: float) -> None: ...
 
     def predict(self, steps: int) -> Series:
-        """The next ``steps`` values."""
+        """Return the next ``steps`` values."""
 
 
 class Naive:
-    """The last value, for ever."""
+    """Forecasts the last value."""
 
     def __init__(self, history: Series) -> None:
         self._last = float(history[-1])
@@ -52,7 +52,7 @@ class Naive:
 
 
 class SeasonalNaive:
-    """The value of one season ago."""
+    """Forecasts the value of one season ago."""
 
     def __init__(self, history: Series, season: int) -> None:
         self._season = np.array(history[-season:])
@@ -78,10 +78,14 @@ class Smooth:
 
     @classmethod
     def fit(cls, history: Series, *, trend: bool) -> "Smooth":
-        """Raises: ConfigError: statsmodels is not installed."""
+        """Fit the model to a history of square roots.
+
+        Raises:
+            ConfigError: statsmodels is not installed.
+        """
         ets = require("statsmodels.tsa.exponential_smoothing.ets")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fit that has not converged is judged by the back-test as any other
+            warnings.simplefilter("ignore")  # the back-test judges a fit that has not converged like any other
             model = ets.ETSModel(history, trend="add" if trend else None, damped_trend=trend)
             fitted = model.fit(disp=False, maxiter=100)
         told: dict[str, float] = dict(zip(model.param_names, map(float, fitted.params), strict=True))
@@ -131,10 +135,10 @@ class SeasonalSmooth:
 
 
 def fit(choice: ModelChoice, history: Series, season: int) -> Model:
-    """A model of ``history`` (square roots); the seasonal ones need two seasons.
+    """Fit a model to ``history`` (square roots); the seasonal ones need two seasons.
 
     Raises:
-        ConfigError: it is ETS or STL_ETS, and statsmodels is not installed.
+        ConfigError: the model is ETS or STL_ETS, and statsmodels is not installed.
     """
     if choice is ModelChoice.NAIVE:
         return Naive(history)
@@ -146,7 +150,7 @@ def fit(choice: ModelChoice, history: Series, season: int) -> Model:
 
 
 def choices(length: int, season: int) -> tuple[ModelChoice, ...]:
-    """The models that so long a history allows, the plain ones first."""
+    """Return the models that a history of this length allows, the simple ones first."""
     found = [ModelChoice.NAIVE]
     if season > 1 and length >= 2 * season:
         found.append(ModelChoice.SEASONAL_NAIVE)
@@ -158,10 +162,10 @@ def choices(length: int, season: int) -> tuple[ModelChoice, ...]:
 
 
 def require(module: str) -> Any:
-    """A module of statsmodels, imported when it is first needed: it takes seconds.
+    """Import a module of statsmodels when it is first needed, which takes seconds.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: statsmodels is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -170,5 +174,5 @@ def require(module: str) -> Any:
 
 
 def root(count: float) -> float:
-    """The scale the models work on."""
+    """Return the square root of a count, the scale of the models."""
     return math.sqrt(max(count, 0.0))

@@ -1,4 +1,4 @@
-"""Replicas and batch limits ahead of the load."""
+"""Plan replicas and batch limits ahead of the load."""
 
 import math
 from collections.abc import Mapping
@@ -9,23 +9,23 @@ from vllm_omni_sched.errors import ConfigError
 
 
 class MoveReason(str, Enum):
-    """Why a pool has the replicas it is to have."""
+    """Reason for a pool's planned replicas."""
 
     HELD = "held"  # enough, and not too many
-    AHEAD = "ahead"  # more is forecast than its replicas can take
-    SPARE = "spare"  # has needed fewer for long enough
-    SHORT = "short"  # needs more, and there is none to be had
-    AT_MAX = "at_max"  # needs more than its maximum
-    GIVES = "gives"  # another pool needs one more than it does
+    AHEAD = "ahead"  # the forecast exceeds the capacity of its replicas
+    SPARE = "spare"  # it has needed fewer for long enough
+    SHORT = "short"  # it needs more, but none is available
+    AT_MAX = "at_max"  # it needs more than its maximum
+    GIVES = "gives"  # another pool needs a replica more
 
 
 @dataclass(frozen=True)
 class PoolState:
-    """The replicas of a modality or stage, and what is forecast for it.
+    """The replicas of a modality or stage, and its forecast.
 
-    ``replicas``: with those that are starting. ``capacity``: arrivals per second one replica takes.
+    ``replicas``: including those that are starting. ``capacity``: arrivals per second that one replica takes.
     ``forecast``: the most arrivals per second within the start-up time of a replica (the upper bound of the forecast).
-    ``batch_limit``: of each replica, now.
+    ``batch_limit``: present limit of each replica.
 
     Raises:
         ConfigError: capacity is not above 0, or not ``0 <= minimum <= maximum``.
@@ -50,8 +50,9 @@ class PoolState:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """``utilisation``: what of its capacity a replica is to be loaded with. ``spare_utilisation``: below that, with one
-    fewer, one is given up, after ``cooldown_seconds`` of it. ``max_batch_size``: bound of the suggested limits.
+    """Options of the planner. ``utilisation``: target load of a replica, as a fraction of its capacity.
+    ``spare_utilisation``: a replica is given up when the load would stay below that with one fewer for
+    ``cooldown_seconds``. ``max_batch_size``: bound of the suggested limits.
 
     Raises:
         ConfigError: not ``0 < spare_utilisation < utilisation <= 1``, or another number is out of range.
@@ -75,7 +76,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What a pool is to have. ``batch_limit``: as it would be with those replicas at the forecast load."""
+    """Planned replicas of a pool. ``batch_limit``: of each of those replicas at the forecast load."""
 
     replicas: int
     batch_limit: int
@@ -84,7 +85,7 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class Move:
-    """So many replicas from a pool to another; ``None``: from the spare ones, or to them."""
+    """Move of replicas from one pool to another; ``None``: from or to the spare ones."""
 
     source: str | None
     target: str | None
@@ -92,15 +93,16 @@ class Move:
 
 
 class ReplicaPlanner:
-    """Moves replicas before the load comes.
+    """Moves replicas before the load arrives.
 
-    1. A pool needs as many replicas as keep each at ``utilisation`` under its forecast, within its bounds.
-    2. What is missing comes from the spare replicas, then from pools that have more than they need; the pool
-       that would be loaded most gets first. Nobody gives what it needs itself.
-    3. Without somebody who needs it, a pool gives up one replica when it would be below ``spare_utilisation`` with one
-       fewer, ``cooldown_seconds`` after that became so and after the last change: up at once, down slowly.
-    4. Where replicas are still missing the batch limit grows with the load on each, up to ``max_batch_size``: longer
-       steps are better than longer queues. It is never lowered here: latency control does that.
+    1. A pool needs enough replicas to keep each at ``utilisation`` under its forecast, within its bounds.
+    2. Missing replicas come from the spare ones, then from pools that have more than they need; the pool
+       with the highest load is served first. No pool gives replicas that it needs itself.
+    3. If no other pool needs it, a pool gives up one replica when it would be below ``spare_utilisation`` with one
+       fewer, ``cooldown_seconds`` after that became so and after the last change: replicas are added at once and
+       given up slowly.
+    4. Where replicas are still missing, the batch limit grows with the load on each, up to ``max_batch_size``: longer
+       steps are better than longer queues. It is never lowered here: the latency control does that.
     """
 
     def __init__(self, options: PlanOptions | None = None) -> None:
@@ -110,7 +112,7 @@ class ReplicaPlanner:
     def plan(
         self, pools: Mapping[str, PoolState], spare: int, now: float
     ) -> tuple[Mapping[str, PoolPlan], tuple[Move, ...]]:
-        """What each pool is to have, and the moves to get there. Replicas are conserved: pools and spare together.
+        """Return the plan of each pool, and the moves to get there. The total of pools and spare replicas is conserved.
 
         Raises:
             ValueError: ``spare`` is negative.
@@ -154,7 +156,7 @@ class ReplicaPlanner:
         return plans, tuple(Move(source, target, count) for (source, target), count in moved.items())
 
     def _need(self, pool: PoolState) -> int:
-        # One part in a billion of a replica is a matter of rounding.
+        # A billionth of a replica is rounding.
         needed = math.ceil(pool.forecast / (pool.capacity * self.options.utilisation) - 1e-9)
         return min(max(needed, pool.minimum), pool.maximum)
 
@@ -177,7 +179,7 @@ class ReplicaPlanner:
 
 
 def _load(pool: PoolState, replicas: int) -> float:
-    """Utilisation of each under the forecast."""
+    """Return the utilisation of each replica under the forecast."""
     if replicas <= 0:
         return math.inf if pool.forecast > 0 else 0.0
     return pool.forecast / (replicas * pool.capacity)

@@ -1,4 +1,4 @@
-"""What becomes of a replica that died, and of its requests."""
+"""Decide how to recover a replica that died, and its requests."""
 
 from vllm_omni_sched.monitor.recovery.events import (
     Aborted,

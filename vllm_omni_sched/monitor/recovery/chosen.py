@@ -1,17 +1,17 @@
-"""The bounds of recovery as the operator has chosen them."""
+"""Derive the bounds of recovery from the operator's options."""
 
 import math
 
 from vllm_omni_sched import stage_options
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 
-DEAD_FOR_SURE = 60.0  # seconds; what is suspected has died, and is said to be dead long before
+DEAD_FOR_SURE = 60.0  # seconds; a suspected replica is reported dead long before
 
 
 def recovery_options(chosen: stage_options.RecoveryOptions) -> RecoveryOptions:
-    """Those of the policy.
+    """Return the options of the recovery policy.
 
-    A restart has no time limit of its own here: who restarts has one, and two starts at once would share a device.
+    A restart has no time limit here: whoever restarts has one, and two starts at once would share a device.
     """
     return RecoveryOptions(
         restart=chosen.restart and chosen.max_restarts > 0,

@@ -1,4 +1,4 @@
-"""What recovery is told, and what it asks for."""
+"""Events that recovery receives, and actions that it returns."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,26 +7,26 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, order=True)
 class Replica:
-    """One copy of a stage."""
+    """A replica of a stage."""
 
     stage: int
     index: int
 
 
 class FailReason(str, Enum):
-    """Why a request is given up."""
+    """Reason for failing a request."""
 
-    POISON = "poison"  # in flight at so many deaths in a row: it may be what kills
-    REDISPATCHES = "redispatches"  # moved too often
+    POISON = "poison"  # in flight at too many deaths in a row: it may be the cause
+    REDISPATCHES = "redispatches"  # moved to other replicas too often
     WAITED = "waited"  # no replica came back in time
-    NO_REPLICA = "no_replica"  # none is left, and none is restarted any more
-    COMPANIONS = "companions"  # requests that belong together by their names cannot run again
+    NO_REPLICA = "no_replica"  # no replica is left, and none is being restarted
+    COMPANIONS = "companions"  # parts of the same request cannot run again
     SESSION = "session"  # its state was in the replica that died
     STALLED = "stalled"  # it made no progress for longer than the last-resort deadline
 
 
 class IncidentKind(str, Enum):
-    """What happened to a replica."""
+    """Kind of an incident of a replica."""
 
     SUSPECTED = "suspected"
     CLEARED = "cleared"
@@ -34,19 +34,19 @@ class IncidentKind(str, Enum):
     RESTARTING = "restarting"
     RESTART_FAILED = "restart_failed"
     BACK = "back"
-    GIVEN_UP = "given_up"  # the circuit is open: too many restarts of late
+    GIVEN_UP = "given_up"  # the circuit breaker is open: too many recent restarts
     DRAINING = "draining"  # it gets no new work, since it is to be moved
     STAYED = "stayed"  # it was not moved after all
-    MOVED_AWAY = "moved_away"  # stopped, empty, for its place to be used otherwise
-    MOVED_IN = "moved_in"  # started in a place that was free
-    MOVE_FAILED = "move_failed"  # what was to be in its place did not start
+    MOVED_AWAY = "moved_away"  # stopped while empty, so that its place can be used otherwise
+    MOVED_IN = "moved_in"  # started in a free place
+    MOVE_FAILED = "move_failed"  # the replica that was to take its place did not start
 
 
 @dataclass(frozen=True)
 class Dispatched:
     """The orchestrator gave a request to a replica, for the first time or as its next stage.
 
-    ``whole``: one that is in several stages at a time has a request_id in each; what they have in common.
+    ``whole``: common id of a request that is in several stages at a time, with a request_id in each.
     """
 
     request_id: str
@@ -65,14 +65,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Aborted:
-    """Its client took a request back."""
+    """The client aborted a request."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class OutputLost:
-    """What a finished stage put out for a request is held no longer."""
+    """The output of a finished stage for a request is no longer held."""
 
     request_id: str
     stage: int
@@ -80,21 +80,21 @@ class OutputLost:
 
 @dataclass(frozen=True)
 class Recalled:
-    """A request was taken back from a replica that lives, since its input was lost with the one that should send it."""
+    """A request was withdrawn from a live replica, since its input was lost with the replica that should send it."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class ReplicaEvent:
-    """Something has happened to a replica."""
+    """An event of a replica."""
 
     replica: Replica
 
 
 @dataclass(frozen=True)
 class CausedEvent(ReplicaEvent):
-    """And it is known why."""
+    """An event of a replica with a known cause."""
 
     cause: str = ""
 
@@ -104,40 +104,40 @@ class Suspected(CausedEvent):
 
 
 class Cleared(ReplicaEvent):
-    """It answers after all."""
+    """A suspected replica answers after all."""
 
 
 class Died(CausedEvent):
-    """It is gone, or is to be taken for gone."""
+    """A replica is dead, or is to be treated as dead."""
 
 
 class Restarted(ReplicaEvent):
-    """It can take requests again."""
+    """A restarted replica can take requests again."""
 
 
 class RestartFailed(CausedEvent):
-    """It did not come up."""
+    """A restarted replica did not start."""
 
 
 class Draining(ReplicaEvent):
-    """It is to be stopped when it is empty: no request is moved there any more."""
+    """A replica is to be stopped when it is empty: no request is moved there any more."""
 
 
 class Stays(CausedEvent):
-    """It is not to be stopped after all."""
+    """A draining replica is not to be stopped after all."""
 
 
 class Left(CausedEvent):
-    """It was stopped on purpose, empty: that is no death."""
+    """A replica was stopped on purpose while empty, which is not a death."""
 
 
 class Joined(CausedEvent):
-    """One that was not there before, or had left, can take requests."""
+    """A new replica, or one that had left, can take requests."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed; wanted at `Recovery.next_wake`."""
+    """Time has passed; expected at `Recovery.next_wake`."""
 
 
 Event: TypeAlias = (
@@ -161,7 +161,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class Incident:
-    """What happened to a replica, and to how many requests."""
+    """An incident of a replica, and the number of requests affected."""
 
     at: float
     replica: Replica
@@ -172,14 +172,14 @@ class Incident:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start the replica anew, now; end what is left of it first."""
+    """Restart the replica now, after ending what is left of it."""
 
     replica: Replica
 
 
 @dataclass(frozen=True)
 class Redispatch:
-    """Give a request to a replica. ``stages``: all that has to run for it, in order, the replica's first."""
+    """Give a request to a replica. ``stages``: all stages that have to run for it, in order, the replica's first."""
 
     request_id: str
     replica: Replica
@@ -189,7 +189,7 @@ class Redispatch:
 
 @dataclass(frozen=True)
 class Wait:
-    """Keep a request; it is given to a replica or given up by ``until``."""
+    """Keep a request, which is dispatched or failed by ``until``."""
 
     request_id: str
     until: float
@@ -205,14 +205,14 @@ class Fail:
 
 @dataclass(frozen=True)
 class Deliver:
-    """The answer counts: pass it on, to the next stage or to the client."""
+    """Deliver an answer that counts, to the next stage or to the client."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Drop:
-    """The answer is of a dispatch that counts no longer, or of a request that is gone."""
+    """Drop an answer to an outdated dispatch, or for a request that is gone."""
 
     request_id: str
 

@@ -1,4 +1,4 @@
-"""Where each request is."""
+"""Keep track of the place of each request."""
 
 import math
 from collections import Counter
@@ -9,26 +9,26 @@ from vllm_omni_sched.monitor.recovery.events import Replica
 
 @dataclass(slots=True)
 class Entry:
-    """A request that is in one place: at ``replica``, or waiting for one of ``stage``, or between stages (neither)."""
+    """A request in one place: at ``replica``, waiting for a replica of ``stage``, or between stages (neither)."""
 
     request_id: str
     stage: int
-    whole: str  # what the entries of one request have in common that is in several places
+    whole: str  # common id of the entries of a request that is in several places
     replica: Replica | None = None
     attempt: int = 0  # dispatches so far
     stages: tuple[int, ...] = ()  # to run, the present one first
     held: set[int] = field(default_factory=set)  # finished stages whose output is held
     deaths: int = 0  # in a row
     until: float = math.inf  # while it waits
-    told: bool = False  # that it waits
+    told: bool = False  # whether `Wait` was already returned
 
 
 class Ledger:
-    """All requests that entered and did not leave. Each leaves once: what is taken out is not found again."""
+    """All requests that entered and did not leave. Each leaves once: a removed request is not found again."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.waiting: dict[str, Entry] = {}  # first to wait first
+        self.waiting: dict[str, Entry] = {}  # longest waiting first
         self.redispatches: Counter[str] = Counter()  # by `Entry.whole`
         self._parts: Counter[str] = Counter()  # entries of each
 

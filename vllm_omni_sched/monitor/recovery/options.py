@@ -1,4 +1,4 @@
-"""How much recovery may try."""
+"""Define the bounds of recovery."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from vllm_omni_sched.errors import ConfigError
 class RecoveryOptions:
     """Bounds of recovery; times in seconds.
 
-    ``max_restarts`` within ``window_seconds``: then the circuit opens, until the oldest is that long ago.
+    ``max_restarts``: most attempts within ``window_seconds``; then the circuit opens until the oldest is that long ago.
     ``max_redispatches``: of one request, over its whole life.
-    ``poison_deaths``: a request in flight at so many deaths in a row is given up.
-    ``last_chance_together``: so many requests that the next death would condemn share a replica.
-    ``max_wait_seconds``: for a replica, each time.
-    ``suspect_seconds``: a suspect that is not cleared by then is dead.
+    ``poison_deaths``: a request in flight at so many deaths in a row fails.
+    ``last_chance_together``: most requests on one replica that would fail at its next death.
+    ``max_wait_seconds``: longest wait for a replica, each time.
+    ``suspect_seconds``: a suspect that is not cleared within that time counts as dead.
     ``restart_timeout_seconds``: a restart that takes longer has failed.
-    ``backoff_seconds``: before the second attempt; doubles up to ``max_backoff_seconds``, each time with full jitter
-    between its half and itself. ``history``: incidents that are kept.
+    ``backoff_seconds``: before the second attempt; doubles up to ``max_backoff_seconds``, each time with jitter
+    between half of it and all of it. ``history``: incidents that are kept.
 
     Raises:
         ConfigError: a number is out of range.

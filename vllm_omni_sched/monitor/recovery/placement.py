@@ -1,4 +1,4 @@
-"""Where requests go whose replica died."""
+"""Decide where the requests of a dead replica go."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,11 +21,11 @@ from vllm_omni_sched.monitor.recovery.rerun import plan_rerun
 
 
 class Placement:
-    """Rules 2 to 5 of `Recovery`: what becomes of requests.
+    """Rules 2 to 5 of `Recovery`: what happens to requests.
 
     Args:
-        replicas: as they are now; `Replicas` changes them.
-        sources: the stages each stage reads.
+        replicas: present state of the replicas; `Replicas` changes it.
+        sources: the stages that each stage reads.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Placement:
         watched = self._replicas[replica]
         if watched.phase in SERVING:
             self._give(entry, watched)
-        else:  # it died while the request was on its way
+        else:  # the replica died while the request was on its way
             self.ledger.wait(entry, now + self._options.max_wait_seconds)
 
     def finished(self, event: Finished, actions: list[Action]) -> None:
@@ -72,12 +72,12 @@ class Placement:
             self._replicas[entry.replica].requests.pop(request_id)
 
     def output_lost(self, request_id: str, stage: int) -> None:
-        """What a finished stage has made for a request is held no longer."""
+        """Record that the output of a finished stage for a request is no longer held."""
         if request_id in self.ledger.entries:
             self.ledger.entries[request_id].held.discard(stage)
 
     def interrupted(self, request_ids: Iterable[str], now: float, actions: list[Action]) -> None:
-        """Their replica died: they wait, if only until the end of this event."""
+        """Let requests wait whose replica died, at least until the end of this event, or fail them."""
         for entry in [self.ledger.entries[request_id] for request_id in request_ids]:
             entry.replica = None
             entry.deaths += 1
@@ -89,7 +89,7 @@ class Placement:
                 self.ledger.wait(entry, now + self._options.max_wait_seconds)
 
     def recalled(self, request_id: str, now: float, actions: list[Action]) -> None:
-        """A request waits for an input that nobody sends any more: it leaves its replica, as if that had died."""
+        """Take a request off its replica, as if that had died, because the sender of its input is gone."""
         entry = self.ledger.entries.get(request_id)
         if entry is None or request_id in self.ledger.waiting:
             return
@@ -98,9 +98,9 @@ class Placement:
         self.interrupted((request_id,), now, actions)
 
     def place_waiting(self, now: float, actions: list[Action]) -> None:
-        """Every waiting request that has a place gets it; who has waited before is not told so again."""
+        """Dispatch all waiting requests that have a place; return `Wait` once for each of the others, or fail it."""
         for entry in tuple(self.ledger.waiting.values()):
-            # Asked anew each time: an output may have been lost while it waited.
+            # Planned anew each time: an output may have been lost meanwhile.
             stages = plan_rerun(entry.stage, self._sources, entry.held).stages
             target = self._place(entry, stages[0])
             if target is not None:
@@ -118,7 +118,7 @@ class Placement:
                 actions.append(Wait(entry.request_id, entry.until))
 
     def coming(self, stage: int) -> bool:
-        """Whether some replica of the stage serves or may serve again soon."""
+        """Return whether a replica of the stage serves or may serve again soon."""
         gone = (Phase.DEAD, Phase.GIVEN_UP)
         return any(one.replica.stage == stage and one.phase not in gone for one in self._replicas.values())
 

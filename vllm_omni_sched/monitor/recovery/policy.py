@@ -1,4 +1,4 @@
-"""Recovery of replicas and of their requests."""
+"""Recover dead replicas and their requests."""
 
 import math
 from collections import deque
@@ -25,31 +25,31 @@ from vllm_omni_sched.monitor.recovery.replicas import Replicas
 
 
 class Recovery:
-    """Restarts replicas that died, and finds another place for what they had in flight.
+    """Restarts dead replicas, and dispatches their requests to others.
 
-    1. A dead replica is restarted at once; after a failed attempt with back-off; not at all while
+    1. A dead replica is restarted at once; after a failed attempt, with back-off; not at all while
        ``max_restarts`` attempts lie within ``window_seconds`` (the circuit is open).
-    2. Its requests go at once to the live replica of the stage with the least in flight that has room; else they
-       wait for one, first come first served, up to ``max_wait_seconds``; else they fail. When no replica of the stage
-       is left or coming, they fail at once.
-    3. A request goes on where it was; a finished stage runs again only if its output is held no longer (`plan_rerun`).
-       One whose input was lost on its way is taken back from where it waits for it (`Recalled`), and goes on likewise.
-    4. A request in flight at ``poison_deaths`` deaths in a row fails, rather than kill one replica after the other.
-       Of those that the next death would condemn at most ``last_chance_together`` share a replica, so that
-       one of them takes few others with it.
-    5. Every dispatch has a number. An answer counts if it is that of the last one, and that once; so each request
+    2. Its requests go at once to the live replica of the stage with the fewest in flight that has room. Otherwise they
+       wait for one, first come first served, up to ``max_wait_seconds``, and then fail. When no replica of the stage
+       serves or is being restarted, they fail at once.
+    3. A request resumes at its stage; a finished stage runs again only if its output is no longer held (`plan_rerun`).
+       A request whose input was lost on its way is withdrawn from its replica (`Recalled`), and resumes likewise.
+    4. A request in flight at ``poison_deaths`` deaths in a row fails, rather than kill one replica after another.
+       Of the requests that would fail at the next death, at most ``last_chance_together`` share a replica, so that
+       a poisonous one takes few others with it.
+    5. Every dispatch has a number. An answer counts once, and only for the last dispatch; so each request
        leaves once, by `Deliver` of a final answer, `Fail`, or `Aborted`.
-    6. A replica that is to be moved (`Draining`) gets no request that lost its own, and leaves (`Left`) only empty;
-       to die before is to die as others do.
-    7. A request that is in several stages at a time has an entry in each; how often it moved counts for all of them.
+    6. A replica that is to be moved (`Draining`) gets no redispatched request, and leaves (`Left`) only when empty;
+       if it dies before, it is treated like any other.
+    7. A request that is in several stages at a time has an entry in each; its redispatches are counted over all.
 
-    An entry is at one stage at a time. An event about what is unknown changes nothing, and neither does one that makes
-    no sense in the phase of the replica: it cannot die twice.
+    An entry is at one stage at a time. An event about an unknown replica or request changes nothing, and neither does
+    one that is impossible in the replica's phase: a replica cannot die twice.
 
     Args:
-        replicas: each with how many requests it may hold (``math.inf``: any number).
-        sources: the stages each stage reads.
-        rng: for the jitter.
+        replicas: with the number of requests that each may hold (``math.inf``: any number).
+        sources: the stages that each stage reads.
+        rng: random source for the jitter.
     """
 
     def __init__(
@@ -67,45 +67,49 @@ class Recovery:
 
     @property
     def history(self) -> deque[Incident]:
-        """The last incidents, oldest first."""
+        """Return the last incidents, oldest first."""
         return self._replicas.history
 
     def __len__(self) -> int:
-        """Requests that have not left."""
+        """Return the number of requests that have not left."""
         return len(self._ledger.entries)
 
     def phase(self, replica: Replica) -> Phase:
-        """Raises: KeyError: there is no such replica."""
+        """Return the phase of a replica.
+
+        Raises:
+            KeyError: there is no such replica.
+        """
         return self._watched[replica].phase
 
     def serves(self, replica: Replica) -> bool:
-        """Whether it is there and well."""
+        """Return whether the replica is known and live."""
         return replica in self._watched and self._watched[replica].phase in LIVE
 
     def in_flight(self, replica: Replica) -> tuple[str, ...]:
-        """The requests it holds, first dispatched first."""
+        """Return the requests that the replica holds, first dispatched first."""
         return tuple(self._watched[replica].requests)
 
     def attempt(self, request_id: str) -> int:
-        """The number of the last dispatch of a request; 0: unknown."""
+        """Return the number of the last dispatch of a request; 0 if it is unknown."""
         entry = self._ledger.entries.get(request_id)
         return entry.attempt if entry else 0
 
     def next_wake(self) -> float:
-        """When a `Tick` is wanted; ``inf``: not before another event."""
+        """Return when a `Tick` is needed; ``inf`` if not before another event."""
         phases = (one.wake for one in self._watched.values())
         waits = (entry.until for entry in self._ledger.waiting.values())
         return min(min(phases, default=math.inf), min(waits, default=math.inf))
 
     def coming(self, stage: int) -> bool:
-        """Whether some replica of the stage serves or may serve again soon."""
+        """Return whether a replica of the stage serves or may serve again soon."""
         return self._placement.coming(stage)
 
     def on_event(self, event: Event, now: float) -> tuple[Action, ...]:
-        """What to do about it, in this order.
+        """Return the actions for the event, in order.
 
         Raises:
-            ValueError: a request was dispatched to a replica that does not exist, or that is in flight already.
+            ValueError: a request was dispatched to a replica that does not exist, or is in flight already.
         """
         actions: list[Action] = []
         match event:
@@ -124,6 +128,6 @@ class Recovery:
             case ReplicaEvent():
                 self._replicas.happened(event, now, actions)
             case _:
-                raise TypeError(f"no event of recovery: {event!r}")
+                raise TypeError(f"not an event of recovery: {event!r}")
         self._placement.place_waiting(now, actions)
         return tuple(actions)

@@ -1,4 +1,4 @@
-"""One replica's way from healthy to dead and back."""
+"""Track the phases of a replica from healthy to dead and back."""
 
 import math
 from collections import deque
@@ -20,13 +20,13 @@ class Phase(str, Enum):
     """
 
     HEALTHY = "healthy"
-    SUSPECT = "suspect"  # gets no request that is moved
-    DEAD = "dead"  # and not to be restarted
+    SUSPECT = "suspect"  # gets no redispatched request
+    DEAD = "dead"  # and is not restarted
     RESTARTING = "restarting"
     BACK = "back"
-    DRAINING = "draining"  # ends what it has, and gets no request that is moved
+    DRAINING = "draining"  # finishes its requests, and gets no redispatched one
     FAILED = "failed"  # waits for its next attempt
-    GIVEN_UP = "given_up"  # too many attempts of late
+    GIVEN_UP = "given_up"  # too many recent attempts
 
 
 LIVE = frozenset({Phase.HEALTHY, Phase.BACK})
@@ -35,7 +35,7 @@ SERVING = LIVE | {Phase.SUSPECT, Phase.DRAINING}
 
 @dataclass(slots=True)
 class Watched:
-    """A replica as recovery sees it. ``limit``: requests it may hold; ``wake``: when its phase ends by itself."""
+    """State of a replica in recovery. ``limit``: requests it may hold; ``wake``: when its phase ends by itself."""
 
     replica: Replica
     limit: float = math.inf
@@ -46,7 +46,7 @@ class Watched:
     requests: dict[str, None] = field(default_factory=dict)  # in flight, in order
 
     def begin_restart(self, now: float, options: RecoveryOptions, rng: Random) -> Phase:
-        """What follows a death or a failed attempt: the phase, with its ``wake``."""
+        """Choose the phase after a death or a failed attempt, set its ``wake``, and return it."""
         while self.attempts and self.attempts[0] <= now - options.window_seconds:
             self.attempts.popleft()
         if not options.restart:
@@ -61,6 +61,6 @@ class Watched:
         return self.phase
 
     def restart(self, now: float, options: RecoveryOptions) -> None:
-        """An attempt begins."""
+        """Begin an attempt to restart the replica."""
         self.attempts.append(now)
         self.phase, self.wake = Phase.RESTARTING, now + options.restart_timeout_seconds

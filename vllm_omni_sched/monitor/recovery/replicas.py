@@ -1,4 +1,4 @@
-"""What is done about replicas that die, come back and move."""
+"""Decide on replicas that die, come back and move."""
 
 import math
 from collections import deque
@@ -32,8 +32,8 @@ class Replicas:
 
     Args:
         watched: the replicas.
-        placement: is told whose replica died.
-        rng: for the jitter.
+        placement: is told of requests whose replica died.
+        rng: random source for the jitter.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Replicas:
     def _died(self, watched: Watched, cause: str, now: float, actions: list[Action]) -> None:
         victims = tuple(watched.requests)
         watched.requests.clear()
-        # One that came back and died before it answered anything has not really come back.
+        # A replica that died before its first answer counts as another failed attempt.
         watched.failures = watched.failures + 1 if watched.phase is Phase.BACK else 0
         self._record(watched, IncidentKind.DIED, now, actions, cause, len(victims))
         self._placement.interrupted(victims, now, actions)

@@ -1,4 +1,4 @@
-"""Where a request goes on whose stage was interrupted."""
+"""Plan which stages of an interrupted request run again."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from graphlib import TopologicalSorter
 
 @dataclass(frozen=True)
 class Rerun:
-    """``stages``: all that have to run, each after those it needs. ``resume``: those of them that can start at once."""
+    """Stages to run again. ``stages``: each after those it needs. ``resume``: those of them that can start at once."""
 
     stages: tuple[int, ...]
     resume: tuple[int, ...]
 
 
 def plan_rerun(stage: int, sources: Mapping[int, Sequence[int]], held: Collection[int]) -> Rerun:
-    """What to run so that ``stage`` is done.
+    """Return the stages to run so that ``stage`` gets done.
 
-    A finished stage is not run again while its output is in ``held``; where it is not, its own sources are looked at,
-    and so on to the nearest that are held, or to the entry. ``sources``: the stages each stage reads, a DAG.
+    A finished stage is not run again while its output is in ``held``; if it is not held, its own sources are checked,
+    and so on to the nearest held outputs, or to the entry. ``sources``: the stages that each stage reads, a DAG.
     """
     needs: dict[int, list[int]] = {}
     pending = [stage]

@@ -1,1 +1,1 @@
-"""The stages of a vLLM-Omni pipeline, scheduled: our policies behind its orchestrator and its stage pools."""
+"""Schedule the stages of a vLLM-Omni pipeline: our policies behind its orchestrator and its stage pools."""

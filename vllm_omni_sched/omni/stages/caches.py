@@ -1,4 +1,4 @@
-"""Stages that send their KV caches to a diffusion stage, beside what goes through the front end."""
+"""Detect stages that send their KV caches directly to a diffusion stage."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def sends_caches(pools: Iterable[Any]) -> bool:
-    """Whether one of these stages does.
+    """Return whether one of these stages sends its KV cache.
 
-    A cache is sent once, under the name of the request that made it: nobody else can get it, and it is gone with the
-    replica that has got it.
+    A cache is sent once, under the id of the request that made it: no other request can get it, and it is lost with the
+    replica that received it.
     """
     return any(_sends(pool.stage_vllm_config) for pool in pools)
 

@@ -1,4 +1,4 @@
-"""How many requests a replica of a stage runs at once, by vLLM-Omni's own configuration."""
+"""Read from vLLM-Omni's configuration how many requests a replica runs at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNBOUNDED = 1 << 30
 
 
 def requests_at_once(pool: Any, runtime: Any) -> int:
-    """The `max_num_seqs` of a stage.
+    """Return the `max_num_seqs` of a stage.
 
     Args:
         pool: the stage.

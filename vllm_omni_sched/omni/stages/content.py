@@ -1,4 +1,4 @@
-"""What a stage's work depends on, as a key: equal keys, equal outputs."""
+"""Compute a key for the input of a stage's work: equal keys mean equal outputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from vllm_omni_sched.graph.content_key import content_key
 from vllm_omni_sched.omni.stages.requests import extra_of
 
-OURS = "omni_"  # our own words in `extra_args`: they say how urgent a request is, not what it says
-ORIENTATION = 0x0112  # the one tag of EXIF that changes what is seen
+OURS = "omni_"  # our own keys in `extra_args`: they set a request's urgency, not its content
+ORIENTATION = 0x0112  # the one EXIF tag that changes the visible image
 IDS = frozenset({"global_request_id", "request_id"})  # vLLM-Omni writes them into prompts
 
 
 def first_key(state: Any, request: Any, until: int) -> str | None:
-    """The key of a request's work at its first stage; None where it is not known to be the same every time.
+    """Return the key of a request's work at its first stage; None if the output may differ between runs.
 
     Args:
         state: vLLM-Omni's `OrchestratorRequestState`.
-        request: what the engine is sent.
+        request: the request as sent to the engine.
         until: the last stage whose sampling parameters matter.
     """
     params = state.sampling_params_list[: until + 1]
@@ -38,11 +38,11 @@ def first_key(state: Any, request: Any, until: int) -> str | None:
             }
         )
     except TypeError:
-        return None  # something whose content cannot be told
+        return None  # the content of a value is unknown
 
 
 def next_key(state: Any, stage_id: int, upstream: str) -> str | None:
-    """The key at a later stage: what goes in follows from the work before it and from the prompt."""
+    """Return the key at a later stage: its input follows from the earlier work and from the prompt."""
     params = state.sampling_params_list[stage_id]
     if not _repeats(params):
         return None
@@ -53,19 +53,19 @@ def next_key(state: Any, stage_id: int, upstream: str) -> str | None:
 
 
 def _repeats(params: Any) -> bool:
-    """Whether the same input gives the same output: nothing is drawn, or all of it from a seed."""
+    """Return whether the same input gives the same output: nothing is sampled, or all of it from a seed."""
     if getattr(params, "n", 1) != 1:
         return False
     return getattr(params, "temperature", None) == 0 or getattr(params, "seed", None) is not None
 
 
 def seeded(params: Any) -> bool:
-    """Whether a diffusion stage starts from the same noise every time; its temperature says nothing."""
+    """Return whether a diffusion stage starts from the same noise every time; its temperature has no effect."""
     return getattr(params, "seed", None) is not None or extra_of(params).get("seed") is not None
 
 
 def _without_items(prompt: Any, request: Any) -> Any:
-    """A prompt without its multimodal data, where the engine's request names all of it by content."""
+    """Return a prompt without its multimodal data if the engine's request identifies all of it by content."""
     data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
     if not isinstance(data, Mapping):
         return prompt
@@ -102,7 +102,7 @@ def _params(params: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Content in plain values, without the names of requests; `content_key` refuses what has none."""
+    """Return the content in plain values, without request ids; `content_key` refuses values without content."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -115,13 +115,13 @@ def _plain(value: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """What arrays, tensors and pictures hold, with what tells them apart from others that hold the same bytes."""
+    """Return the content of arrays, tensors and images, with their type and shape, which the bytes do not tell."""
     kind = type(value).__module__.partition(".")[0]
     if kind == "torch" and hasattr(value, "untyped_storage"):
         return _tensor(value)
     if kind == "numpy" and hasattr(value, "dtype"):  # arrays and scalars
         if value.dtype.hasobject:
-            raise TypeError("an array of objects")
+            raise TypeError("arrays of objects have no content key")
         return {"array": value.dtype.str, "shape": list(value.shape), "bytes": value.tobytes()}
     if kind == "PIL" and hasattr(value, "tobytes"):
         return _picture(value)
@@ -132,7 +132,7 @@ def _tensor(tensor: Any) -> dict[str, Any]:
     import torch
 
     if tensor.layout is not torch.strided:
-        raise TypeError(f"a tensor of layout {tensor.layout}")
+        raise TypeError(f"tensors of layout {tensor.layout} have no content key")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return {
         "tensor": str(tensor.dtype),
@@ -143,7 +143,7 @@ def _tensor(tensor: Any) -> dict[str, Any]:
 
 def _picture(picture: Any) -> dict[str, Any]:
     if getattr(picture, "n_frames", 1) > 1:
-        raise TypeError("a picture of several frames")
+        raise TypeError("images of several frames have no content key")
     return {
         "picture": picture.mode,
         "size": list(picture.size),

@@ -1,4 +1,4 @@
-"""What vLLM-Omni makes of a deploy YAML, without starting anything."""
+"""Resolve a deploy YAML like vLLM-Omni, without starting anything."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Deployed:
     """A pipeline as a deploy YAML describes it.
 
     ``connectors``: vLLM-Omni's `ConnectorSpec` of each edge, by the ids of both stages as text.
-    ``ours``: those of them that our options name.
-    ``max_num_seqs``, ``devices``: of stages, by id; devices are those of the first plan where our options have stages
-    placed.
+    ``ours``: those of them that our options set.
+    ``max_num_seqs``, ``devices``: of stages, by id; devices are those of the first plan if our options place the
+    stages.
 
-    What is not there has vLLM-Omni's default.
+    Missing values have vLLM-Omni's default.
     """
 
     graph: StageGraph
@@ -43,15 +43,15 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
 
     Args:
         deploy_yaml: vLLM-Omni's.
-        model: what is served: the pipeline follows from it where the deploy YAML names none.
+        model: the served model, which determines the pipeline if the deploy YAML names none.
         config: our options in that file.
 
     Returns:
-        None where the file names no pipeline, and no `model` is given.
+        None if the file names no pipeline and no `model` is given.
 
     Raises:
-        ConfigError: vLLM-Omni cannot read the file or knows no such pipeline, the stages are no line, or a stage, an
-            edge or a connector of our options is unknown or contradicts the file's. The message names the file.
+        ConfigError: vLLM-Omni cannot read the file or knows no such pipeline, the stages form no line, or a stage, an
+            edge or a connector of our options is unknown or contradicts the file. The message names the file.
     """
     from vllm.plugins import load_general_plugins
     from vllm_omni.config.stage_config import load_deploy_config, resolve_deploy_yaml
@@ -91,13 +91,13 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
 
 
 def _runtime(stages: Mapping[int, Any], stage: Stage) -> SimpleNamespace:
-    """Where a stage runs, as vLLM-Omni's config of a stage says it."""
+    """Return the devices and replicas of a stage in the form of vLLM-Omni's stage config."""
     devices = stages[stage.stage_id].devices if stage.stage_id in stages else None
     return SimpleNamespace(devices=devices, num_replicas=stage.replicas)
 
 
 def _pipeline(name: str | None, model: str | None, deploy_yaml: Path) -> Any:
-    """vLLM-Omni's `PipelineConfig`; None where nothing says which."""
+    """Return vLLM-Omni's `PipelineConfig`; None if neither the file nor a model determines it."""
     from vllm_omni.config.config_factory import StageConfigFactory
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, resolve_pipeline_config
 

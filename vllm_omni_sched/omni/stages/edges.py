@@ -1,4 +1,4 @@
-"""The connectors of our options, on the edges of vLLM-Omni's transfer config."""
+"""Put the connectors of our options on the edges of vLLM-Omni's transfer config."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Edge = tuple[str, str]
 
 
 def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
-    """vLLM-Omni's `OmniTransferConfig` with our connectors in it; `transfer` itself where we have none.
+    """Return vLLM-Omni's `OmniTransferConfig` with our connectors in it; `transfer` itself if we have none.
 
     Args:
-        options: ours.
+        options: our options.
         runtime: vLLM-Omni's `StageRuntime`, before it has started any replica.
-        transfer: what the deploy YAML says; None: nothing.
+        transfer: the transfer config of the deploy YAML; None if it has none.
 
     Raises:
         ConfigError: a stage, an edge or a connector is unknown, the deploy YAML has another connector on an edge, or a
-            stage would have two: vLLM-Omni gives it one for all that comes in and goes out.
+            stage would have two: vLLM-Omni gives it one for input and output.
     """
     if not options.connectors:
         return transfer
@@ -55,17 +55,17 @@ def joined(
     theirs: Mapping[Edge, Any],
     written: Collection[Edge],
 ) -> dict[Edge, Any]:
-    """The connector of each edge: vLLM-Omni's `ConnectorSpec`, by the ids of both stages as text.
+    """Return the connector of each edge: vLLM-Omni's `ConnectorSpec`, by the ids of both stages as text.
 
     Args:
-        options: ours.
+        options: our options.
         names: of the stages, by id; "" for none.
-        edges: those of the pipeline, by the ids of their stages.
+        edges: edges of the pipeline, by the ids of their stages.
         theirs: connectors of the deploy YAML, with those that vLLM-Omni has filled in.
         written: edges to which the deploy YAML itself gives a connector.
 
     Raises:
-        ConfigError: as `connected`.
+        ConfigError: as for `connected`.
     """
     if not options.connectors:
         return dict(theirs)
@@ -101,7 +101,7 @@ def _known(options: RuntimeOptions) -> None:
 
 
 def metadata(runtime: Any) -> list[Any]:
-    """Of all stages, before any has started."""
+    """Return the metadata of all stages, before any has started."""
     return [_metadata(stage) for stage in runtime._stage_configs]
 
 
@@ -114,7 +114,7 @@ def _metadata(stage: Any) -> Any:
 
 
 def _written(stages: list[Any]) -> set[Edge]:
-    """Edges to which the deploy YAML gives connectors, rather than leave them to vLLM-Omni's default."""
+    """Return the edges to which the deploy YAML gives connectors instead of leaving them to vLLM-Omni's default."""
     found = set()
     for stage in stages:
         connectors = getattr(stage, "connector_config", None)
@@ -123,7 +123,7 @@ def _written(stages: list[Any]) -> set[Edge]:
 
 
 def written_by(stage_id: int, connectors: Any) -> set[Edge]:
-    """Edges to which a stage gives connectors, by its ``input_connectors`` and ``output_connectors``."""
+    """Return the edges to which a stage gives connectors by its ``input_connectors`` and ``output_connectors``."""
     own = str(stage_id)
     incoming = getattr(connectors, "input_connectors", None) or {}
     outgoing = getattr(connectors, "output_connectors", None) or {}
@@ -132,13 +132,13 @@ def written_by(stage_id: int, connectors: Any) -> set[Edge]:
 
 
 def _one_each(merged: Mapping[Edge, Any], edges: list[Edge], ours: Mapping[Edge, Any]) -> None:
-    """What a stage gets comes over the connector of its first edge in; it sends over the same one."""
+    """Check that a stage has one connector for input and output, as vLLM-Omni requires."""
     for before in edges:
         for after in edges:
             if before[1] != after[0] or not {before, after} & ours.keys():
                 continue
             if merged.get(before) != merged.get(after):
                 raise ConfigError(
-                    f"option 'runtime.edges': stage {after[0]} has one connector for what comes in and what goes out, "
+                    f"option 'runtime.edges': stage {after[0]} has one connector for input and output, "
                     f"so the edges {'->'.join(before)} and {'->'.join(after)} must have the same"
                 )

@@ -1,4 +1,4 @@
-"""Who waits for a stage, kept up to date for its gate request by request."""
+"""Keep the requests that wait for a stage up to date for its gate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AS_THEY_CAME = WaitingOrder(max_wait_seconds=math.inf)
 
 @dataclass(frozen=True)
 class Sights:
-    """What a stage knows of a work: units of long work, warm replicas, and how far they are."""
+    """Functions that return a work's units of long work, its warm replicas, and their distances."""
 
     units: Callable[[Work], int]
     warm: Callable[[Work], Mapping[int, float]]
@@ -32,11 +32,11 @@ class Sights:
 class Entrance(GateTerms):
     """The works that wait for one stage.
 
-    1. What was prepared for a replica goes there, before all others, as soon as that has room. If it is gone, the work
-       goes with the others.
+    1. A work that was prepared for a replica goes there, ahead of all others, as soon as the replica has room. If the
+    replica is gone, the work goes with the others.
     2. The others go through the gate: by class and slack, or ``as_they_came``.
-    3. A work is described when it begins to wait, by what its stages are estimated to cost then. It is described anew
-       when it begins to wait again, and when the credits that it needs are others.
+    3. A work is described when it begins to wait, by the estimated costs of its stages at that time. It is described
+    again when it begins to wait again, and when the credits that it needs change.
     """
 
     def __init__(self, shared: Policies, stage_id: int, gate: StageGate, sights: Sights, as_they_came: bool) -> None:
@@ -44,12 +44,12 @@ class Entrance(GateTerms):
         self._as_they_came = as_they_came
         self._works: dict[str, Work] = {}
         self._bound: dict[str, GateRequest] = {}
-        self._places: dict[str, int] = {}  # as they came
+        self._places: dict[str, int] = {}  # in order of arrival
         self._number = 0
         self._describe: Callable[[int], ReplicaState | None] | None = None  # while some replicas are drawn
 
     def put(self, pool: Any, work: Work, now: float) -> None:
-        """A work waits from now on."""
+        """Add a work that waits from now on."""
         self._works[work.request_id] = work
         self._places[work.request_id] = self._number
         self._number += 1
@@ -62,14 +62,14 @@ class Entrance(GateTerms):
             self._bound[work.request_id] = request
 
     def remove(self, request_id: str) -> None:
-        """It waits no more; nothing if it did not."""
+        """Remove a work; unknown ones are ignored."""
         self._works.pop(request_id, None)
         self._places.pop(request_id, None)
         self._bound.pop(request_id, None)
         self._gate.remove(request_id)
 
     def credits_changed(self, request_id: str, now: float) -> None:
-        """What a request needs to start may be others' credits now; nothing if it does not wait."""
+        """Describe a waiting request again after a change of the credits that it needs; unknown ones are ignored."""
         if request_id in self._gate:
             self._gate.put(self._described(self._works[request_id]), now)
 
@@ -80,14 +80,14 @@ class Entrance(GateTerms):
         now: float,
         describe: Callable[[int], ReplicaState | None] | None = None,
     ) -> list[tuple[str, int]]:
-        """Who goes now, and to which replica; they wait no more.
+        """Return the requests to start now with their replicas; they no longer wait.
 
         Args:
-            pool: the stage's.
-            replicas: those that may get something.
+            pool: the stage's pool.
+            replicas: the replicas that may get a request.
             now: in seconds.
-            describe: another replica, where ``replicas`` were drawn from many. Then only one goes, for the next one
-                others are drawn.
+            describe: returns another replica, if ``replicas`` were drawn from many. Then only one request goes, and
+                others are drawn for the next one.
         """
         self._describe = describe
         found = self._prepared(pool, self._free(pool, replicas), now) if self._bound else []
@@ -102,7 +102,7 @@ class Entrance(GateTerms):
         return found
 
     def _free(self, pool: Any, replicas: list[ReplicaState]) -> dict[int, int]:
-        """Room by replica, of these and of those for which something was prepared."""
+        """Return the room of these replicas, and of those for which a work was prepared."""
         free = {one.replica_id: one.room for one in replicas}
         if self._describe is not None:
             for replica_id in {pool.get_bound_replica_id(name) for name in self._bound} - free.keys() - {None}:

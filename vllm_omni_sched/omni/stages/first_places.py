@@ -1,4 +1,4 @@
-"""Where stages start: planned on profiles that the options give, before vLLM-Omni starts them."""
+"""Choose the devices on which stages start, from the profiles of the options, before vLLM-Omni starts them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = get_logger(__name__)
 
 
 def place(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:
-    """Give each stage with one replica on one device that the options name the device of the best plan.
+    """Assign devices by the best plan to stages with one replica on one device that the options name.
 
-    Where such a stage has no profile, all start where the deploy YAML says, and are measured.
+    If such a stage has no profile, all stages start as in the deploy YAML, and are measured.
 
     Raises:
         ConfigError: no plan fits.
@@ -29,7 +29,9 @@ def place(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:
         profile = options.profile_of(number, _name(config))
         if len(devices) == 1 and devices[0] in options.devices and runtime.num_replicas == 1:
             if profile is None:
-                logger.info("stages start where the deploy YAML says: there is no profile of stage %d", number)
+                logger.info(
+                    "stages start as in the deploy YAML: stage %d has no profile in 'graph.partition.profiles'", number
+                )
                 return
             placed[number] = StageProfile(number, profile.memory_bytes, 0, profile.seconds)
         elif profile is not None:

@@ -1,4 +1,4 @@
-"""Counts arrivals, forecasts them, and prepares stages for what is to come."""
+"""Count and forecast arrivals, and prepare stages for the load."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.stage_options import ForecastOptions
 
 MODALITIES = ("text", "image", "audio", "video")
-TESTED = (ForecastReason.BEST, ForecastReason.QUIET)  # not while there is too little to test a model, or one errs
-KEPT = 0.9  # from bin to bin, of the counts of where requests went: those of the last ten bins or so
+TESTED = (ForecastReason.BEST, ForecastReason.QUIET)  # not while there is too little data to test a model, or one errs
+KEPT = 0.9  # decay per bin of the counts of visited stages: about the last ten bins count
 Prepare = Callable[[Mapping[int, float], bool], None]
 
 
 class Ways:
-    """What part of the requests of a modality runs in a stage, by those that have left the pipeline."""
+    """Fraction of a modality's requests that run in each stage, by those that have left the pipeline."""
 
     def __init__(self) -> None:
         self._left: defaultdict[str, float] = defaultdict(float)
         self._ran: defaultdict[tuple[str, int], float] = defaultdict(float)
 
     def left(self, modality: str, stages: Iterable[int]) -> None:
-        """A request has left; it ran in these stages."""
+        """Record that a request has left after running in these stages."""
         self._left[modality] += 1
         for stage_id in set(stages):
             self._ran[modality, stage_id] += 1
 
     def fade(self) -> None:
-        """Time has passed: what comes now counts for more."""
+        """Decay the counts, so that recent requests count more."""
         for modality in self._left:
             self._left[modality] *= KEPT
         for way in self._ran:
             self._ran[way] *= KEPT
 
     def rates(self, rates: Mapping[str, float]) -> dict[int, float]:
-        """By stage, of so many by modality. One that nobody was seen in has none."""
+        """Return the requests per second of each stage for given rates by modality; unvisited stages are left out."""
         found: dict[int, float] = {}
         for (modality, stage_id), ran in self._ran.items():
             if ran:
@@ -49,14 +49,14 @@ class Ways:
 
 
 class Foresight:
-    """Forecasts arrivals by modality once per bin, and plans batch limits and replicas before the load is there.
+    """Forecasts arrivals by modality once per bin, and plans batch limits and replicas before the load arrives.
 
-    Fitting models takes long, so it runs beside the loop; a forecast that is not done in time is used when it is.
+    Fitting models takes long, so it runs beside the event loop; a forecast that is late is used once it is done.
 
     Args:
-        options: how.
-        board: shows what was forecast and what came.
-        max_batch_size: what no limit is raised above.
+        options: options of the forecast.
+        board: publishes observed and forecast rates.
+        max_batch_size: upper bound of raised limits.
 
     Raises:
         ConfigError: statsmodels is missing.
@@ -78,17 +78,17 @@ class Foresight:
         self._fitting: asyncio.Task[None] | None = None
 
     def arrived(self, modality: str) -> None:
-        """A request has come."""
+        """Count a request that has arrived."""
         self._counts[modality] += 1
 
     def look(self, now: float, prepare: Prepare) -> None:
-        """Once per bin: forecast, and tell `prepare` the most requests per second that are to come, by stage.
+        """Forecast once per bin, and pass `prepare` the most requests per second to expect, by stage.
 
-        A stage gets that part of a modality's requests that ran there of late: not those that end before it, or share
+        A stage gets the fraction of a modality's requests that recently ran there: not those that end earlier, or share
         the work of others there.
 
-        It is told, too, whether to believe it so far as to move replicas: whether every modality's forecast is of a
-        model that was tested, and that the guard has not put aside since.
+        `prepare` also gets whether the forecast may be trusted for moving replicas: whether each modality's forecast is
+        from a model that was tested and that the guard has not rejected since.
         """
         if self._began is None:
             self._began = now
@@ -111,7 +111,7 @@ class Foresight:
         prepare(rates, tested)
 
     def _fit(self, counts: Mapping[str, int], now: float) -> dict[str, Forecast]:
-        """The model is touched here alone, by one thread at a time."""
+        """Update the model and forecast; only this method uses the model, in one thread at a time."""
         for modality, count in counts.items():
             self._model.observe(now, modality, count)
         return {modality: self._model.forecast(now, modality) for modality in counts}
@@ -119,5 +119,5 @@ class Foresight:
     def plan(
         self, stages: Mapping[str, PoolState], spare: int, now: float
     ) -> tuple[Mapping[str, PoolPlan], tuple[Move, ...]]:
-        """Replicas and batch limits for the load that is to come, and the moves to get there."""
+        """Return replicas and batch limits for the load that is to come, and the moves to get there."""
         return self._planner.plan(stages, spare, now)

@@ -1,4 +1,4 @@
-"""Requests of a pipeline that make no sense are refused where they come in, as HTTP 400, before a stage sees them."""
+"""Refuse invalid requests of a pipeline with HTTP 400 where they arrive, before a stage gets them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vllm_omni_sched.stage_options.graph import PriorityOptions
 
 _CHAT = "vllm_omni.entrypoints.openai.serving_chat"
 _said: ContextVar[Mapping[str, Any]] = ContextVar("omni_sched_said")
-"""Keys of ours in the ``vllm_xargs`` of the chat request that this task serves."""
+"""Our keys in ``vllm_xargs`` of the chat request that this task serves."""
 
 
 def check_requests(engine: Any, options: PriorityOptions) -> None:
-    """Let this engine's requests be checked; `AsyncOmni.generate` is wrapped once for all engines of the process.
+    """Check this engine's requests; `AsyncOmni.generate` is wrapped once for all engines of the process.
 
-    It is wrapped rather than called later, since an answer that is streamed has begun, with HTTP 200, before vLLM-Omni
+    It is wrapped rather than called later, since a streamed answer has begun, with HTTP 200, before vLLM-Omni
     looks at the request. A process without `AsyncOmni` serves no HTTP.
     """
     setattr(engine, PROMISES, promises_of(options))
@@ -33,21 +33,21 @@ def check_requests(engine: Any, options: PriorityOptions) -> None:
 
 
 def promises_of(options: PriorityOptions) -> Promises:
-    """Return what requests of a pipeline may say about themselves; its classes have no targets that they may set."""
+    """Return the reader of client promises for a pipeline; clients cannot set targets of its classes."""
     named = options.clients_may_name
     return Promises(Classes(options).by_name, named, {}, option="graph.priority.client_classes", shared=True)
 
 
 def _check_chats() -> None:
-    """Have ``vllm_xargs`` of chat requests read."""
+    """Read ``vllm_xargs`` of chat requests."""
     wrap_once(sys.modules[_CHAT].OmniOpenAIServingChat, "create_chat_completion", _reads_xargs)
 
 
 def _reads_xargs(create_chat_completion: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a chat request say who it is in ``vllm_xargs``, as it does to vLLM: vLLM-Omni 0.30 drops them.
+    """Accept our keys in ``vllm_xargs`` of a chat request, as vLLM does: vLLM-Omni 0.30 drops them.
 
-    What it says there goes to the parameters of the first stage. They may have been given one by one in
-    ``sampling_params_list``; what their ``extra_args`` say of the same counts more.
+    They are added to the parameters of the first stage. Keys in the ``extra_args`` of an explicit
+    ``sampling_params_list`` take precedence.
     """
 
     async def wrapper(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def _reads_xargs(create_chat_completion: Callable[..., Any]) -> Callable[..., An
         xargs = getattr(request, "vllm_xargs", None) or {}
         try:
             check_extra(promises, xargs)
-        except ValueError as error:  # what leaves this method as an exception is answered with HTTP 500
+        except ValueError as error:  # an exception that leaves this method is answered with HTTP 500
             return self.create_error_response(error)
         before = _said.set({key: xargs[key] for key in KNOWN if key in xargs})
         try:
@@ -82,7 +82,7 @@ def _checks(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_params(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Those of the first stage, where a request says who it is."""
+    """Return the parameters of the first stage, which hold our keys."""
     of_stages = kwargs.get("sampling_params_list")
     if of_stages is None:
         return kwargs["sampling_params"] if "sampling_params" in kwargs else args[1] if len(args) > 1 else None

@@ -1,4 +1,4 @@
-"""vLLM-Omni's pipeline as our graph of stages."""
+"""Convert vLLM-Omni's pipeline to our graph of stages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKin
 
 
 def graph_of(pools: Iterable[Any]) -> StageGraph:
-    """The graph of stages that run.
+    """Return the graph of running stages.
 
     Raises:
-        GraphError: as `line_of`.
+        GraphError: as for `line_of`.
     """
     return line_of(_stage(pool.stage_id, pool.stage_client, _kind(pool), pool.num_replicas) for pool in pools)
 
 
 def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
-    """The graph of stages before they start, from vLLM-Omni's `StageMetadata`; which are generation, it does not say.
+    """Return the graph of stages before they start, from vLLM-Omni's `StageMetadata`, which does not mark generation.
 
     Raises:
-        GraphError: as `line_of`.
+        GraphError: as for `line_of`.
     """
     return line_of(
         _stage(int(one.stage_id), one, StageKind.DIFFUSION if one.stage_type == "diffusion" else StageKind.AR, 1)
@@ -30,13 +30,13 @@ def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
 
 
 def graph_of_pipeline(pipeline: Any, replicas: Mapping[int, int]) -> StageGraph:
-    """The graph of a pipeline that nobody has started, from vLLM-Omni's `PipelineConfig`.
+    """Return the graph of a pipeline that is not started, from vLLM-Omni's `PipelineConfig`.
 
     Args:
-        replicas: of each stage, by its id; 1 for those that are not there.
+        replicas: replicas of each stage by its id; 1 for missing ones.
 
     Raises:
-        GraphError: as `line_of`.
+        GraphError: as for `line_of`.
     """
     kinds = {"llm_generation": StageKind.GENERATION, "diffusion": StageKind.DIFFUSION}
     return line_of(
@@ -54,27 +54,28 @@ def graph_of_pipeline(pipeline: Any, replicas: Mapping[int, int]) -> StageGraph:
 
 
 def line_of(stages: Iterable[Stage]) -> StageGraph:
-    """The graph of stages that vLLM-Omni 0.30 can run: it gives a request to stage 0, and what a stage makes to the
-    stage of the next id.
+    """Return the graph of stages that vLLM-Omni 0.30 can run.
+
+    It gives a request to stage 0, and the output of a stage to the stage with the next id.
 
     Raises:
-        GraphError: a stage reads from one that is not there, nothing leads to it, stages wait for each other, or they
-            are no line in the order of their ids.
+        GraphError: a stage reads from one that does not exist, nothing leads to it, stages wait for each other, or they
+            are not a line in the order of their ids.
     """
     graph = StageGraph.of(stages, entries=[0])
     for before, stage in zip(graph.stages, graph.stages[1:], strict=False):
         if stage.sources != (before.stage_id,):
             reads = ", ".join(map(str, stage.sources)) or "none"
             raise GraphError(
-                f"stage {stage} reads {reads}, but vLLM-Omni hands what stage {before} makes to it, and nothing else: "
+                f"stage {stage} reads {reads}, but vLLM-Omni gives it the output of stage {before} only: "
                 "stages must be a line, each reading the one before; or turn the stage scheduler off"
             )
     return graph
 
 
 def _stage(stage_id: int, told: Any, kind: StageKind, replicas: int) -> Stage:
-    """``told``: a client or the metadata of the stage."""
-    # none, and nothing: vLLM-Omni's legacy default, with which it hands on what the stage before makes
+    """Return our stage; ``told``: a client or the metadata of the stage."""
+    # No source is vLLM-Omni's legacy default, with which it passes on the output of the stage before.
     sources = getattr(told, "engine_input_source", None) or ([stage_id - 1] if stage_id else [])
     return Stage(
         stage_id=stage_id,

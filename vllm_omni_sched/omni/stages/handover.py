@@ -1,4 +1,4 @@
-"""Outputs that a replica has finished, and that the next stage is not known to have got."""
+"""Track outputs that a replica has finished and that the next stage may not have received."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Handover:
-    """What a replica made for a request, on its way to the next stage.
+    """Output of a replica for a request, on its way to the next stage.
 
     ``owner``: the request in whose name the work was begun; its payload is sent under that name.
     """
@@ -20,15 +20,15 @@ class Handover:
 
 
 class Handovers:
-    """Tracks each output from when its stage has finished until the next stage shows that it has got all of it.
+    """Tracks each output from the end of its stage until the next stage shows that it has received all of it.
 
-    A stage sends its output beside the front end, after it has said that it is done. If its replica dies in between,
-    the next stage waits for an input that nobody sends any more.
+    A stage sends its output past the front end, after it has reported the end. If its replica dies in between,
+    the next stage waits for an input that is never sent.
 
     1. A handover begins when a replica has finished a stage of a request.
-    2. It ends when the next stage shows that it has the whole input: with its first output where payloads are sent
-       whole, and when it is through where they are sent in pieces (``pieces``).
-    3. It ends, too, when the request leaves, or when the stage or an earlier one is run again for it.
+    2. It ends when the next stage shows that it has the whole input: with its first output if payloads are sent
+       whole, and with its end if they are sent in pieces (``pieces``).
+    3. It also ends when the request leaves, or when the stage or an earlier one is run again for it.
     """
 
     def __init__(self, pieces: bool) -> None:
@@ -36,36 +36,36 @@ class Handovers:
         self._open: dict[str, dict[int, Handover]] = {}  # by request, by the stage that sends
 
     def __len__(self) -> int:
-        """Requests with an output that may not have arrived."""
+        """Return the number of requests with an output that may not have arrived."""
         return len(self._open)
 
     def finished(self, stage_id: int, replica_id: int, owner: str, receivers: Iterable[str]) -> None:
-        """A replica has finished a stage, for these requests."""
+        """Record that a replica has finished a stage for these requests."""
         for name in receivers:
             self._open.setdefault(name, {})[stage_id] = Handover(name, stage_id, replica_id, owner)
 
     def spoke(self, stage_id: int, request_ids: Iterable[str], *, finished: bool) -> None:
-        """A stage has put out something for these requests; ``finished``: it is through with them."""
+        """Record that a stage has put out something for these requests; ``finished``: it is done with them."""
         if finished or not self._pieces:
             for name in request_ids:
                 self._drop(name, stage_id - 1)
 
     def runs_again(self, request_id: str, stage_id: int) -> None:
-        """A stage is run again for a request, and so are all that follow."""
+        """Record that a stage and all later ones are run again for a request."""
         for later in [one for one in self._open.get(request_id, ()) if one >= stage_id]:
             self._drop(request_id, later)
 
     def of_replica(self, stage_id: int, replica_id: int) -> list[Handover]:
-        """What this replica has made and may not have sent."""
+        """Return the outputs of this replica that may not have been sent."""
         found = (stages.get(stage_id) for stages in self._open.values())
         return [one for one in found if one is not None and one.replica_id == replica_id]
 
     def to_stage(self, request_id: str, stage_id: int) -> Handover | None:
-        """What this stage may still wait for; None: it has its input, or gets none past the front end."""
+        """Return the input that the stage may still wait for; None if it has arrived or passes the front end."""
         return self._open.get(request_id, {}).get(stage_id - 1)
 
     def forget(self, request_id: str) -> None:
-        """The request has left."""
+        """Forget a request that has left."""
         self._open.pop(request_id, None)
 
     def _drop(self, request_id: str, stage_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Replicas whose processes live, and that hang: they get no new work, and in the end they are killed, and repaired."""
+"""Detect replicas that hang although their processes live, stop sending them work, and finally kill them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from vllm_omni_sched.stage_options import StageSchedConfig
 
 logger = get_logger(__name__)
 
-COMPUTES = 0.05  # of a processor: one that uses more does something
-NOTICED_SECONDS = 5.0  # in which vLLM-Omni sees that a process has ended
+COMPUTES = 0.05  # fraction of a processor above which a replica counts as computing
+NOTICED_SECONDS = 5.0  # in which vLLM-Omni detects that a process has ended
 
 
 class Hangs:
-    """Tells recovery of replicas that neither say nor do anything although they have work.
+    """Reports replicas that have work but send and compute nothing to recovery.
 
-    1. What a replica has to do counts once the stages before are through with it: in async-chunk mode a stage that is
-       fed by one that hangs does not hang.
-    2. A replica that hangs (`Silence`) gets no new work. When it says or does something, it is as it was before.
-    3. If it hangs for ``hang_seconds`` more, its processes are killed: what follows is what follows a death.
-    4. Nothing is said of replicas whose processes are on another host.
+    1. The work of a replica counts once the earlier stages are done with it: in async-chunk mode, a stage that is
+       fed by a hanging one does not hang.
+    2. A replica that hangs (`Silence`) gets no new work until it sends or computes something.
+    3. If it hangs for ``hang_seconds`` more, its processes are killed, and recovery treats it as dead.
+    4. Replicas whose processes run on another host are not checked.
 
     Args:
-        orchestrator: ours.
+        orchestrator: our orchestrator.
     """
 
     def __init__(self, orchestrator: Any, config: StageSchedConfig) -> None:
@@ -43,17 +43,17 @@ class Hangs:
         )
         self._names = {stage.stage_id: str(stage) for stage in orchestrator.policies.graph.stages}
         self._clients: dict[tuple[int, int], Any] = {}
-        self._used: dict[tuple[int, int], tuple[float, float]] = {}  # when, and processor time so far
-        self._since: dict[tuple[int, int], float] = {}  # of those that hang
+        self._used: dict[tuple[int, int], tuple[float, float]] = {}  # time and processor time of the last check
+        self._since: dict[tuple[int, int], float] = {}  # of replicas that hang
         self._killed: set[tuple[int, int]] = set()
         self._next = 0.0
 
     def heard(self, stage_id: int, replica_id: int) -> None:
-        """A replica has said something."""
+        """Record that a replica has sent a message."""
         self._silence.heard(self._names[stage_id], replica_id, self._orchestrator.clock())
 
     def look(self, now: float) -> None:
-        """See who hangs, and do what is to be done about it."""
+        """Check all replicas, and act on those that hang or no longer do."""
         if not self._on or now < self._next:
             return
         self._next = now + self._options.interval_seconds
@@ -61,7 +61,7 @@ class Hangs:
             (pool.stage_id, one): pool for pool in self._orchestrator.stage_pools for one in pool.live_replica_ids()
         }
         for key, client in list(self._clients.items()):
-            if key not in live or live[key].clients[key[1]] is not client:  # it is gone, or is another one
+            if key not in live or live[key].clients[key[1]] is not client:  # it is gone or was replaced
                 self._forget(key)
         self._clients = {key: pool.clients[key[1]] for key, pool in live.items()}
         for (_, replica_id), pool in live.items():
@@ -97,7 +97,7 @@ class Hangs:
         return work.sent and not any(name in pool.queue.running or name in pool.queue.waiting for pool in before)
 
     def _computes(self, key: tuple[int, int], of: list[psutil.Process], now: float) -> bool:
-        """Whether it has since the last look; for all we know, where there was none."""
+        """Return whether the replica has used processor time since the last check; True if that is not known."""
         used, before = processes.cpu_seconds(of), self._used.pop(key, None)
         if used is None:
             return True
@@ -109,35 +109,35 @@ class Hangs:
         hang_seconds = self._hang_seconds if repair.on else None
         if key not in self._since:
             self._since[key] = now
-            why = f"it has work, and has said and done nothing for {anomaly.evidence['seconds']:.3g} s"
+            why = f"it has work but has sent and computed nothing for {anomaly.evidence['seconds']:.3g} s"
             logger.warning("%s hangs: %s", anomaly.subject, why)
             self._orchestrator.policies.board.anomaly(stage_id, anomaly.kind.value)
             if hang_seconds is not None:
                 pool.suspected.add(replica_id)
                 repair.suspect(pool, replica_id, why)
         if hang_seconds is not None and now - self._since[key] >= hang_seconds:
-            logger.error("%s still hangs after %g s: its processes are ended", anomaly.subject, hang_seconds)
+            logger.error("%s still hangs after %g s; killing its processes", anomaly.subject, hang_seconds)
             self._killed.add(key)
             processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
             self._orchestrator.spawn(self._died(pool, replica_id))
 
     async def _died(self, pool: Any, replica_id: int) -> None:
-        """vLLM-Omni sees that processes end; if it does not, it is told."""
+        """Wait until vLLM-Omni detects the end of the processes, and report it if it does not."""
         client, loop = pool.clients[replica_id], asyncio.get_running_loop()
         until = loop.time() + NOTICED_SECONDS
         while replica_id in pool.live_replica_ids() and pool.clients[replica_id] is client:
             if loop.time() >= until:
-                error = EngineDeadError("it was ended since it hung")
+                error = EngineDeadError("it was killed because it hung")
                 await self._orchestrator._handle_dead_replica(pool.stage_id, replica_id, error)
                 return
             await asyncio.sleep(0.01)
 
     def _answers(self, key: tuple[int, int], pool: Any) -> None:
-        """It does again."""
+        """Resume sending work to a replica that no longer hangs."""
         del self._since[key]
         if key in self._killed or key[1] not in pool.suspected:
             return
-        logger.warning("%s replica %d answers again", self._names[key[0]], key[1])
+        logger.warning("%s replica %d no longer hangs", self._names[key[0]], key[1])
         pool.suspected.discard(key[1])
         self._orchestrator.repair.answers(pool, key[1])
         self._orchestrator.spawn(self._orchestrator.release())

@@ -1,4 +1,4 @@
-"""Requests that come no further in their stage fail with a reason, rather than keep their client waiting for ever."""
+"""Fail requests that make no progress in their stage, instead of keeping their clients waiting forever."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
 logger = get_logger(__name__)
 
 OPTION = "runtime.stall_seconds"
-LOOK_SECONDS = 1.0  # between two looks, or a tenth of the deadline where that is less
+LOOK_SECONDS = 1.0  # between two checks, or a tenth of the deadline if that is less
 
 
 class LastResort:
     """Watches all requests of a pipeline, and fails those that stall (`StalledRequests`).
 
-    Streaming sessions do not stall: there the next input is the client's to send. A companion of classifier-free
-    guidance is not watched either; what it does is progress of the request that it belongs to.
+    Streaming sessions do not stall: there the client sends the next input. A companion of classifier-free
+    guidance is not watched either; its progress counts for the request that it belongs to.
 
     Args:
-        orchestrator: ours.
-        deadline_seconds: None: nothing fails.
+        orchestrator: our orchestrator.
+        deadline_seconds: longest time without progress; None: no request fails.
     """
 
     def __init__(self, orchestrator: Any, deadline_seconds: float | None) -> None:
@@ -33,15 +33,15 @@ class LastResort:
         self._next = float("-inf")
 
     def __len__(self) -> int:
-        """Requests that are watched."""
+        """Return the number of requests that are watched."""
         return len(self._stalled)
 
     def arrived(self, request_id: str) -> None:
-        """A request has come."""
+        """Watch a request that has arrived."""
         self._stalled.arrived(request_id, self._orchestrator.clock())
 
     def progressed(self, request_ids: Iterable[str]) -> None:
-        """These requests have come further."""
+        """Record progress of these requests."""
         now, companions = self._orchestrator.clock(), self._orchestrator._cfg_tracker
         for request_id in request_ids:
             self._stalled.progressed(request_id, now)
@@ -50,11 +50,11 @@ class LastResort:
                 self._stalled.progressed(parent, now)
 
     def forget(self, request_id: str) -> None:
-        """The request has left."""
+        """Forget a request that has left."""
         self._stalled.forget(request_id)
 
     def look(self, now: float) -> None:
-        """Fail what stalls."""
+        """Fail requests that stall."""
         if now < self._next:
             return
         self._next = now + self._interval_seconds
@@ -66,9 +66,9 @@ class LastResort:
                 self._stalled.arrived(request_id, now)
             else:
                 stage_id, where = self._place(request_id)
-                logger.error("request %s stalls in stage %d: %s", request_id, stage_id, where)
+                logger.error("request %s makes no progress in stage %d: %s", request_id, stage_id, where)
                 why = (
-                    f"{where} has shown no progress with it for {seconds:.4g} s, which is more than option "
+                    f"{where} has made no progress with it for {seconds:.4g} s, longer than option "
                     f"'{OPTION}' ({self._stalled.deadline_seconds:g}) allows ({FailReason.STALLED.value})"
                 )
                 fail = self._orchestrator.repair.fail(request_id, stage_id, why, FailReason.STALLED)
@@ -81,7 +81,7 @@ class LastResort:
         )
 
     def _place(self, request_id: str) -> tuple[int, str]:
-        """The first stage that has the request in hand, and where in it."""
+        """Return the first stage that has the request, and where in it."""
         orchestrator = self._orchestrator
         for pool in orchestrator.stage_pools:
             leader = pool.queue.leader_of(request_id)

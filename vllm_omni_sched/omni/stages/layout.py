@@ -1,4 +1,4 @@
-"""Which device each stage runs on: planned on what stages are measured to need, and carried out while requests run."""
+"""Plan the device of each stage from its measured needs, and move stages while requests run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vllm_omni_sched.stage_options.graph import PartitionOptions
 
 logger = get_logger(__name__)
 
-LOOK_SECONDS = 5.0  # as often as the memory of processes is looked at
+LOOK_SECONDS = 5.0  # between two checks of the processes' memory
 
 
 class Layout:
-    """Stages with one replica, on one device that the options name, are placed; all else stays where it is.
+    """Places stages that have one replica on one device that the options name; all others stay where they are.
 
-    1. A stage needs the memory that its replica holds, and the seconds of a device that its requests take; before both
-       are known of all stages nothing is planned. A profile in the options says the seconds, and the least memory.
-    2. `Partitioner` says what should run where: for more throughput, or since a device no longer holds what it has.
-    3. One stage moves at a time, first one that has room where it goes, since the new replica starts before the old
-       one stops. If none has, nothing moves.
+    1. A stage needs the memory that its replica holds, and the device seconds of its requests; both must be known for
+       all stages before anything is planned. A profile in the options sets the seconds and the least memory.
+    2. `Partitioner` plans the devices: for more throughput, or because the memory of a device no longer suffices.
+    3. One stage moves at a time, first one whose target has room, since the new replica starts before the old
+       one stops. If there is none, nothing moves.
 
     Args:
-        options: the devices, and when a plan changes.
-        seconds: that a request takes of a stage's device; None: not known yet.
-        names: of the stages.
+        options: the devices, and bounds for changes of the plan.
+        seconds: returns the device seconds of a request in a stage; None: not known yet.
+        names: names of the stages.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Layout:
         self._partitioner = Partitioner(options.min_gain, options.cooldown_seconds)
         self._next = 0.0
         self._told: str | None = None
-        self._wanted: Mapping[int, str] | None = None  # what a plan of more than one move is on its way to
+        self._wanted: Mapping[int, str] | None = None  # target of a plan with more than one move
         self._move: asyncio.Task[Outcome] | None = None
 
     def look(self, pools: list[Any], now: float) -> Plan | None:
-        """Now and then: what should be, if it can be planned."""
+        """Plan once per interval, begin the next move, and return the new plan; None if nothing was planned."""
         if now < self._next or self._moves.busy:
             return None
         self._next = now + LOOK_SECONDS
@@ -69,7 +69,7 @@ class Layout:
         return plan
 
     def _goes_on(self, found: PartitionSnapshot, current: Mapping[int, str]) -> bool:
-        """The next move of a plan of several, if the last one went well."""
+        """Begin the next move of a plan if the last one succeeded, and return whether one was begun."""
         wanted, last = self._wanted, self._move
         done = last is not None and last.done() and not last.cancelled() and last.exception() is None
         if wanted is None or wanted == current or not found.covers(wanted) or not done or not found.fits(wanted):
@@ -79,7 +79,7 @@ class Layout:
         return last.result() is Outcome.MOVED and self._begin(found, current, wanted)
 
     def _placed(self, pools: list[Any]) -> dict[int, str]:
-        """The devices of the stages that may be placed."""
+        """Return the devices of the stages that may be placed."""
         placed = {}
         for pool in pools:
             replicas = self._moves.places.replicas(pool.stage_id)
@@ -115,7 +115,7 @@ class Layout:
         return PartitionSnapshot(tuple(devices), tuple(profiles)) if profiles else None
 
     def _bytes(self, replica: Replica) -> int:
-        """Of its device if that is measured, else of the host."""
+        """Return the device memory of a replica if it is measured, else its host memory."""
         facts = self._board.replicas.get((replica.stage, replica.index))
         return (facts.device_bytes or facts.host_bytes or 0) if facts is not None else 0
 
@@ -133,10 +133,10 @@ class Layout:
             (replica,) = self._moves.places.replicas(stage.stage_id)
             how = self._moves.relocate(replica, target.device_id)
             if not isinstance(how, Outcome):
-                logger.info("stage %d goes to device %s", stage.stage_id, target.device_id)
+                logger.info("moving stage %d to device %s", stage.stage_id, target.device_id)
                 self._move = how
                 return True
-            logger.info("stage %d cannot go to device %s: %s", stage.stage_id, target.device_id, how.value)
+            logger.info("stage %d cannot move to device %s: %s", stage.stage_id, target.device_id, how.value)
         self._move = None
         return False
 

@@ -1,4 +1,4 @@
-"""How many requests each replica of a stage is given at once, and how much work it has left."""
+"""Limit the requests of each replica of a stage, and track its remaining work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
 from vllm_omni_sched.resource.work_left import WorkLeft
 
-SLOWDOWN = 2.0  # of a request in a batch, relative to one alone, that is aimed at where the target is out of reach
-SMOOTHING = 0.1  # what the last lone request counts
+SLOWDOWN = 2.0  # target for a batch relative to a lone request, if the configured target cannot be reached
+SMOOTHING = 0.1  # weight of the last lone request
 
 
 class ReplicaLoad:
-    """What a replica has in hand, by the rules of `WorkLeft`; vLLM-Omni asks from another thread, too.
+    """The requests of a replica by the rules of `WorkLeft`; thread-safe, since vLLM-Omni reads it from other threads.
 
-    No batch meets a latency target below what one request takes alone. There the target is `SLOWDOWN` times that, as
-    far as it is known; else the limit of a long stage would stay at its least, whatever that costs.
+    No batch meets a latency target below the time of a lone request. In that case the target is `SLOWDOWN` times that
+    time, once it is known; otherwise the limit of a long stage would stay at its minimum at any cost.
     """
 
     def __init__(
         self, limit: BatchControl, window: ProgressiveWindow | None = None, target_seconds: float = 0.0
     ) -> None:
         self.limit, self.window = limit, window
-        self.target_seconds = target_seconds  # of latency, as the operator has chosen it
-        self.alone_seconds = 0.0  # latency of requests that had the replica for themselves, smoothed
-        self._alone: str | None = None  # the request that has had the replica for itself since it began
+        self.target_seconds = target_seconds  # latency target of the operator
+        self.alone_seconds = 0.0  # smoothed latency of requests that ran alone
+        self._alone: str | None = None  # the request that has run alone since it began
         self._work: WorkLeft[str] = WorkLeft()
         self._lock = threading.Lock()
 
@@ -36,7 +36,7 @@ class ReplicaLoad:
 
     @property
     def speed(self) -> float:
-        """Of its work, relative to what costs are estimated for."""
+        """Return the speed relative to the device that costs are estimated for."""
         return self._work.speed
 
     @speed.setter
@@ -45,7 +45,7 @@ class ReplicaLoad:
 
     @property
     def since(self) -> float:
-        """The latest time that it was told."""
+        """Return the latest time that was passed in."""
         return self._work.since
 
     def begin(self, request_id: str, cost_seconds: float, now: float, units: int = 0) -> None:
@@ -56,7 +56,7 @@ class ReplicaLoad:
             self.window.begin(request_id, units, now)
 
     def through(self, request_id: str, now: float, seconds: float) -> None:
-        """A request is through with what the latency target is about; it took so long."""
+        """Record the latency of a request once it has reached what the latency target measures."""
         if request_id == self._alone:
             self.alone_seconds += (SMOOTHING if self.alone_seconds else 1.0) * (seconds - self.alone_seconds)
         self._aim(max(self.target_seconds, SLOWDOWN * self.alone_seconds))
@@ -71,17 +71,17 @@ class ReplicaLoad:
             self.window.target_seconds = target_seconds
 
     def raise_limit(self, limit: int) -> None:
-        """As many are to come; a limit that is not steered stays."""
+        """Raise a controlled limit for a load that is to come; a fixed limit stays."""
         if isinstance(self.limit, PidBatch):
             self.limit.raise_to(limit)
 
     def look_at(self, memory: HostMemory, now: float) -> None:
-        """A limit that is steered falls where memory is short."""
+        """Lower a controlled limit if memory is short."""
         if isinstance(self.limit, PidBatch):
             self.limit.note_memory(memory.used(now))
 
     def end(self, request_id: str, now: float) -> float | None:
-        """The seconds that it had; None for one that is not there."""
+        """Remove a request, and return the seconds that it had; None for an unknown one."""
         if self.window is not None:
             self.window.drop(request_id)
         with self._lock:
@@ -90,11 +90,11 @@ class ReplicaLoad:
             return self._work.take(request_id, now)
 
     def remaining_seconds(self, now: float) -> float:
-        """At speed 1, of all that are there."""
+        """Return the remaining seconds of all running requests, at speed 1."""
         with self._lock:
             return self._work.remaining_seconds(now)
 
     def next_end_seconds(self, now: float) -> float:
-        """Until the first of them should be done; ``inf`` where all have taken longer than they should."""
+        """Return the seconds until the next request should finish; ``inf`` if all have exceeded their estimates."""
         with self._lock:
             return self._work.next_end_seconds(now)

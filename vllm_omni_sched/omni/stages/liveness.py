@@ -1,4 +1,4 @@
-"""Looks at whether the processes of replicas live."""
+"""Check that the processes of replicas are alive."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vllm_omni_sched.omni.stages.processes import started_by
 
 
 class Liveness:
-    """Tells of replicas whose processes have ended, by looking, every so often.
+    """Polls the processes of replicas and reports those that have ended.
 
-    vLLM-Omni waits for the end of each process on a thread. That thread first shuts down what is left of the replica,
-    and only then says that it is dead; one that is stuck in that, or has itself failed, never says so.
+    vLLM-Omni waits for the end of each process on a thread. That thread first shuts down the rest of the replica,
+    and only then reports its death; if it gets stuck there or fails itself, it never does.
 
     Args:
-        interval_seconds: between two looks.
-        died: told of each dead replica: its stage, itself, and why.
+        interval_seconds: time between two checks.
+        died: called for each dead replica with its stage, its id and the error.
     """
 
     def __init__(self, interval_seconds: float, died: Callable[[int, int, EngineDeadError], Awaitable[None]]) -> None:
@@ -26,7 +26,7 @@ class Liveness:
         self._next = float("-inf")
 
     async def look(self, pools: list[Any], now: float) -> None:
-        """Tell of those that are dead and still in their pool; once told, they are in it no more."""
+        """Report replicas that are dead and still in their pool; reporting removes them from it."""
         if now < self._next:
             return
         self._next = now + self._interval_seconds
@@ -34,5 +34,5 @@ class Liveness:
             for replica_id in pool.live_replica_ids():
                 ended = next((each for each in started_by(pool.clients[replica_id]) if not each.is_alive()), None)
                 if ended is not None:
-                    error = EngineDeadError(f"process {ended.name} has ended with exit code {ended.exitcode}")
+                    error = EngineDeadError(f"process {ended.name} exited with code {ended.exitcode}")
                     await self._died(pool.stage_id, replica_id, error)

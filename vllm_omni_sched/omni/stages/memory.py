@@ -1,14 +1,14 @@
-"""How much memory of this host is in use."""
+"""Measure how much memory of this host is in use."""
 
 from __future__ import annotations
 
-LOOK_SECONDS = 1.0  # between two looks
+LOOK_SECONDS = 1.0  # between two measurements
 
 
 class HostMemory:
-    """The part of the host's memory that is in use, looked at now and then.
+    """The fraction of the host's memory that is in use, measured at most once per interval.
 
-    Of device memory an engine takes its part at the start, whatever it runs; what it has in flight lies on the host.
+    An engine reserves its device memory at the start, whatever it runs; data in flight is in host memory.
     """
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class HostMemory:
         self._used = 0.0
 
     def used(self, now: float) -> float:
-        """In [0, 1]; what can be had at once, such as the page cache, is not in use."""
+        """Return the fraction in [0, 1]; memory that is available at once, such as the page cache, does not count."""
         if now >= self._next:
             import psutil
 

@@ -1,4 +1,4 @@
-"""Replicas that move while requests run: to another stage, or to other devices."""
+"""Move replicas to another stage or to other devices while requests run."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ logger = get_logger(__name__)
 
 
 class Outcome(str, Enum):
-    """What became of a move."""
+    """Outcome of a move."""
 
     MOVED = "moved"
-    BUSY = "busy"  # refused: another move is under way
-    GONE = "gone"  # refused: it is not there, or is not well
-    LAST = "last"  # refused: its stage would have none
-    MISFIT = "misfit"  # refused: the other stage needs another number of devices
+    BUSY = "busy"  # refused: another move is in progress
+    GONE = "gone"  # refused: the replica does not exist or does not serve
+    LAST = "last"  # refused: it is the last replica of its stage
+    MISFIT = "misfit"  # refused: the other stage needs a different number of devices
     DISTRIBUTED = "distributed"  # refused: stages on several hosts start their replicas themselves
     STAYED = "stayed"  # it was not empty in time
-    DIED = "died"  # before it was empty; recovery sees to it
-    BACK = "back"  # what was to be in its place did not start: it is there again
-    LOST = "lost"  # nor did it start again itself
+    DIED = "died"  # it died before it was empty; recovery handles it
+    BACK = "back"  # the new replica did not start; the old one was started again
+    LOST = "lost"  # the new replica did not start, and neither did the old one
 
 
 class Moves:
-    """Takes replicas out of service and puts others there, one move at a time.
+    """Stops replicas and starts others in their places, one move at a time.
 
-    1. A replica that is to leave gets no new work. When nothing of what it has had in hand is in the pipeline any more,
-       it is stopped; that is more than it needs to run, but later stages may still fetch from it. What is not empty
-       within ``drain_seconds`` stays.
-    2. A stage is never left without a replica.
-    3. What does not start goes back: the old replica is started again in its place; if that fails too, it counts as
-       dead, and recovery goes on.
-    4. Recovery knows of each step, and takes no stop for a death.
+    1. A replica that is to leave gets no new work. It is stopped when none of the requests that it had are in the
+       pipeline any more; that is later than necessary for itself, but later stages may still fetch data from it. A
+       replica that is not empty within ``drain_seconds`` stays.
+    2. The last replica of a stage is never stopped.
+    3. If the new replica does not start, the old one is started again in its place; if that fails too, it counts as
+       dead, and recovery takes over.
+    4. Recovery is told of each step, and does not treat a stop as a death.
 
-    `tick` looks at what waits to be empty; the rest runs beside the loop.
+    `tick` checks whether the replica is empty; the rest runs beside the event loop.
 
     Args:
-        orchestrator: ours.
+        orchestrator: our orchestrator.
         runtime: vLLM-Omni's `StageRuntime`.
         drain_seconds: how long a replica may take to become empty.
     """
@@ -65,13 +65,13 @@ class Moves:
 
     @property
     def waits(self) -> bool:
-        """Whether a replica is to become empty."""
+        """Return whether a replica is being drained."""
         return self._draining is not None
 
     # ---- what is asked for
 
     def hand_over(self, replica: Replica, stage_id: int) -> Outcome | asyncio.Task[Outcome]:
-        """Let another stage have its place: a task that carries it out, or why it is refused."""
+        """Give the replica's place to another stage: return the task that does it, or the reason for refusing."""
         if (why := self._refused(replica)) is not None:
             return why
         place = self.places.of(replica)
@@ -80,7 +80,7 @@ class Moves:
         return self._begin(self._replace(replica, self.places.vacant(stage_id), place))
 
     def relocate(self, replica: Replica, devices: str) -> Outcome | asyncio.Task[Outcome]:
-        """Let it run on other devices. The only one of its stage leaves when another one is there."""
+        """Move the replica to other devices. The last one of its stage stops only after the new one has started."""
         why = self._refused(replica)
         if not self.places.fits(replica.stage, devices):
             why = Outcome.MISFIT
@@ -89,11 +89,11 @@ class Moves:
         return self._begin(self._ahead(replica, devices)) if why is Outcome.LAST else why
 
     def give_up(self, replica: Replica) -> Outcome | asyncio.Task[Outcome]:
-        """Stop it; its place is spare then."""
+        """Stop the replica, and make its place spare."""
         return self._refused(replica) or self._begin(self._stop(replica, spare=True))
 
     def take_spare(self, stage_id: int) -> Outcome | asyncio.Task[Outcome]:
-        """One replica more, in a spare place."""
+        """Start one more replica in a spare place."""
         place = next((one for one in self.places.spare if self.places.fits(stage_id, one)), None)
         if self.busy:
             return Outcome.BUSY
@@ -102,20 +102,20 @@ class Moves:
         return self._begin(self._add(stage_id, place))
 
     def idlest(self, stage_id: int) -> Replica | None:
-        """The replica that would soonest be empty."""
+        """Return the replica with the least in flight; None if the stage has none."""
         pool = self._pools[stage_id]
         held = [work.replica_id for work in pool.queue.running.values()]
         found = [Replica(stage_id, index) for index in pool.available_replica_ids()]
         return min(found, key=lambda one: (held.count(one.index), -one.index), default=None)
 
     def count(self, stage_id: int) -> int:
-        """Replicas of a stage, with those that are to be started again."""
+        """Return the number of replicas of a stage, including those that are to be restarted."""
         return len(self.places.replicas(stage_id))
 
     # ---- what happens meanwhile
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Check whether the replica that is being drained is empty, dead or overdue."""
         if self._draining is None:
             return
         replica, client, until, found = self._draining
@@ -126,7 +126,7 @@ class Moves:
             outcome = Outcome.STAYED  # the others have died, or hang, meanwhile
         elif self._empty(replica):
             outcome = Outcome.MOVED
-            pool.clients[replica.index] = None  # from here on nobody asks it
+            pool.clients[replica.index] = None  # from here on it gets no calls
             self.away.add(replica)
         elif self._orchestrator.clock() >= until:
             outcome = Outcome.STAYED
@@ -155,7 +155,7 @@ class Moves:
 
     @staticmethod
     def _well(pool: Any) -> set[int]:
-        """Replicas that are there, and do not hang."""
+        """Return the replicas that serve and do not hang."""
         return set(pool.available_replica_ids()) - pool.suspected
 
     def _begin(self, work: Any) -> asyncio.Task[Outcome]:
@@ -168,12 +168,12 @@ class Moves:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            logger.error("a replica could not be moved", exc_info=error)
+            logger.error("moving a replica failed with an error", exc_info=error)
         elif task.result() is not Outcome.MOVED:
-            logger.warning("a replica was not moved: %s", task.result().value)
+            logger.warning("moving a replica was not completed: %s", task.result().value)
 
     async def _replace(self, replica: Replica, heir: Replica, place: str | None) -> Outcome:
-        """Stop the one, and start the other on those devices; they may be the same replica."""
+        """Stop ``replica`` and start ``heir`` on those devices; they may be the same replica."""
         outcome = await self._stop(replica)
         if outcome is not Outcome.MOVED:
             return outcome
@@ -193,7 +193,7 @@ class Moves:
         return Outcome.LOST
 
     async def _ahead(self, replica: Replica, place: str) -> Outcome:
-        """Start the new one before the old one is stopped; the old one keeps its place if that cannot be."""
+        """Start the new replica before the old one is stopped; if that fails, the old one stays."""
         heir = self.places.vacant(replica.stage)
         error = await self._start(heir, place)
         if error is not None:
@@ -217,11 +217,11 @@ class Moves:
         return Outcome.BACK
 
     async def _stop(self, replica: Replica, spare: bool = False, forget: bool = False) -> Outcome:
-        """Wait until it is empty, and stop its processes."""
+        """Wait until the replica is empty, and stop its processes."""
         pool, loop = self._pools[replica.stage], asyncio.get_running_loop()
         client, found = pool.clients[replica.index], loop.create_future()
         if client is None:
-            return Outcome.DIED  # recovery sees to it
+            return Outcome.DIED  # recovery handles it
         pool.draining.add(replica.index)
         self._tell(events.Draining(replica), IncidentKind.DRAINING)
         self._draining = (replica, client, self._orchestrator.clock() + self._drain_seconds, found)
@@ -241,12 +241,12 @@ class Moves:
         pool.queue.policies.died(replica.index)
         self._orchestrator._remove_stage_replica_waiting(replica.stage, replica.index)
         try:
-            if client.stage_type == "diffusion":  # its sockets are the loop's
+            if client.stage_type == "diffusion":  # its sockets belong to the event loop
                 client.shutdown()
             else:
                 await loop.run_in_executor(None, client.shutdown)
         except Exception:
-            logger.exception("stage %d replica %d did not stop as it should", replica.stage, replica.index)
+            logger.exception("stage %d replica %d raised an error while it was stopped", replica.stage, replica.index)
         let_go(client)
         self._orchestrator.policies.board.memory(replica.stage, replica.index, None, 0)
         if spare:
@@ -256,7 +256,7 @@ class Moves:
         return outcome
 
     async def _start(self, replica: Replica, place: str | None) -> str | None:
-        """What went wrong, if anything did; else it is in service."""
+        """Start a replica and put it into service; return the error, or None."""
         pool, orchestrator = self._pools[replica.stage], self._orchestrator
         was = self.places.of(replica) if replica in self.places else None
         known = replica in self.places
@@ -289,7 +289,7 @@ class Moves:
         )
 
     def _tell(self, event: Any, kind: IncidentKind) -> None:
-        """Recovery records what it is told; where there is none, we do."""
+        """Tell recovery, which records the event; without recovery, record it here."""
         if self._orchestrator.repair.on:
             self._orchestrator.repair.tell(event)
         else:

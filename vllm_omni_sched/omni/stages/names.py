@@ -1,7 +1,7 @@
-"""Names of runs: what runs again in all stages is another request to the engines, and to the connectors.
+"""Give runs of a request names of their own, for the engines and the connectors.
 
 In async-chunk mode stages exchange pieces under a request's external name, and a piece carries no other mark: a run
-that began anew under the same name would take the pieces of the one before for its own.
+that began again under the same name would take the pieces of the earlier run for its own.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Any
 
 @dataclass
 class _Runs:
-    """Of one request that ran more than once."""
+    """Names of a request that ran more than once."""
 
     suffix: str = ""  # of the names of the present run
-    over: list[str] = field(default_factory=list)  # external names of those before it
-    given: set[str] = field(default_factory=set)  # names that vLLM-Omni gave its engines
-    stale: set[str] = field(default_factory=set)  # what engines call runs that are over
+    over: list[str] = field(default_factory=list)  # external names of earlier runs
+    given: set[str] = field(default_factory=set)  # names that vLLM-Omni passed to its engines
+    stale: set[str] = field(default_factory=set)  # names of earlier runs in the engines
 
 
 class Names:
-    """Which name a request has in the engines; everybody else knows it by its first one.
+    """Maps the name of a request to its name in the engines; everything else uses its first name.
 
     1. The first run of a request has the names that vLLM-Omni gives it.
     2. Each further one has names that no other run of any request has had.
-    3. What an engine still says of a run that is over is dropped where it comes in.
+    3. Outputs of an engine for an earlier run are dropped where they arrive.
     """
 
     def __init__(self) -> None:
         self._count = count(1)
         self._runs: dict[str, _Runs] = {}
-        self._present: dict[str, str] = {}  # the name that vLLM-Omni gave an engine -> that of the present run
-        self._given: dict[str, str] = {}  # and back
+        self._present: dict[str, str] = {}  # name that vLLM-Omni passed to an engine -> name of the present run
+        self._given: dict[str, str] = {}  # the inverse
         self._stale: set[str] = set()
         self._classes: dict[type, type] = {}
 
     def __len__(self) -> int:
-        """Requests that are remembered."""
+        """Return the number of requests that ran more than once."""
         return len(self._runs)
 
     def put_on(self, client: Any) -> Any:
-        """Have the client of a stage rename what goes in and out."""
+        """Make the client of a stage rename its inputs and outputs."""
         theirs = type(client)
         if not issubclass(theirs, _Renaming):
             if theirs not in self._classes:
@@ -55,10 +55,10 @@ class Names:
         return client
 
     def again(self, request_id: str, given: Iterable[str]) -> None:
-        """The present run of a request is over, and the next one begins.
+        """End the present run of a request, and begin the next one.
 
         Args:
-            given: the names that vLLM-Omni gave the engines for it.
+            given: the names that vLLM-Omni passed to the engines for it.
         """
         runs = self._runs.setdefault(request_id, _Runs())
         runs.over.append(request_id + runs.suffix)
@@ -70,7 +70,7 @@ class Names:
         runs.suffix = f"~{next(self._count)}"
 
     def begins(self, request_id: str, name: str) -> str | None:
-        """What is added to the names of a request that an engine is given as ``name``; None in its first run."""
+        """Return the suffix for a request that an engine is given as ``name``; None in its first run."""
         runs = self._runs.get(request_id)
         if runs is None:
             return None
@@ -80,25 +80,25 @@ class Names:
         return runs.suffix
 
     def runs(self, request_id: str) -> list[str]:
-        """External names of all runs of a request, if there was more than one; the present one is the last."""
+        """Return the external names of all runs of a request, the present one last; empty if there was only one."""
         runs = self._runs.get(request_id)
         return [*runs.over, request_id + runs.suffix] if runs is not None else []
 
     def external(self, request_id: str) -> str:
-        """The name under which connectors know the present run of a request."""
+        """Return the name under which connectors know the present run of a request."""
         runs = self._runs.get(request_id)
         return request_id if runs is None else request_id + runs.suffix
 
     def present(self, name: str) -> str:
-        """What an engine calls now what it was given as ``name``."""
+        """Return the present name in an engine of what it was given as ``name``."""
         return self._present.get(name, name)
 
     def given(self, name: str) -> str | None:
-        """As what an engine was given what it calls ``name``; None: that run is over."""
+        """Return the original name of what an engine calls ``name``; None if that run is over."""
         return None if name in self._stale else self._given.get(name, name)
 
     def forget(self, request_id: str) -> None:
-        """It has left."""
+        """Forget a request that has left."""
         runs = self._runs.pop(request_id, None)
         if runs is not None:
             self._stale -= runs.stale
@@ -107,7 +107,7 @@ class Names:
 
 
 class _Renaming:
-    """Before the class of a client."""
+    """Base class put before the class of a client."""
 
     run_names: Names
 
@@ -115,7 +115,7 @@ class _Renaming:
         await self.abort_as_named([self.run_names.present(name) for name in request_ids])
 
     async def abort_as_named(self, names: list[str]) -> None:
-        """Abort what has these names in the engine."""
+        """Abort the runs that have these names in the engine."""
         await super().abort_requests_async(names)  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""vLLM-Omni's orchestrator with our decisions: what runs together, when and where, and what follows a death."""
+"""Extend vLLM-Omni's orchestrator with our decisions: batching, order, replicas, and recovery."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)
 
-LOOK_SECONDS = 0.05  # between two looks at all stages; each that looks less often keeps its own time
+LOOK_SECONDS = 0.05  # between two checks of all stages; checks with a longer interval keep their own time
 
 
 class ScheduledOrchestrator(Orchestrator):
-    """Turn-based pipelines, scheduled.
+    """Orchestrator of turn-based pipelines with our policies.
 
     vLLM-Omni's methods do the work; each one here adds a decision before or after it.
 
     Args:
-        policies: what decides, for all stages.
+        policies: policies of all stages.
         runtime: vLLM-Omni's `StageRuntime`, which can start a replica.
-        clock: of the policies.
+        clock: clock of the policies.
     """
 
-    first_input_processor: Any = None  # of the first stage, which is the engine's
+    first_input_processor: Any = None  # of the first stage, which belongs to the engine
 
     def __init__(
         self, *, policies: Policies, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **theirs: Any
@@ -78,7 +78,7 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- what goes in
 
     async def start(self, pool: Any, work: Work) -> None:
-        """Hand a work to its replica; what fails is that request, as everywhere in vLLM-Omni."""
+        """Send a work to its replica; an error fails only that request, as elsewhere in vLLM-Omni."""
         if (replica_id := work.replica_id) == UNPLACED:
             return  # it was lost before it could be sent
         work.sent = True
@@ -90,7 +90,7 @@ class ScheduledOrchestrator(Orchestrator):
         except (EngineDeadError, StageUnavailableError) as error:
             if pool.queue.running.get(work.request_id) is work and work.replica_id == replica_id:
                 await self._handle_dead_replica(pool.stage_id, replica_id, error)
-        except Exception as error:  # noqa: BLE001 - vLLM-Omni's own guard knows which ones are a request's
+        except Exception as error:  # noqa: BLE001 - vLLM-Omni's own guard tells which errors concern a request
 
             async def again(error: Exception = error) -> None:
                 raise error
@@ -103,13 +103,13 @@ class ScheduledOrchestrator(Orchestrator):
                         again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
                     )
                 except Exception as unknown:
-                    logger.exception("request %s could not be sent to stage %d", receiver, pool.stage_id)
+                    logger.exception("sending request %s to stage %d failed", receiver, pool.stage_id)
                     failed = SimpleNamespace(request_id=receiver)
                     await super()._handle_stage_error(pool.stage_id, failed, error=repr(unknown))
 
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
-        for request_id in msg.request_ids:  # what it had said so far was told after the request had left
+        for request_id in msg.request_ids:  # outputs that arrived after the request had left
             self.outlet.forget(request_id)
 
     async def _handle_add_request(self, msg: Any) -> None:
@@ -135,7 +135,7 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def _prewarm_async_chunk_stages(self, request_id: str, stage0_request: Any, req_state: Any) -> bool:
         if self.request_states.get(request_id) is not req_state:
-            return False  # it has failed while it was released
+            return False  # it failed while it was being released
         return await super()._prewarm_async_chunk_stages(request_id, stage0_request, req_state)
 
     # ---- what comes out
@@ -154,10 +154,10 @@ class ScheduledOrchestrator(Orchestrator):
             self.last_resort.progressed(receivers)
             self.repair.said(stage_id, replica_id, output.request_id, receivers, finished=through)
             if output.finished or failed:
-                if not failed:  # else nothing is sent on
+                if not failed:  # a failed request sends nothing on
                     self.sharing.ended(stage_id, output.request_id, receivers)
                 queue.finished(output.request_id, well=not failed)
-                if output.request_id not in self.request_states:  # it was begun for one that has left
+                if output.request_id not in self.request_states:  # it was begun for a request that has left
                     self.repair.forget(output.request_id)
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
                 ended = True
@@ -172,12 +172,12 @@ class ScheduledOrchestrator(Orchestrator):
     ) -> list[Any]:
         self.hangs.heard(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
-        for output in raw_outputs.outputs:  # of a request that is told only its end, nothing else is seen before
+        for output in raw_outputs.outputs:  # a request that reports only its end shows nothing else before
             receivers = queue.receivers(output.request_id)
             self.last_resort.progressed(receivers)
             self.repair.said(stage_id, replica_id, output.request_id, receivers, finished=False)
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
-            if queue.works_for_others(failed.request_id):  # vLLM-Omni looks only at requests that are here
+            if queue.works_for_others(failed.request_id):  # vLLM-Omni handles only requests that are present
                 raw_outputs.outputs.remove(failed)
                 await self._handle_stage_error(
                     stage_id, failed, error=str(failed.stop_reason or "Stage request failed")
@@ -206,7 +206,7 @@ class ScheduledOrchestrator(Orchestrator):
             await pool.abort_orphan(work.request_id, work.replica_id)
             self.repair.forget(work.request_id)
         for request_id in {*request_ids, *(before - set(self.request_states))}:
-            self.sharing.forget(request_id)  # while it is known under which name its payloads were sent
+            self.sharing.forget(request_id)  # while the name under which its payloads were sent is known
             self.repair.forget(request_id)
             self.last_resort.forget(request_id)
             if request_id not in self.request_states:
@@ -216,7 +216,7 @@ class ScheduledOrchestrator(Orchestrator):
         return outputs
 
     async def release(self) -> None:
-        """What may run now, last stage first: what is nearly done makes room."""
+        """Start all works that may run now, last stage first: requests that are nearly done make room."""
         for pool in reversed(self.stage_pools):
             await pool.queue.release()
 
@@ -224,7 +224,7 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def _handle_dead_replica(self, stage_id: int, replica_id: int, error: Exception) -> None:
         if Replica(stage_id, replica_id) in self.moves.away:
-            return  # it was stopped
+            return  # it was stopped on purpose
         if await self.repair.died(self.stage_pools[stage_id], replica_id, error):
             return
         queue = self.stage_pools[stage_id].queue
@@ -240,7 +240,7 @@ class ScheduledOrchestrator(Orchestrator):
                 await self._fail_request_dead_stage(request_id, stage_id)
 
     async def forget_items(self, stage_id: int) -> None:
-        """A replica of the stage starts with empty caches of items: they are sent to it whole again."""
+        """Clear the cache of sent items, since a new replica of the stage has none of them."""
         downstream = self._stage_input_processors.get(stage_id)
         processor = self.first_input_processor if stage_id == 0 else downstream
         if processor is not None:
@@ -283,7 +283,7 @@ class ScheduledOrchestrator(Orchestrator):
         self._publisher.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run it beside the loop; what it raises is logged."""
+        """Run a coroutine beside the event loop; its errors are logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._spawned.add(task)
         task.add_done_callback(self._over)
@@ -292,7 +292,7 @@ class ScheduledOrchestrator(Orchestrator):
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._spawned.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("something went wrong beside the orchestrator's loop", exc_info=error)
+            logger.error("a background task of the orchestrator failed", exc_info=error)
 
     def _streams(self, request_id: str) -> bool:
         state = self.request_states.get(request_id)
@@ -304,7 +304,7 @@ class ScheduledOrchestrator(Orchestrator):
 
 
 def renamed(output: Any, request_id: str) -> Any:
-    """The same output, as that of another request."""
+    """Return the output under the name of another request."""
     if output.request_id == request_id:
         return output
     its = copy.copy(output)

@@ -1,4 +1,4 @@
-"""What leaves the orchestrator for the clients: each thing once, whatever was run again behind it."""
+"""Send each output to the clients once, whatever was run again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_omni_sched.omni.stages.sound import samples, without_first
 
 @dataclass
 class _Said:
-    """What a client was told by one stage of its request, and how much of it a further run has said again."""
+    """Output that one stage has sent to a client, and how much of it a later run has repeated."""
 
     tokens: int = 0
     characters: int = 0
@@ -23,24 +23,24 @@ class _Said:
     again: bool = False
     tokens_again: int = 0
     characters_again: int = 0
-    samples: int = 0  # of sound
+    samples: int = 0  # audio samples
     samples_again: int = 0
-    chunks: int = 0  # other outputs without a token: pictures
+    chunks: int = 0  # other outputs without tokens: images
     chunks_again: int = 0
 
 
 class Outlet:
-    """Stands before vLLM-Omni's queue of outputs.
+    """Filter before vLLM-Omni's queue of outputs.
 
-    1. A request ends once: what comes after its last message, or its error, is dropped.
-    2. A stage that runs again says nothing that was said before; at temperature 0 it says the same again.
-    3. A stage says once that it is done with a request. If it is the last one to end in a further run, its message ends
-       the request, and says nothing else that the client has not heard. A streaming session is done with each input.
+    1. A request ends once: messages after its last one, or after its error, are dropped.
+    2. A stage that runs again does not repeat outputs; at temperature 0 its output is the same.
+    3. A stage reports its end once. If it is the last one to end in a later run, its message ends
+       the request, and contains nothing that the client already has. A streaming session ends with each input.
 
     Args:
-        queue: vLLM-Omni's, of which only `put` is used.
-        kind: the `RequestOutputKind` of a request at a stage, or None where it does not say.
-        streams: whether a request is a streaming session.
+        queue: vLLM-Omni's queue, of which only `put` is used.
+        kind: returns the `RequestOutputKind` of a request at a stage, or None if unknown.
+        streams: returns whether a request is a streaming session.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Outlet:
         return getattr(self._queue, name)
 
     def runs_again(self, request_id: str, stage_id: int) -> None:
-        """From here on the stage says what it has said before, from its beginning."""
+        """Record that the stage repeats its output from the beginning."""
         said = self._said.get(request_id, {}).get(stage_id)
         if said is not None:
             said.again, said.tokens_again, said.characters_again = True, 0, 0
             said.samples_again = said.chunks_again = 0
 
     def forget(self, request_id: str) -> None:
-        """The request has left the orchestrator."""
+        """Forget a request that has left the orchestrator."""
         self._said.pop(request_id, None)
         self._ended.discard(request_id)
 
@@ -128,7 +128,7 @@ class Outlet:
             said.tokens, said.characters = max(said.tokens, tokens), max(said.characters, characters)
 
     def _rest(self, output: Any, said: _Said, kind: RequestOutputKind | None, finished: bool) -> Any | None:
-        """What of an output of a further run is new; None if nothing is."""
+        """Return the new part of an output of a later run; None if there is none."""
         completion = output.outputs[0]
         if kind is not RequestOutputKind.DELTA:
             if not finished and len(completion.token_ids or ()) <= said.tokens:
@@ -165,7 +165,7 @@ class Outlet:
 
 
 def _only_ends(message: OutputMessage, kind: RequestOutputKind | None) -> OutputMessage:
-    """The end of a request, in a message of a stage that has told its client before that it is done."""
+    """Return only the end of a request, in a message of a stage that has already reported its end."""
     ends = copy.copy(message)
     ends.engine_outputs = output = copy.copy(message.engine_outputs)
     output.finished = False
@@ -175,7 +175,7 @@ def _only_ends(message: OutputMessage, kind: RequestOutputKind | None) -> Output
 
 
 def _silent(completions: Sequence[Any]) -> list[Any]:
-    """The same completions, without anything in them."""
+    """Return the completions without content."""
     silent = [copy.copy(completion) for completion in completions]
     for completion in silent:
         completion.token_ids, completion.text, completion.finish_reason = [], "", None

@@ -1,4 +1,4 @@
-"""Whether vLLM-Omni still has the methods that our classes add decisions to."""
+"""Check that vLLM-Omni still has the methods that our classes extend."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vllm_omni_sched.errors import MissingSymbolError
 
 
 def extended(ours: type) -> list[str]:
-    """The methods of a class that do what those of their name in its base do, and more: they call super() for it.
+    """Return the methods of a class that extend the method of the same name in the base: those that call super().
 
-    Read from their code, so that no list of them can be out of date.
+    They are read from the code, so that no list of them can be out of date.
     """
     return [
         name
@@ -21,17 +21,17 @@ def extended(ours: type) -> list[str]:
 
 
 def refuse_lost(ours: type) -> None:
-    """A method that is no more in the base, perhaps under a new name, would never be called, and its decisions lost.
+    """Refuse a version whose base lacks a method that we extend: ours would never be called, and its decisions lost.
 
     Raises:
-        MissingSymbolError: there is one; the message names it, and the version of vLLM-Omni.
+        MissingSymbolError: a method is missing; the message names it, and the version of vLLM-Omni.
     """
     base = ours.__mro__[1]
     lost = [name for name in extended(ours) if not callable(getattr(base, name, None))]
     if lost:
         listed = ", ".join(f"{base.__name__}.{name}" for name in lost)
         raise MissingSymbolError(
-            f"the stage scheduler adds to {listed}, which vLLM-Omni {_version()} does not have: take a supported "
+            f"the stage scheduler extends {listed}, which vLLM-Omni {_version()} does not have: install a supported "
             "version, or turn the stage scheduler off (omni_sched: false)"
         )
 

@@ -1,4 +1,4 @@
-"""Requests for a stage that has no replica now, and will have one."""
+"""Keep requests for a stage that has no replica now, but will have one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fail = Callable[[str, int, str, FailReason], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Parked:
-    """A request, and how it goes on."""
+    """A request, and the function that resumes it."""
 
     request_id: str
     again: Again
@@ -23,12 +23,12 @@ class Parked:
 
 
 class Parking:
-    """Keeps what comes to a stage without a replica, no longer than ``max_wait_seconds`` of the policy.
+    """Keeps requests for a stage without a replica, for at most the policy's ``max_wait_seconds``.
 
     Args:
-        orchestrator: ours.
-        policy: None where nothing is repaired; then nothing is kept.
-        fail: a request, at a stage, with a reason.
+        orchestrator: our orchestrator.
+        policy: the policy of recovery; None if it is off, and nothing is kept.
+        fail: fails a request at a stage with a reason.
     """
 
     def __init__(self, orchestrator: Any, policy: Recovery | None, fail: Fail) -> None:
@@ -37,7 +37,7 @@ class Parking:
         self._empty_since: dict[int, float] = {}  # stages without a replica
 
     def parks(self, stage_id: int, again: Again, request_id: str) -> bool:
-        """Whether a request waits here until the stage has a replica."""
+        """Keep the request if the stage has no replica but will have one, and return whether it is kept."""
         pool = self._orchestrator.stage_pools[stage_id]
         if self._policy is None or pool.live_replica_ids() or not self._policy.coming(stage_id):
             return False
@@ -45,19 +45,19 @@ class Parking:
         return True
 
     def unpark(self, stage_id: int) -> None:
-        """A replica is there."""
+        """Resume the requests of a stage that has a replica again."""
         for one in self.kept.pop(stage_id, []):
             self._orchestrator.spawn(one.again())
 
     def forget(self, request_id: str) -> bool:
-        """The request has left, or is run again from an earlier stage. Whether it was kept here."""
+        """Drop a request that has left or is run again from an earlier stage; return whether it was kept here."""
         before = sum(map(len, self.kept.values()))
         for kept in self.kept.values():
             kept[:] = [one for one in kept if one.request_id != request_id]
         return sum(map(len, self.kept.values())) < before
 
     def tick(self, now: float) -> None:
-        """Let those fail that have waited too long, or in vain."""
+        """Fail requests that have waited too long, or whose stage will have no replica."""
         if self._policy is None:
             return
         for pool in self._orchestrator.stage_pools:
@@ -66,12 +66,12 @@ class Parking:
                 continue
             since = self._empty_since.setdefault(pool.stage_id, now)
             if not self._policy.coming(pool.stage_id):
-                self._fail_all(pool, now, "it has no replica, and will have none", FailReason.NO_REPLICA)
+                self._fail_all(pool, now, "it has no replica, and none is being restarted", FailReason.NO_REPLICA)
             elif (first := now - self._policy.options.max_wait_seconds) >= since:
                 self._fail_all(pool, first, "it has had no replica for too long", FailReason.WAITED)
 
     def _fail_all(self, pool: Any, until: float, why: str, reason: FailReason) -> None:
-        """Those that came to the stage by then."""
+        """Fail the requests that came to the stage by then."""
         waiting = [name for name, work in pool.queue.waiting.items() if work.arrived <= until]
         names = [receiver for name in waiting for receiver in pool.queue.receivers(name)]
         kept = self.kept.pop(pool.stage_id, [])

@@ -1,4 +1,4 @@
-"""Payloads of a stage that more than one request is to get, or that somebody is to get once more."""
+"""Copy payloads of a stage for several requests, or for a request that needs them again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ POLL_SECONDS = 0.002
 
 
 class Payloads:
-    """Takes messages from an edge, and puts them back under other names, with the connector that the stages use.
+    """Receives messages from an edge, and sends them again under other names, with the connector of the stages.
 
-    Whole payloads only: in async-chunk mode a payload comes in pieces, and all of a group share all stages.
+    Whole payloads only: in async-chunk mode a payload is sent in pieces, and a group shares all stages.
     """
 
     def __init__(self) -> None:
@@ -25,18 +25,18 @@ class Payloads:
 
     @staticmethod
     def arrive_at(pool: Any) -> bool:
-        """Whether a stage gets payloads by a connector."""
+        """Return whether a stage receives payloads by a connector."""
         return pool.stage_id > 0 and _connector_config(pool) is not None
 
     def copy(self, pool: Any, sent_as: str, names: Sequence[str]) -> bool:
-        """Take what was sent to a stage under the name of a run, and send it to each of these requests.
+        """Receive the payload that was sent to a stage for a run, and send it to each of these requests.
 
         Args:
-            sent_as: the name of the run that it was sent for, as `external` gives it.
-            names: requests, perhaps that of this run among them.
+            sent_as: the name of the run that it was sent for, as returned by `external`.
+            names: requests, possibly including that of this run.
 
         Returns:
-            Whether there was anything.
+            Whether there was a payload.
         """
         found = self.take(pool, sent_as)
         if found is None:
@@ -45,7 +45,7 @@ class Payloads:
         return True
 
     def take(self, pool: Any, sent_as: str) -> Any | None:
-        """What was sent to a stage under the name of a run, as the first of a tuple; None if nothing is there."""
+        """Return the payload that was sent to a stage for a run, as the first of a tuple; None if there is none."""
         edge = str(pool.stage_id - 1), str(pool.stage_id)
         return self._connector(pool).get(*edge, f"{sent_as}_{edge[0]}_0")
 
@@ -55,10 +55,10 @@ class Payloads:
         for name in names:
             sent, _, _ = self._connector(pool).put(*edge, f"{self.external(name)}_{edge[0]}_0", payload)
             if not sent:
-                logger.error("a payload for request %s could not be sent on to stage %d", name, pool.stage_id)
+                logger.error("sending a payload for request %s to stage %d failed", name, pool.stage_id)
 
     def take_back(self, pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
-        """Which of these requests' payloads nobody has got; they are sent again, so that somebody may. It blocks."""
+        """Return the requests whose payloads were not received yet; the payloads are sent again. Blocks."""
         until, found = monotonic_seconds() + wait_seconds, set[str]()
         while len(found) < len(names):
             found |= {name for name in names if name not in found and self.copy(pool, self.external(name), [name])}
@@ -68,12 +68,12 @@ class Payloads:
         return found
 
     def discard(self, pool: Any, names: Sequence[str], most: int) -> None:
-        """Take the pieces that nobody has got of what was sent to a stage under these names, and drop them. It blocks.
+        """Receive and drop the pieces that were sent to a stage under these names and not received yet. Blocks.
 
-        A receiver takes pieces in the order in which they are sent, so that those that lie there are in one row.
+        A receiver takes pieces in the order in which they are sent, so the remaining ones are consecutive.
 
         Args:
-            most: pieces of each.
+            most: most pieces per name.
         """
         connector = self._connector(pool)
         edge = str(pool.stage_id - 1), str(pool.stage_id)

@@ -1,4 +1,4 @@
-"""Which devices each replica has, and which are free since a replica was moved away."""
+"""Track the devices of each replica, and those that are free since a replica was moved away."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from vllm_omni_sched.monitor.recovery.events import Replica
 
 
 class Places:
-    """The devices of replicas, as the deploy YAML says at first, and as moves have changed it since.
+    """The devices of replicas, initially from the deploy YAML, and then as changed by moves.
 
-    A place is a string of devices as vLLM-Omni writes it (``"2,3"``), or None where none is named.
+    A place is a string of devices as in vLLM-Omni (``"2,3"``), or None if none is named.
 
     Args:
         runtime: vLLM-Omni's `StageRuntime`.
@@ -26,15 +26,19 @@ class Places:
         return replica in self._all()
 
     def of(self, replica: Replica) -> str | None:
-        """Raises: KeyError: there is no such replica."""
+        """Return the place of a replica.
+
+        Raises:
+            KeyError: there is no such replica.
+        """
         return self._all()[replica]
 
     def moved(self, replica: Replica) -> bool:
-        """Whether it is elsewhere than the deploy YAML says; asked before anything was moved, it costs nothing."""
+        """Return whether the replica was moved from its place in the deploy YAML; cheap before anything was moved."""
         return replica in self._moved
 
     def replicas(self, stage_id: int) -> list[Replica]:
-        """Of one stage, with those that are to be started again."""
+        """Return the replicas of one stage, including those that are to be restarted."""
         return sorted(replica for replica in self._all() if replica.stage == stage_id)
 
     def put(self, replica: Replica, devices: str | None) -> None:
@@ -42,19 +46,19 @@ class Places:
         self._moved.add(replica)
 
     def clear(self, replica: Replica) -> str | None:
-        """It is there no more; returns what it had."""
+        """Remove a replica that no longer exists, and return its place."""
         self._moved.discard(replica)
         return self._all().pop(replica)
 
     def vacant(self, stage_id: int) -> Replica:
-        """The first number that no replica of the stage has."""
+        """Return the first free replica number of the stage."""
         taken, index = self._all(), 0
         while Replica(stage_id, index) in taken:
             index += 1
         return Replica(stage_id, index)
 
     def fits(self, stage_id: int, devices: str | None) -> bool:
-        """Whether a replica of the stage needs as many devices as that."""
+        """Return whether a replica of the stage needs that number of devices."""
         from vllm_omni.engine.stage_init_utils import get_stage_devices_per_replica
 
         return devices is None or _count(devices) == get_stage_devices_per_replica(

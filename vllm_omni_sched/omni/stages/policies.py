@@ -1,4 +1,4 @@
-"""The policies of all stages, put together from the options, and what they are told."""
+"""Create the policies of all stages from the options, and pass events on to them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from vllm_omni_sched.stage_options import StageSchedConfig
 
 logger = get_logger(__name__)
 
-SHARES_SECONDS = 5.0  # between two looks at what modalities need: three in a row have to differ before shares move
+SHARES_SECONDS = 5.0  # between two checks of the modalities' demand: three in a row must differ before shares move
 
 
 class Policies:
-    """What all stages share.
+    """State and policies that all stages share.
 
     Args:
         config: the options.
         graph: the stages.
         async_chunk: whether all stages of a request run at once.
-        dice: for what is drawn.
+        dice: random source.
     """
 
     def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, dice: Random) -> None:
@@ -91,7 +91,7 @@ class Policies:
         self._stages: dict[int, StagePolicies] = {}
 
     def of(self, pool: Any) -> StagePolicies:
-        """Those of one stage."""
+        """Return the policies of one stage."""
         if pool.stage_id not in self._stages:
             self._stages[pool.stage_id] = StagePolicies(self, pool)
         return self._stages[pool.stage_id]
@@ -103,14 +103,14 @@ class Policies:
         replicas = {Replica(pool.stage_id, i): float("inf") for pool in pools for i in range(pool.num_replicas)}
         return Recovery(
             replicas,
-            # where all stages run at once, none waits for the output of another
+            # if all stages run at once, none waits for the output of another
             {} if self._together else {stage.stage_id: stage.sources for stage in self.graph.stages},
             recovery_options(options),
             self.dice,
         )
 
     def arrived(self, message: Any, now: float) -> None:
-        """A request has come to the pipeline."""
+        """Record that a request has arrived at the pipeline."""
         params = message.sampling_params_list
         modality = modality_of(message.prompt)
         sla = self.classes.of(params[0], modality)
@@ -135,7 +135,7 @@ class Policies:
             self.foresight.arrived(modality)
 
     def left(self, request_id: str, now: float) -> None:
-        """It has left the pipeline."""
+        """Forget a request that has left the pipeline, and free what it held."""
         known = self.known.pop(request_id, None)
         if self.foresight is not None and known is not None:
             self.foresight.ways.left(known.modality, known.replicas)
@@ -146,21 +146,21 @@ class Policies:
             self._waived.discard(request_id)
 
     def credits_needed(self, stage_id: int, request_id: str) -> tuple[str, ...]:
-        """The stages that must have a credit for a request to start in a stage."""
+        """Return the stages that must have a credit for the request to start in a stage."""
         if self.credits is None or request_id in self._waived:
             return ()
         return self.credits.needed(str(stage_id), request_id)
 
     def take_credits(self, stage_id: int, request_id: str) -> bool:
-        """Whether a request may start in a stage, as far as credits go; if so, they are taken."""
+        """Take the credits for a request to start in a stage, and return whether it may start."""
         if self.credits is None or request_id in self._waived:
             return True
         return self.credits.take(str(stage_id), request_id)
 
     def waive_credits(self, request_id: str, now: float) -> None:
-        """A request goes back to an earlier stage: it gives its credits back, and waits for none any more.
+        """Give back the credits of a request that returns to an earlier stage; it needs none from then on.
 
-        It has waited for them once. Were it to wait again, what holds the credits might wait for it.
+        It has waited for them once. If it waited again, the requests that hold the credits might wait for it.
         """
         if self.credits is not None and request_id in self.known:
             self._waived.add(request_id)
@@ -168,27 +168,27 @@ class Policies:
             self.credits_changed(request_id, now)
 
     def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
-        """What is submitted to a stage, and what it will cost there."""
+        """Describe a submission to a stage as a `Work`, with its estimated cost."""
         stage_id = pool.stage_id
         known = self.known.get(request_id)
-        if known is None:  # it did not come in as others do
+        if known is None:  # it did not arrive in the normal way
             sla = self.classes.default
             known = self.known[request_id] = Known(request_id, now, sla, False, 0, "text", frozenset(), 0)
         features = features_of(request, state.sampling_params_list[stage_id])
         known.features[stage_id] = features
         cost = known.costs[stage_id] = self.costs.estimate(str(stage_id), features)
         if known.priority and getattr(request, "priority", None) == 0:
-            request.priority = known.priority  # vLLM-Omni carries it no further than to the first stage
+            request.priority = known.priority  # vLLM-Omni passes it to the first stage only
         return Work(request_id, stage_id, state, request, how, known, now, cost)
 
     def source_died(self, stage_id: int, replica_id: int) -> None:
-        """Another one may take its place, elsewhere."""
+        """Forget a replica whose place another one may take."""
         for after in self.graph.successors(stage_id):
             if after in self._stages:
                 self._stages[after].source_died(replica_id)
 
     def has_memory(self, request_id: str) -> bool:
-        """Whether the pool of its modality has room for what a request brings; if so, it is the request's now."""
+        """Reserve memory for the request in the pool of its modality, and return whether there was room."""
         if self.pools is None or not self.waits_for_memory(request_id):
             return True
         known = self.known[request_id]
@@ -196,26 +196,26 @@ class Policies:
         if isinstance(answer, Grant):
             self.grants[request_id] = answer
             return True
-        return answer.reason is RefusalReason.TOO_LARGE  # it would wait for ever; the stage's own limits are for it
+        return answer.reason is RefusalReason.TOO_LARGE  # it would wait forever; the stage's own limits apply
 
     def waits_for_memory(self, request_id: str) -> bool:
-        """Whether `has_memory` has something to reserve."""
+        """Return whether `has_memory` has anything to reserve."""
         known = self.known.get(request_id)
         return self.pools is not None and known is not None and known.nbytes > 0 and request_id not in self.grants
 
     def credits_changed(self, request_id: str, now: float) -> None:
-        """Credits were taken or given back for a request: where it waits, it may need others now."""
+        """Tell the stages that credits were taken or given back for a request, so that its needs may have changed."""
         for stage in self._stages.values():
             stage.credits_changed(request_id, now)
 
     def tick(self, now: float) -> None:
-        """Time has passed: the shares of the pools go where the demand is."""
+        """Move the shares of the pools towards the demand once per interval."""
         if self.pools is None or now < self._shares_due:
             return
         self._shares_due = now + SHARES_SECONDS
         if self.pools.adapt() is ShareReason.MOVED:
             shares = ", ".join(f"{modality} {share:.0%}" for modality, share in self.pools.shares.items())
-            logger.info("parts of the pools are now: %s", shares)
+            logger.info("memory pools: guaranteed shares are now %s", shares)
 
     def incident(self, incident: Incident) -> None:
         logger.warning(
@@ -229,10 +229,9 @@ class Policies:
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
 
     def prepare(self, rates: Mapping[int, float], tested: bool, moves: Moves, now: float) -> None:
-        """So many requests per second are to come, by stage: raise batch limits before that, and move replicas or say
-        where they will be missing.
+        """Raise batch limits for the forecast requests per second by stage, and move replicas or report missing ones.
 
-        Replicas move only where the options say so, the forecast was ``tested``, and no move is under way.
+        Replicas move only if the options allow it, the forecast was ``tested``, and no move is in progress.
         """
         assert self.foresight is not None
         may_move = self.config.monitoring.forecast.move_replicas and tested and not moves.busy
@@ -246,21 +245,21 @@ class Policies:
             self._stages[int(name)].raise_limits(plan.batch_limit)
             if plan.reason is MoveReason.SHORT:
                 logger.warning(
-                    "stage %s: %.3g requests per second are to come, for which it would need more than %d replicas",
+                    "stage %s: the forecast of %.3g requests per second needs more than %d replicas",
                     self.graph.stage(int(name)),
                     rates[int(name)],
                     plan.replicas,
                 )
-        if may_move:  # one; the next ones are planned anew when that is done
+        if may_move:  # one; the next ones are planned once it is done
             any(self._begins(move, moves) for move in wanted)
 
     def _with_replicas(self, state: PoolState, stage_id: int, moves: Moves) -> PoolState:
-        """With those that are there, whether they have run anything or not."""
+        """Return the state with the actual number of replicas, even those that have not run anything."""
         most = self.config.monitoring.forecast.max_replicas
         return replace(state, replicas=moves.count(stage_id), maximum=most)
 
     def _begins(self, move: Move, moves: Moves) -> bool:
-        """Whether it can be carried out."""
+        """Begin a move, and return whether it could begin."""
         source = None if move.source is None else moves.idlest(int(move.source))
         if move.source is None:
             assert move.target is not None
@@ -272,11 +271,11 @@ class Policies:
         else:
             how = moves.hand_over(source, int(move.target))
         names = move.source or "none", move.target or "none"
-        logger.info("from stage %s to %s: %s", *names, how.value if isinstance(how, Outcome) else "a replica is to go")
+        logger.info("replica from stage %s to %s: %s", *names, how.value if isinstance(how, Outcome) else "move begins")
         return not isinstance(how, Outcome)
 
     def layout(self, moves: Moves) -> Layout | None:
-        """What places stages on devices, if anything is to."""
+        """Return the layout that places stages on devices, None if that is off."""
         options = self.config.graph.partition
         names = {stage.stage_id: stage.name for stage in self.graph.stages}
         return Layout(options, moves, self.board, self._seconds, names) if options.enabled else None
@@ -286,7 +285,7 @@ class Policies:
         return None if stage is None else stage.request_seconds
 
     def publish(self) -> PagePublisher | ExitStack:
-        """Show what happens on /metrics of this process, if that is wanted; close what it returns."""
+        """Publish the metrics on /metrics of this process if monitoring is on; the caller closes the result."""
         if not self.config.monitoring.enabled:
             return ExitStack()
         attach()

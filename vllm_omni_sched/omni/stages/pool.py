@@ -1,4 +1,4 @@
-"""A stage's replicas with a queue before them: vLLM-Omni's `StagePool`, which asks when and where."""
+"""Extend vLLM-Omni's `StagePool` with a queue that decides when and where requests run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.queue import StageQueue
     from vllm_omni_sched.omni.stages.work import Work
 
-SEND_SECONDS = 1.0  # for a client to hand a request to the process of a diffusion replica
+SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusion replica
 
 
 class ScheduledPool(StagePool):
-    """A `StagePool` that was made one of ours; `queue` decides."""
+    """A `StagePool` whose class was replaced by this one; `queue` decides."""
 
     queue: StageQueue
-    starting: set[str]  # still in hand if their submission fails
-    at_once: int  # requests that a replica runs
-    draining: set[int]  # replicas that get no new work, since they are to go
-    suspected: set[int]  # replicas that get no new work, since they hang
-    names: Names | None = None  # of runs, where requests run again under new ones
+    starting: set[str]  # still owned by the pool if their submission fails
+    at_once: int  # requests that a replica runs at once
+    draining: set[int]  # replicas that get no new work because they are being drained
+    suspected: set[int]  # replicas that get no new work because they hang
+    names: Names | None = None  # of runs, if requests run again under new names
 
     async def submit_initial(
         self,
@@ -39,7 +39,7 @@ class ScheduledPool(StagePool):
         submit_kwargs: dict[str, Any] | None = None,
         params_override: Any = None,
     ) -> int:
-        """As vLLM-Omni's, but the request may wait, or share the work of another one.
+        """Submit a request like vLLM-Omni, except that it may wait or share the work of another one.
 
         Returns:
             Its replica, or `UNPLACED`.
@@ -51,23 +51,23 @@ class ScheduledPool(StagePool):
             "params_override": params_override,
         }
         if affinity_request_id is not None or req_state.streaming.enabled or req_state.session_owned:
-            # a session has its replica, and a companion that of its parent: nothing to decide
+            # a session stays on its replica, and a companion on that of its parent: nothing to decide
             return await super().submit_initial(request_id, req_state, request, **how)
         return await self.queue.submit(request_id, req_state, request, how)
 
     async def run(self, work: Work) -> int:
-        """Submit it to the replica that was chosen."""
+        """Submit a work to the chosen replica."""
         self._request_bindings[work.request_id] = work.replica_id
         self.starting.add(work.request_id)
         try:
             return await super().submit_initial(work.request_id, work.state, work.request, **work.how)
         except zmq.Again as error:
-            raise EngineDeadError("it takes no requests any more") from error
+            raise EngineDeadError("it did not accept a request in time") from error
         finally:
             self.starting.discard(work.request_id)
 
     def select_replica_id(self, request_id: str, *, affinity_request_id: str | None = None) -> int:
-        """As vLLM-Omni's, but a request that is bound to none goes where the balancer says."""
+        """Select a replica like vLLM-Omni, except that the balancer chooses for a request that is bound to none."""
         if self.get_bound_replica_id(request_id) is None and affinity_request_id is None:
             chosen = self.queue.choose_now(request_id)
             if chosen is not None:
@@ -75,7 +75,7 @@ class ScheduledPool(StagePool):
         return super().select_replica_id(request_id, affinity_request_id=affinity_request_id)
 
     async def abort_requests(self, request_ids: list[str]) -> list[tuple[str, Any]]:
-        """As vLLM-Omni's, but work that is also others' goes on."""
+        """Abort requests like vLLM-Omni, except that work that other requests need goes on."""
         return await super().abort_requests([one for one in request_ids if not self.queue.works_for_others(one)])
 
     def release_binding(self, request_id: str) -> None:
@@ -84,7 +84,7 @@ class ScheduledPool(StagePool):
             self.queue.left(request_id)
 
     async def abort_orphan(self, request_id: str, replica_id: int) -> None:
-        """Stop a work that nobody wants any more, of a request that is gone already."""
+        """Stop a work that no request needs any more, after its own request has left."""
         self._request_bindings[request_id] = replica_id
         try:
             await super().abort_requests([request_id])
@@ -92,10 +92,10 @@ class ScheduledPool(StagePool):
             self.release_binding(request_id)
 
     def bound_sends(self, seconds: float = SEND_SECONDS) -> None:
-        """Let nothing wait longer than this to send to a diffusion replica.
+        """Limit the time of sends to diffusion replicas.
 
-        Its client sends without a time limit, in the loop of the orchestrator, and nobody takes what is sent to a
-        process that has died: the whole pipeline would stand still.
+        Their client sends without a time limit, in the event loop of the orchestrator, and a dead process does not
+        receive: the whole pipeline would stop.
         """
         for client in self.clients:
             socket = getattr(client, "_request_socket", None)
@@ -103,7 +103,7 @@ class ScheduledPool(StagePool):
                 socket.setsockopt(zmq.SNDTIMEO, int(1e3 * seconds))
 
     def evict_replica(self, replica_id: int) -> None:
-        """As vLLM-Omni's, which sends the replica a last word, dead or not; what its client still holds is closed."""
+        """Evict a replica like vLLM-Omni, which sends it a last message, dead or not; then close its client."""
         client = self.clients[replica_id]
         self.bound_sends(0)
         try:
@@ -113,11 +113,11 @@ class ScheduledPool(StagePool):
             let_go(client)
 
     def attach(self, replica_id: int, client: Any) -> None:
-        """A replica is back, or is new."""
+        """Add the client of a replica that was restarted or is new."""
         if self.names is not None:
             self.names.put_on(client)
         gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
-        for address in gone:  # it may be used again, by any
+        for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]
         self.add_client(self._client_input_addr(client) or f"replica {replica_id}", client, replica_id=replica_id)
         self.suspected.discard(replica_id)

@@ -1,4 +1,4 @@
-"""The processes of replicas: which they are, what they hold, and whether they do anything."""
+"""Inspect the processes of replicas: their ids, memory and processor time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psutil
 
 
 def pids_of(client: Any) -> list[int]:
-    """Of a replica's engine, as its client knows them; none where it runs on another host."""
+    """Return the process ids of a replica's engine from its client; empty if it runs on another host."""
     return [process.pid for process in started_by(client) if getattr(process, "pid", None) is not None]
 
 
 def started_by(client: Any) -> Iterator[Any]:
-    """The processes of an engine core, or of a diffusion engine, that this process has started."""
+    """Yield the processes of an engine core, or of a diffusion engine, that this process has started."""
     manager = getattr(getattr(client, "resources", None), "engine_manager", None)
     yield from getattr(manager, "processes", None) or ()
     diffusion = getattr(getattr(client, "_proc_manager", None), "proc", None)
@@ -26,10 +26,10 @@ def started_by(client: Any) -> Iterator[Any]:
 
 
 def let_go(client: Any) -> None:
-    """Give back what this process holds of an engine that has ended, after its client was shut down.
+    """Free what this process holds of an engine that has ended, after its client was shut down.
 
-    vLLM's client closes its sockets then, and keeps their context (two descriptors for each of its threads) and the
-    handles of processes for as long as anybody refers to it.
+    vLLM's client closes its sockets then, but keeps their context (two descriptors for each of its threads) and the
+    handles of processes for as long as it is referenced.
     """
     resources = getattr(client, "resources", None)
     if resources is None:
@@ -39,14 +39,14 @@ def let_go(client: Any) -> None:
 
     def give_back() -> None:
         if context is not None:
-            context.term()  # waits until the loop that they belong to has closed the sockets
+            context.term()  # waits until the event loop that owns the sockets has closed them
         resources.engine_manager = None
 
     threading.Thread(target=give_back, name="omni-sched-let-go", daemon=True).start()
 
 
 def with_children(pids: list[int]) -> list[psutil.Process]:
-    """These processes that still live, each before those that it has started."""
+    """Return the live ones of these processes and their descendants, each before its own descendants."""
     found: dict[int, psutil.Process] = {}
     for pid in pids:
         try:
@@ -59,7 +59,7 @@ def with_children(pids: list[int]) -> list[psutil.Process]:
 
 
 def host_bytes(processes: list[psutil.Process]) -> int:
-    """Memory that is resident; what several share counts for each."""
+    """Return the resident memory in bytes; memory that several processes share counts for each."""
     held = 0
     for process in processes:
         try:
@@ -70,7 +70,7 @@ def host_bytes(processes: list[psutil.Process]) -> int:
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float | None:
-    """Processor time that they have used; None while one waits for a processor or a disk, or can be asked no more."""
+    """Return the processor time used; None while one is running or waits for a disk, or cannot be inspected."""
     used = 0.0
     for process in processes:
         try:
@@ -85,7 +85,7 @@ def cpu_seconds(processes: list[psutil.Process]) -> float | None:
 
 
 def kill(processes: list[psutil.Process]) -> None:
-    """End them, be they stopped or not."""
+    """Kill the processes, even stopped ones."""
     for process in processes:
         try:
             if process.pid != os.getpid():

@@ -1,4 +1,4 @@
-"""The queue before a stage: who runs next, where, and whose work is shared."""
+"""Queue of a stage: which request runs next, on which replica, and which requests share work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ logger = get_logger(__name__)
 
 
 class StageQueue:
-    """Requests of one stage: waiting, running, or following one that does.
+    """Requests of one stage: waiting, running, or following one of these.
 
-    1. A request whose work is in flight already follows; it gets copies of the outputs.
-    2. Else it waits until the policies release it to a replica.
-    3. Work goes on while anybody wants it: when the one it was begun for leaves, it is its followers'.
+    1. A request whose work is already in flight follows it, and gets copies of the outputs.
+    2. Otherwise it waits until the policies release it to a replica.
+    3. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
 
     Args:
-        pool: the stage.
-        policies: what decides.
-        describe: makes a `Work` of what vLLM-Omni submits.
-        start: hands a work to its replica; it copes with replicas that are dead.
-        together: all stages of a request run under one name (async-chunk mode); then nobody else's can take its place.
+        pool: pool of the stage.
+        policies: policies of the stage.
+        describe: makes a `Work` of a submission by vLLM-Omni.
+        start: sends a work to its replica, and handles dead replicas.
+        together: all stages of a request run under one name (async-chunk mode); no other request can take its place.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class StageQueue:
         self.leads: Callable[[Work], None] = lambda work: None
         self.inherited: Callable[[str, Work], None] = lambda owner, heir: None
         self.waiting: dict[str, Work] = {}
-        self.running: dict[str, Work] = {}  # by whom it was begun for
+        self.running: dict[str, Work] = {}  # by the request it was begun for
         self._parked: dict[str, Work] = {}  # followers
-        self._serves: dict[str, str] = {}  # who was begun for -> who leads now, where that is another one
+        self._serves: dict[str, str] = {}  # request it was begun for -> present leader, if another one
         self.held: set[str] = set()  # requests that wait for a payload of their own
         self._releasing = False
 
     async def submit(self, request_id: str, state: Any, request: Any, how: dict[str, Any]) -> int:
-        """A request has come to the stage."""
+        """Submit a request that has come to the stage."""
         now = self._clock()
         work = self._describe(self.pool, request_id, state, request, how, now)
-        if self.merger.members(request_id):  # it comes again, after a death, and is followed as before
+        if self.merger.members(request_id):  # it comes again, after a death, and keeps its followers
             await self.wait(work)
             return work.replica_id
         joined = self.merger.join(work.key, request_id)
@@ -70,7 +70,7 @@ class StageQueue:
         return work.replica_id
 
     async def wait(self, work: Work) -> None:
-        """Put a work into the queue, and release what may go."""
+        """Queue a work, and release the works that may start."""
         self._lead(work)
         self._put(work)
         await self.release()
@@ -81,17 +81,17 @@ class StageQueue:
             self.policies.waits(self.pool, work, self._clock())
 
     def take_out(self, request_id: str) -> Work | None:
-        """What waits for a request, which waits no more; None if nothing does."""
+        """Remove the waiting work of a request and return it; None if there is none."""
         self.policies.waits_no_more(request_id)
         return self.waiting.pop(request_id, None)
 
     def hold(self, request_id: str) -> None:
-        """A request is not to be released before `let_go`."""
+        """Keep a request in the queue until `let_go`."""
         self.held.add(request_id)
         self.policies.waits_no_more(request_id)
 
     def let_go(self, request_id: str) -> None:
-        """It may be released; nothing if it was not held."""
+        """Allow a held request to be released; others are ignored."""
         if request_id not in self.held:
             return
         self.held.remove(request_id)
@@ -99,7 +99,7 @@ class StageQueue:
             self.policies.waits(self.pool, self.waiting[request_id], self._clock())
 
     async def release(self) -> None:
-        """Hand over all that the policies let go now."""
+        """Start all works that the policies release now."""
         if self._releasing or not self.waiting:
             return
         self._releasing = True
@@ -120,18 +120,18 @@ class StageQueue:
         return released
 
     async def place(self, work: Work, replica_id: int) -> None:
-        """Start a work on a replica, past the queue: it has waited before."""
+        """Start a work on a replica without queueing; it has waited before."""
         self._lead(work)
         self._begin(work, replica_id)
         await self._start(self.pool, work)
 
     def _lead(self, work: Work) -> None:
-        """One that comes again has lost its group if it had finished here."""
+        """Form a group for a work that comes again after its group has ended here."""
         if not self.merger.members(work.request_id) and work.request_id not in self._serves:
             self.merger.join(None, work.request_id)
 
     def regroup(self, request_id: str, receivers: Sequence[str]) -> None:
-        """A work that has ended here is to run again, for all who get its output in any stage."""
+        """Form a group again for a work that has ended here and is to run again, for all receivers of its output."""
         if self.merger.members(self._serves.get(request_id, request_id)):
             return  # it has not ended here
         self.merger.regroup(receivers[0], receivers[1:])
@@ -139,11 +139,11 @@ class StageQueue:
             self._serves[request_id] = receivers[0]
 
     def has(self, request_id: str) -> bool:
-        """Whether a work that was begun for a request waits or runs here."""
+        """Return whether a work that was begun for the request waits or runs here."""
         return request_id in self.waiting or request_id in self.running
 
     def withdraw(self, work: Work) -> bool:
-        """Whether a work runs here; it is taken back, to run again from its start, and is followed as before."""
+        """Stop a running work so that it can run again with its followers; return whether it was running here."""
         if self.running.get(work.request_id) is not work:
             return False
         del self.running[work.request_id]
@@ -154,7 +154,7 @@ class StageQueue:
         return True
 
     def rename(self, request_id: str) -> None:
-        """What was begun for a request is not run any more: whoever leads now will come in its own name."""
+        """Record that the work begun for a request no longer runs: its present leader will run under its own name."""
         self._serves.pop(request_id, None)
 
     def _begin(self, work: Work, replica_id: int) -> None:
@@ -164,25 +164,25 @@ class StageQueue:
         self.policies.began(work)
 
     def choose_now(self, request_id: str) -> int | None:
-        """A replica for one that does not come through the queue."""
+        """Choose a replica for a request that does not come through the queue."""
         return self.policies.choose(self.pool, None, self.running)
 
     def receivers(self, request_id: str) -> tuple[str, ...]:
-        """Who gets the outputs of a work that was begun for a request."""
+        """Return the requests that get the outputs of a work that was begun for ``request_id``."""
         leader = self._serves.get(request_id, request_id)
         return self.merger.members(leader) or (request_id,)
 
     def leader_of(self, request_id: str) -> str:
-        """For whom the work was begun whose output a request gets here."""
+        """Return the request for which the work was begun whose output ``request_id`` gets here."""
         leader = self.merger.leader(request_id)
         return next((began for began, leads in self._serves.items() if leads == leader), leader)
 
     def works_for_others(self, request_id: str) -> bool:
-        """Whether the work that was begun for a request is wanted by others, and by it no more."""
+        """Return whether the work that was begun for a request is now needed only by others."""
         return request_id in self._serves
 
     def finished(self, request_id: str, well: bool = True) -> None:
-        """A work has ended."""
+        """Record that a work has ended; ``well``: without an error."""
         now = self._clock()
         leader = self._serves.pop(request_id, request_id)
         for follower in self.merger.finish(leader):
@@ -193,7 +193,7 @@ class StageQueue:
             self.ended(work)
 
     def spoke(self, request_id: str) -> bool:
-        """A work has put out something. Whether others that wait may have room now, which they have at its first."""
+        """Record an output of a work; return whether its first one may make room for waiting requests."""
         work = self.running.get(request_id)
         if work is None or work.spoke:
             return False
@@ -202,10 +202,10 @@ class StageQueue:
         return bool(self.waiting)
 
     def leaves(self, request_id: str) -> Work | None:
-        """A request goes, aborted or failed; to be called before its work is aborted.
+        """Remove a request that is aborted or failed; call it before its work is aborted.
 
         Returns:
-            A work that runs, was begun for a request that is gone already, and is now wanted by nobody.
+            A running work that was begun for a request that has left, and that no request needs any more.
         """
         left = self.merger.leave(request_id)
         if left.promoted is not None:
@@ -219,7 +219,7 @@ class StageQueue:
                 self.inherited(began, heir)
             return None
         orphan = next((name for name, leader in self._serves.items() if leader == request_id), None)
-        if orphan is not None:  # the last one that wanted it
+        if orphan is not None:  # the last request that needed it
             del self._serves[orphan]
         self._parked.pop(request_id, None)
         if orphan is None:
@@ -228,7 +228,7 @@ class StageQueue:
         return self.running.get(orphan)
 
     def left(self, request_id: str) -> None:
-        """A request is gone from this stage; what it has begun goes on for others only."""
+        """Remove a request that has left this stage; work begun for it goes on only for others."""
         self._parked.pop(request_id, None)
         if request_id in self._serves:
             return
@@ -238,7 +238,7 @@ class StageQueue:
             self.merger.leave(request_id)
 
     def lost(self, replica_id: int) -> list[Work]:
-        """What ran on a replica that is dead; it runs no more."""
+        """Remove and return the works that ran on a dead replica."""
         lost = [work for work in self.running.values() if work.replica_id == replica_id]
         for work in lost:
             del self.running[work.request_id]

@@ -1,4 +1,4 @@
-"""After a death: the replica is started again, and its requests run elsewhere, once."""
+"""Restart a dead replica, and run its requests elsewhere, once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)
 
-HELD_SECONDS = 0.3  # how long a payload that nobody has got is looked for
+HELD_SECONDS = 0.3  # how long to look for a payload that was not received
 
 
 class Repair:
-    """Does what the policy of recovery asks for.
+    """Carries out the actions of the recovery policy.
 
     Args:
-        orchestrator: ours.
+        orchestrator: our orchestrator.
         runtime: vLLM-Omni's `StageRuntime`.
     """
 
@@ -37,7 +37,7 @@ class Repair:
         self._orchestrator, self._runtime, self._payloads = orchestrator, runtime, payloads
         self._pools: list[Any] = orchestrator.stage_pools
         self._policy = orchestrator.policies.recovery(orchestrator.stage_pools)
-        self._works: dict[str, dict[int, Work]] = {}  # of requests that are here, by stage
+        self._works: dict[str, dict[int, Work]] = {}  # of present requests, by stage
         self._lost: dict[str, Work] = {}  # works of dead replicas, until they have a place
         self.handovers = Handovers(pieces=orchestrator.async_chunk)
         self._forwarding: dict[str, asyncio.Future[None]] = {}  # requests on their way into the next stage
@@ -51,7 +51,7 @@ class Repair:
                 self._together = Together(orchestrator, payloads, self.names, self.handovers)
 
     def _named(self) -> Names:
-        """Names of runs, for all clients of all stages."""
+        """Return names of runs that all clients of all stages use."""
         names = Names()
         for pool in self._pools:
             pool.names = names
@@ -67,7 +67,7 @@ class Repair:
     # ---- what happens
 
     def started(self, work: Work) -> None:
-        """A work goes to its replica."""
+        """Record that a work is sent to its replica."""
         self.handovers.runs_again(work.request_id, work.stage_id)
         if self._policy is None or work.again:
             work.again = False
@@ -80,30 +80,30 @@ class Repair:
         try:
             self._do(events.Dispatched(self._name(work), replica, work.request_id))
         except ValueError:
-            logger.exception("recovery does not know where request %s is", work.request_id)
+            logger.exception("recovery cannot track request %s", work.request_id)
 
     def waits(self, request_id: str) -> bool:
-        """Whether a request waits for a replica to come back; how long it may has a limit of its own."""
+        """Return whether a request waits for a replica to come back, for which another time limit applies."""
         parked = any(one.request_id == request_id for kept in self.parking.kept.values() for one in kept)
         return parked or any(work.request_id == request_id for work in self._lost.values())
 
     def works_of(self, request_id: str) -> dict[int, Work] | None:
-        """By stage, of a request that is here."""
+        """Return the works of a present request by stage; None if there are none."""
         return self._works.get(request_id)
 
     def knows(self, work: Work) -> None:
-        """A work that another one does; it may have to be done by itself yet."""
+        """Record a work that another one does; it may have to run by itself later."""
         if self._policy is not None:
             self._works.setdefault(work.request_id, {})[work.stage_id] = work
 
     def ended(self, work: Work) -> None:
-        """It has ended well."""
+        """Record that a work has ended without an error."""
         if self._policy is not None:
             name = self._name(work)
             self._do(events.Finished(name, self._policy.attempt(name)))
 
     def said(self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool) -> None:
-        """A replica has put out something of the work that was begun for ``owner``, for all who receive it."""
+        """Record an output of a replica for the work begun for ``owner``, and for all its receivers."""
         self.handovers.spoke(stage_id, {owner, *receivers}, finished=finished)
         if finished and self._policy is not None and self._sends_on(stage_id):
             states = self._orchestrator.request_states
@@ -113,14 +113,14 @@ class Repair:
             self.handovers.finished(stage_id, replica_id, owner, going_on)
 
     def _sends_on(self, stage_id: int) -> bool:
-        """Whether what a stage makes goes to the next one past the front end."""
+        """Return whether the output of a stage is sent to the next one past the front end."""
         if stage_id + 1 >= len(self._pools):
             return False
         pool, after = self._pools[stage_id], self._pools[stage_id + 1]
         return self._orchestrator.async_chunk or self._payloads.arrive_at(after) or sends_caches([pool])
 
     async def forwarding(self, request_id: str, forward: Coroutine[Any, Any, None]) -> None:
-        """Take a request to the next stage; until it is there, it is not taken back from it."""
+        """Take a request to the next stage; it cannot be recalled from there before it has arrived."""
         done = self._forwarding[request_id] = asyncio.get_running_loop().create_future()
         try:
             await forward
@@ -130,7 +130,7 @@ class Repair:
                 del self._forwarding[request_id]
 
     def forget(self, request_id: str) -> None:
-        """The request has left."""
+        """Forget a request that has left."""
         if not any(pool.queue.works_for_others(request_id) for pool in self._pools):
             self.handovers.forget(request_id)
         if self._policy is None or any(pool.queue.works_for_others(request_id) for pool in self._pools):
@@ -145,12 +145,12 @@ class Repair:
         if self.names is not None:
             self.names.forget(request_id)
         if self._together is not None:
-            for name in list(self._works):  # of those that this one has left last, who had left before
+            for name in list(self._works):  # works whose last user this request was, of requests that had left before
                 if name not in self._orchestrator.request_states:
                     self.forget(name)
 
     async def died(self, pool: Any, replica_id: int, error: Exception) -> bool:
-        """A replica is dead. Whether that was dealt with here."""
+        """Handle the death of a replica; return False if recovery is off and it was not handled."""
         if self._policy is None:
             return False
         replica = Replica(pool.stage_id, replica_id)
@@ -173,7 +173,7 @@ class Repair:
                 for taken in self._together.stop(work, self._works[work.request_id]):
                     self._do(events.Aborted(self._name(taken)))
         self._fail_sessions(pool, replica_id, error)
-        self._do(events.Suspected(replica, str(error)))  # nobody goes there while payloads are looked for
+        self._do(events.Suspected(replica, str(error)))  # no request is sent there while payloads are looked for
         self._orchestrator.spawn(self._after(pool, replica, lost, str(error)))
         return True
 
@@ -182,7 +182,7 @@ class Repair:
             names = [work.request_id for work in lost]
             look = partial(self._payloads.take_back, pool, names, HELD_SECONDS)
             held = await asyncio.get_running_loop().run_in_executor(None, look)
-            logger.warning("of %d payloads for stage %d, %d are still held", len(names), pool.stage_id, len(held))
+            logger.warning("of %d payloads for stage %d, %d are not received yet", len(names), pool.stage_id, len(held))
             for work in lost:
                 if work.request_id in held:
                     self._orchestrator.sharing.lies(work.request_id, pool.stage_id)
@@ -191,7 +191,7 @@ class Repair:
                         self._do(events.OutputLost(self._name(work), stage_id))
         if not self._orchestrator.async_chunk:
             await self._recall_unsent(pool, replica)
-        if sends_caches(self._pools[: pool.stage_id]):  # it has got them
+        if sends_caches(self._pools[: pool.stage_id]):  # the dead replica has received them
             for work in lost:
                 for stage_id in range(pool.stage_id):
                     self._do(events.OutputLost(self._name(work), stage_id))
@@ -202,7 +202,7 @@ class Repair:
         self._do(events.Died(replica, cause))
 
     async def _recall_unsent(self, pool: Any, replica: Replica) -> None:
-        """Take back from the next stage what waits there for an output that the dead replica had not sent yet."""
+        """Recall requests from the next stage that wait for an output that the dead replica had not sent yet."""
         if not self.handovers.of_replica(pool.stage_id, replica.index):
             return
         after, held = self._pools[pool.stage_id + 1], set[str]()
@@ -217,12 +217,12 @@ class Repair:
             if not on_their_way:
                 break
             await asyncio.wait(on_their_way)
-        for one in open_:  # without a pause, so that nothing of it starts meanwhile
+        for one in open_:  # without a pause, so that none of them starts meanwhile
             if held.isdisjoint((one.request_id, one.owner)):
                 self._recall(one, after)
 
     def lacks_input(self, pool: Any, request_id: str) -> None:
-        """A request waits in a stage for a payload that will not come: its input is made again."""
+        """Make the input of a request again that waits in a stage for a payload that will not come."""
         if self._policy is not None:
             self._orchestrator.spawn(self._remake(request_id, pool))
 
@@ -233,10 +233,10 @@ class Repair:
         self._recall(Handover(request_id, after.stage_id - 1, some, request_id), after)
 
     def _recall(self, one: Handover, after: Any) -> None:
-        """Run a request again from where its input of the next stage can be made; nobody waits for it there any more.
+        """Run a request again from the stage where its lost input can be made.
 
-        The run that is over keeps its name, and the next one gets another, so that neither the engine nor a connector
-        takes what is left of the first for a part of the second.
+        The request is withdrawn from the next stage. The earlier run keeps its name, and the next one gets another, so
+        that neither the engine nor a connector takes data of the first for a part of the second.
         """
         name, stage_id, orchestrator = one.request_id, one.stage_id, self._orchestrator
         if self._is_session(name):
@@ -253,9 +253,9 @@ class Repair:
         elif self.parking.forget(name):
             work = works[stage_id]
         else:
-            return  # another one's work serves it there, or it is through
-        logger.warning("request %s waits in stage %d for what was lost with its sender", name, after.stage_id)
-        if name in orchestrator.request_states:  # else it runs again in the name of who leads now
+            return  # another request's work serves it there, or it has finished
+        logger.warning("request %s waits in stage %d for an input lost with its sender", name, after.stage_id)
+        if name in orchestrator.request_states:  # otherwise it runs again in the name of the present leader
             names.again(name, {each.runs_as for each in works.values()})
         self.handovers.forget(name)
         orchestrator.sharing.lost(name, after.stage_id)
@@ -265,7 +265,7 @@ class Repair:
             if state is not None:
                 state.finished_stage_ids.discard(stage_id)
                 state.stage_submit_ts.pop(after.stage_id, None)
-        if not policy.attempt(name):  # another one's work has served it so far
+        if not policy.attempt(name):  # another request's work has served it so far
             self._dispatched(works[stage_id], one.replica_id)
         for earlier in range(after.stage_id):
             self._do(events.OutputLost(name, earlier))
@@ -274,7 +274,7 @@ class Repair:
         self._do(events.Recalled(name))
 
     def _stop_run(self, pool: Any, work: Work) -> None:
-        """Take a work back from a replica that lives."""
+        """Withdraw a work from a live replica."""
         assert self.names is not None
         replica_id, run = work.replica_id, self.names.present(work.runs_as)
         pool.queue.withdraw(work)
@@ -287,12 +287,12 @@ class Repair:
             self._orchestrator.spawn(abort_run(client, run))
 
     def _is_session(self, request_id: str) -> bool:
-        """Whether it has state in replicas, so that it cannot run again."""
+        """Return whether a request has state in replicas, so that it cannot run again."""
         state = self._orchestrator.request_states.get(request_id)
         return state is not None and (state.streaming.enabled or state.session_owned)
 
     def _fail_sessions(self, pool: Any, replica_id: int, error: Exception) -> None:
-        """What did not come through the queue and is not done there: it has state in the replica that is gone."""
+        """Fail requests that bypass the queue and are not finished there: their state was in the dead replica."""
         orchestrator = self._orchestrator
         for request_id, bound in list(pool._request_bindings.items()):
             if bound != replica_id:
@@ -345,7 +345,7 @@ class Repair:
             if work.request_id == name:
                 work.again = True
             else:
-                self._do(events.Aborted(name))  # it has left before; who leads now runs in its own name
+                self._do(events.Aborted(name))  # its request has left; the present leader runs under its own name
                 self._works.pop(name, None)
                 self.handovers.forget(name)
                 if self.names is not None:
@@ -355,10 +355,10 @@ class Repair:
         await orchestrator.stage_pools[replica.stage].queue.place(work, replica.index)
 
     def _rewound(self, work: Work, stage_id: int, leader: str) -> Work:
-        """The work at an earlier stage, to be done once more.
+        """Return the work at an earlier stage, to be done once more.
 
-        It is done in the name of who leads now. It comes back from there to the stage that was interrupted, where all
-        that followed still do.
+        It is done in the name of the present leader. From there it comes back to the interrupted stage, where
+        its followers still follow it.
         """
         orchestrator = self._orchestrator
         orchestrator.stage_pools[work.stage_id].queue.rename(work.request_id)
@@ -392,20 +392,20 @@ class Repair:
         from vllm_omni_sched.omni.stages.restart import start_replica
 
         pool = self._orchestrator.stage_pools[replica.stage]
-        logger.warning("starting stage %d replica %d again", replica.stage, replica.index)
+        logger.warning("restarting stage %d replica %d", replica.stage, replica.index)
         loop = asyncio.get_running_loop()
         try:
             start = partial(start_replica, self._runtime, replica.stage, replica.index, self._orchestrator.moves.places)
             client = await loop.run_in_executor(None, start)
         except Exception as error:
-            logger.exception("stage %d replica %d did not start", replica.stage, replica.index)
+            logger.exception("restarting stage %d replica %d failed", replica.stage, replica.index)
             self._do(events.RestartFailed(replica, str(error)))
             return
         await self._orchestrator.forget_items(replica.stage)
         self._orchestrator.policies.board.restarted(replica.stage, replica.index)
         pool.attach(replica.index, client)
         self._orchestrator.moves.away.discard(replica)
-        logger.warning("stage %d replica %d is back", replica.stage, replica.index)
+        logger.warning("stage %d replica %d was restarted and serves again", replica.stage, replica.index)
         self._do(events.Restarted(replica))
         self.parking.unpark(replica.stage)
         await self._orchestrator.release()
@@ -413,30 +413,30 @@ class Repair:
     # ---- replicas that move
 
     def tell(self, event: events.Event) -> None:
-        """Of what was done to a replica on purpose."""
+        """Tell recovery of a planned change of a replica."""
         if self._policy is not None:
             self._do(event)
 
     def well(self, replica: Replica) -> bool:
-        """Whether it serves, as far as is known here."""
+        """Return whether the replica serves, as far as recovery knows."""
         return self._policy is None or self._policy.serves(replica)
 
     def in_flight(self, replica: Replica) -> bool:
-        """Whether requests are in it, or are to come to it."""
+        """Return whether requests are on the replica or on their way to it."""
         return self._policy is not None and bool(self._policy.in_flight(replica))
 
     def _name(self, work: Work) -> str:
-        """Of a request in flight: in async-chunk mode it is in all stages at once."""
+        """Return the name of a request in flight: in async-chunk mode it is in all stages at once."""
         return f"{work.request_id}@{work.stage_id}" if self._orchestrator.async_chunk else work.request_id
 
     # ---- who may be dead
 
     def suspect(self, pool: Any, replica_id: int, why: str) -> None:
-        """A replica does not answer: nobody is moved there until it does (`answers`), or has died."""
+        """Report a replica that does not answer: no request is moved there until `answers` is called or it has died."""
         if self._policy is not None:
             self._do(events.Suspected(Replica(pool.stage_id, replica_id), why))
 
     def answers(self, pool: Any, replica_id: int) -> None:
-        """It does again."""
+        """Report that a suspected replica answers again."""
         if self._policy is not None:
             self._do(events.Cleared(Replica(pool.stage_id, replica_id)))

@@ -1,8 +1,9 @@
-"""In the process of a stage: what only it knows, told to the front end once a second.
+"""Report facts of a stage's process to the front end once per second.
 
-Bytes that its connectors move, hits of its prefix and encoder caches, and its device memory. The front end leaves word
-in the environment that it wants them (`ask`); where it does not, nothing here runs. A report is a file of the stage's
-process that the front end reads (`PagePublisher`); it lies apart, so that ``/metrics`` takes it for no page.
+These are bytes moved by its connectors, hits of its prefix and encoder caches, and its device memory. The front
+end asks for them with an environment variable (`ask`); otherwise nothing here runs. A report is a file of the
+stage's process that the front end reads (`PagePublisher`), in a directory of its own, so that ``/metrics`` does not
+take it for a page.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from vllm_omni_sched.engine.metrics_bridge import PagePublisher
 from vllm_omni_sched.engine.metrics_files import default_base, lineage
 
 VARIABLE = "VLLM_OMNI_SCHED_REPORT_TO"
-REMEMBERED = 8192  # requests and items whose first look into a cache was counted, messages that could not be got
+REMEMBERED = 8192  # requests and items whose first lookup was counted, and messages that could not be received
 
 _MARK = "__omni_sched_report__"
 
 
 def reports_base() -> Path:
-    """Where reports lie; private to this user."""
+    """Return the directory of reports, which is private to this user."""
     return default_base().with_name(default_base().name + "-stages")
 
 
 def ask(environ: MutableMapping[str, str]) -> None:
-    """Stages that this process starts from now on report to it."""
+    """Let stages that this process starts from now on report to it."""
     environ[VARIABLE] = str(os.getpid())
 
 
 def ask_not(environ: MutableMapping[str, str]) -> None:
-    """They do not."""
+    """Let stages that this process starts from now on report nothing."""
     environ.pop(VARIABLE, None)
 
 
@@ -53,7 +54,7 @@ class Report:
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
 
     def moved(self, side: str, from_stage: Any, to_stage: Any, nbytes: int, seconds: float) -> None:
-        """A connector has put (``side`` "put") or got ("get") a message."""
+        """Record that a connector has put (``side`` "put") or received ("get") a message."""
         with self._lock:
             sums = self._sums(side, from_stage, to_stage)
             sums[0] += 1
@@ -61,13 +62,13 @@ class Report:
             sums[2] += seconds
 
     def failed(self, side: str, from_stage: Any, to_stage: Any, key: Hashable = None) -> None:
-        """It could not; with a ``key`` once for each, for who waits for a message asks for it again."""
+        """Record a failed transfer; with a ``key`` once for each, since receivers ask for a message repeatedly."""
         with self._lock:
             if key is None or self._is_new((side, from_stage, to_stage, key)):
                 self._sums(side, from_stage, to_stage)[3] += 1
 
     def looked_up(self, cache: str, who: Hashable, hits: int, lookups: int) -> None:
-        """So many of what was looked for was there; only the first look of each one counts, the rest find its own."""
+        """Record the hits of a cache lookup; only the first lookup of each counts, as later ones find its own data."""
         with self._lock:
             if self._is_new((cache, who)):
                 sums = self._caches.setdefault(cache, [0, 0])
@@ -86,7 +87,7 @@ class Report:
         return True
 
     def page(self) -> bytes:
-        """All of it as JSON; ``processes``: this one, and those that it descends from."""
+        """Return all sums as JSON; ``processes``: this process and its ancestors."""
         with self._lock:
             edges = {name: list(sums) for name, sums in self._edges.items()}
             caches = {name: list(sums) for name, sums in self._caches.items()}
@@ -95,7 +96,7 @@ class Report:
 
 
 def device_bytes() -> int | None:
-    """What torch's allocator holds on all devices of this process; None where it uses none."""
+    """Return the bytes that torch's allocator holds on all devices of this process; None if it uses none."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "accelerator") or not torch.accelerator.is_available():
         return None
@@ -107,7 +108,7 @@ def device_bytes() -> int | None:
 
 @functools.cache
 def begin() -> Report | None:
-    """Report from this process, if the one that started it has asked for that; twice is fine."""
+    """Report from this process if the process that started it asks for it; may be called twice."""
     if os.environ.get(VARIABLE) in (None, str(os.getpid())):
         return None
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
@@ -128,7 +129,7 @@ def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[
     theirs = owner.__dict__.get(name)
     method = getattr(theirs, "__func__", theirs)  # of a class method
     if method is None or hasattr(method, _MARK):
-        return  # what this vLLM does not have is not reported
+        return  # a method that this vLLM lacks is not reported
     ours = functools.wraps(method)(wrap(method))
     setattr(ours, _MARK, True)
     setattr(owner, name, classmethod(ours) if isinstance(theirs, classmethod) else ours)
@@ -146,10 +147,10 @@ def _makes_counting(report: Report, theirs: Callable[..., Any]) -> Callable[...,
 
 @functools.cache
 def counting(kind: type, report: Report) -> type:
-    """A class of connectors that does what this one does, and counts messages, their bytes and failures.
+    """Return a subclass of a connector class that counts messages, their bytes and failures.
 
-    A `put` fails that raises or says so, a `get` that raises, or that had a deadline and met it without the message. A
-    `get` without a deadline is a look whether the message is there: that it is not is no failure.
+    A `put` that raises or returns False fails, and so does a `get` that raises or reaches its deadline. A
+    `get` without a deadline only polls for the message: not finding it is no failure.
     """
 
     class Counting(kind):
@@ -181,7 +182,7 @@ def counting(kind: type, report: Report) -> type:
             self, from_stage: str, to_stage: str, get_key: str, *arguments: Any, deadline: float, **more: Any
         ) -> Any:
             got = super().get_with_deadline(from_stage, to_stage, get_key, *arguments, deadline=deadline, **more)
-            if got is None and monotonic_seconds() >= deadline:  # what is got, it gets by `get`
+            if got is None and monotonic_seconds() >= deadline:  # `get` counts messages received in time
                 report.failed("get", from_stage, to_stage, get_key)
             return got
 

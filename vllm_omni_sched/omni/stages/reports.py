@@ -1,4 +1,4 @@
-"""In the front end: what the processes of stages report, as facts of replicas and edges."""
+"""Read the reports of stage processes in the front end, as facts of replicas and edges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_omni_sched.omni.stages.report import reports_base
 
 
 class Moved(NamedTuple):
-    """What connectors of one process have done at one side of an edge since its last report."""
+    """Transfers of one process's connectors on one side of an edge since its last report."""
 
     replica: tuple[int, int]
     from_stage: int
@@ -26,11 +26,11 @@ class Moved(NamedTuple):
 
 
 class Reports:
-    """Adds what is new in each report to the board.
+    """Adds the changes in each report to the board.
 
     Args:
-        board: gets it.
-        base: where reports lie; None: where stages of this process leave them.
+        board: the board to update.
+        base: directory of the reports; None: that of the stages of this process.
     """
 
     def __init__(self, board: StageBoard, base: Path | None = None) -> None:
@@ -38,13 +38,13 @@ class Reports:
         self._before: dict[str, Mapping[str, Any]] = {}  # the last report of each process
 
     def read(self, replicas: Mapping[tuple[int, int], Iterable[int]]) -> list[Moved]:
-        """Look at all reports.
+        """Read all reports.
 
         Args:
-            replicas: the processes of each replica, by stage and replica id; others are nobody's.
+            replicas: the processes of each replica, by stage and replica id; reports of other processes are ignored.
 
         Returns:
-            What is new at edges.
+            New transfers on edges.
         """
         owners = {pid: replica for replica, pids in replicas.items() for pid in pids}
         device: dict[tuple[int, int], int] = {}
@@ -55,7 +55,7 @@ class Reports:
                 report = json.loads(page)
                 name, chain = report["processes"][0], [int(one.partition("@")[0]) for one in report["processes"]]
             except (ValueError, KeyError, IndexError):
-                continue  # it is not whole
+                continue  # it is incomplete
             replica = next((owners[pid] for pid in chain if pid in owners), None)
             if replica is None:
                 continue
@@ -63,7 +63,7 @@ class Reports:
             moved += self._add(replica, report, self._before.get(name, {}))
             if report["device_bytes"] is not None:
                 device[replica] = device.get(replica, 0) + report["device_bytes"]
-        self._before.update(now)  # one that is not whole this time is still known
+        self._before.update(now)  # a report that is incomplete this time is remembered
         for (stage, index), held in device.items():
             self._board.memory(stage, index, held, None)
         return moved
@@ -75,7 +75,7 @@ class Reports:
             from_stage, _, to_stage = edge.partition(">")
             new = _less(sums, before.get("edges", {}).get(name))
             if not (from_stage.isdigit() and to_stage.isdigit()) or not any(new):
-                continue  # nothing new, or an edge of something that is no stage
+                continue  # nothing new, or an edge of something that is not a stage
             key = int(from_stage), int(to_stage)
             if not set(key) <= self._board.stages.keys():
                 continue

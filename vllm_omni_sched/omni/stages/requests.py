@@ -1,4 +1,4 @@
-"""What a request is to the policies: class, cost, and what it shares with others."""
+"""Describe requests to the policies: class, cost, and data shared with others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
 logger = get_logger(__name__)
 
 CLASS, USER = "omni_class", "omni_user"  # in `extra_args` of a request's first sampling parameters
-UNKNOWN_TOKENS = 128  # that a request makes which does not say how many
-LOGGED = 64  # names of classes that do not exist; clients choose them
+UNKNOWN_TOKENS = 128  # assumed output of a request that sets no limit
+LOGGED = 64  # most unknown class names that are logged; clients choose them
 
 
 @dataclass
 class Known:
-    """A request on its way.
+    """A request on its way through the pipeline.
 
-    ``costs``: seconds by stage; ``features``: what they are estimated from; ``replicas``: where it was, by stage.
+    ``costs``: seconds by stage; ``features``: data of these estimates; ``replicas``: replicas that it ran on, by stage.
     """
 
     request_id: str
@@ -40,7 +40,7 @@ class Known:
 
 
 class Classes:
-    """The classes of the options, by name. What clients may name is asked in the front end (`front_end`)."""
+    """The classes of the options, by name. The front end checks which ones clients may name (`front_end`)."""
 
     def __init__(self, options: PriorityOptions) -> None:
         self.by_name = {
@@ -53,7 +53,7 @@ class Classes:
         self._unknown: set[str] = set()
 
     def of(self, params: Any, modality: str) -> SlaClass:
-        """That which the request names, if there is one of that name; else that of its modality."""
+        """Return the class that the request names if it exists, else that of its modality."""
         usual = self._by_modality.get(modality, self.default)
         name = extra_of(params).get(CLASS)
         if name is None:
@@ -67,14 +67,14 @@ class Classes:
         if name not in self._unknown and len(self._unknown) < LOGGED:
             self._unknown.add(name)
             known = ", ".join(self.by_name)
-            logger.warning("a request says %s=%r, which is none of %s: it is %r", CLASS, name, known, usual.name)
+            logger.warning("a request names %s=%r, which is not one of %s; using %r", CLASS, name, known, usual.name)
 
     def is_low(self, sla: SlaClass) -> bool:
         return sla.rank >= self._lowest
 
 
 def _seconds(targets: ClassTargets) -> float:
-    """From the arrival of a request until it should be through its path."""
+    """Return the seconds from the arrival of a request to its deadline on the whole path."""
     given = targets.ttft_ms if targets.e2e_ms is None else targets.e2e_ms
     return math.inf if given is None else given / 1e3
 
@@ -85,7 +85,7 @@ def extra_of(params: Any) -> Mapping[str, Any]:
 
 
 def keys_of(request: Any, params: Any) -> frozenset[str]:
-    """What other requests may have too: the user, multimodal items."""
+    """Return keys of data that other requests may share: the user, multimodal items."""
     keys = {f"item {item.identifier}" for item in getattr(request, "mm_features", None) or ()}
     user = extra_of(params).get(USER)
     if user is not None:
@@ -99,7 +99,7 @@ def modality_of(request: Any) -> str:
 
 
 def bytes_of(request: Any) -> int:
-    """What a request brings: its multimodal items, and its prompt."""
+    """Return the bytes of a request's multimodal items and prompt."""
     held = 8 * len(getattr(request, "prompt_token_ids", None) or ())
     for item in getattr(request, "mm_features", None) or ():
         for name in item.data or ():
@@ -108,7 +108,7 @@ def bytes_of(request: Any) -> int:
 
 
 def features_of(request: Any, params: Any) -> Features:
-    """Of one stage: what its engine is sent, and how much it may say."""
+    """Return the features of a request in one stage: its input, and its most output."""
     items = getattr(request, "mm_features", None) or ()
     pixels = _count(params, "width") * _count(params, "height")
     pixels *= (_count(params, "num_outputs_per_prompt") or 1) * (_count(params, "num_frames") or 1)
@@ -122,7 +122,7 @@ def features_of(request: Any, params: Any) -> Features:
 
 
 def _count(params: Any, name: str) -> int:
-    """Of a diffusion stage; vLLM-Omni takes plain `SamplingParams` there, too, and looks into their `extra_args`."""
+    """Return a count of a diffusion stage, which vLLM-Omni also accepts in `extra_args` of plain `SamplingParams`."""
     found = getattr(params, name, None) or extra_of(params).get(name)
     return found if isinstance(found, int) and found > 0 else 0
 

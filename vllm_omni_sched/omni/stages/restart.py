@@ -1,4 +1,4 @@
-"""A replica of a stage, started: again in its own place, or in another one."""
+"""Start a replica of a stage, again in its own place or in another one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from vllm_omni_sched.omni.stages.places import Places
 
 
 def start_replica(runtime: Any, stage_id: int, replica_id: int, places: Places | None = None) -> Any:
-    """Start it as vLLM-Omni has done at first; takes as long as that did.
+    """Start a replica as vLLM-Omni does at first, which takes as long.
 
     Args:
         runtime: vLLM-Omni's `StageRuntime`.
-        places: with the devices of replicas that are elsewhere than the deploy YAML says.
+        places: holds the devices of replicas that were moved from those of the deploy YAML.
 
     Returns:
-        Its client.
+        The replica's client.
 
     Raises:
-        Exception: what starting it raises.
+        Exception: any error of the start.
     """
     plans = runtime._prepare_stage_plans()
     replicas = plans[stage_id].replicas
@@ -28,13 +28,13 @@ def start_replica(runtime: Any, stage_id: int, replica_id: int, places: Places |
     replica = Replica(stage_id, replica_id)
     if plan is None or (places is not None and places.moved(replica)):
         if places is None:
-            raise ValueError(f"stage {stage_id} has no replica {replica_id}, and nothing says where one would run")
+            raise ValueError(f"stage {stage_id} has no replica {replica_id}, and no place is given for it")
         plan = _elsewhere(plan or replicas[0], replica_id, places.of(replica))
     return runtime._initialize_replica(plan, runtime._stage_init_timeout)
 
 
 def _elsewhere(plan: Any, replica_id: int, devices: str | None) -> Any:
-    """The plan of a replica, as that of one of this number on these devices; configurations of others stay as is."""
+    """Return the plan changed to this replica number and these devices; configurations of others stay as they are."""
     plan.replica_id, plan.metadata.replica_id = replica_id, replica_id
     config = plan.metadata.runtime_cfg = copy.deepcopy(plan.metadata.runtime_cfg)
     if isinstance(config, dict):

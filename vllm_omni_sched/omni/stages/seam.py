@@ -1,4 +1,4 @@
-"""Where vLLM-Omni lets us in: its engine starts stages and makes its orchestrator, and its runtime plans the stages."""
+"""Hook into vLLM-Omni: its engine starts stages and makes its orchestrator, and its runtime plans the stages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARK = "__omni_sched__"
 
 
 def hook() -> None:
-    """Make the engine ask us first, where there are options of ours; twice is fine."""
+    """Wrap methods of the engine and its runtime, which check for our options first; may be called twice."""
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
     from vllm_omni.engine.stage_runtime import StageRuntime
 

@@ -1,4 +1,4 @@
-"""Which requests share a stage's work, and how those that part after it each get its output."""
+"""Decide which requests share a stage's work, and deliver its output to each of those that part after it."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from vllm_omni_sched.omni.stages.content import first_key, next_key, seeded
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
 
-PAYLOAD_SECONDS = 30.0  # how long a payload is looked for that nobody wants any more
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks for it
-SEALED = 4096  # keys that are remembered to be closed
+PAYLOAD_SECONDS = 30.0  # how long to look for a payload that is no longer needed
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two polls for it
+SEALED = 4096  # closed keys that are remembered
 
 
 @dataclass(eq=False)
 class _Sending:
-    """A payload that was sent for one request, and that these are to get."""
+    """A payload that was sent for one request and is to be delivered to several."""
 
-    sent_as: str  # the name of the run that it was sent for
+    sent_as: str  # name of the run that it was sent for
     names: list[str]
     taken: bool = False
 
 
 class Sharing:
-    """Keys of works, and payloads for those that part.
+    """Keys of works, and payloads for requests that part after sharing work.
 
-    1. The key of a request's first stage is that of its content; of each later one it follows from the one before and
-       from the sampling parameters, as the input does.
-    2. In async-chunk mode stages exchange pieces under the name of one request: there a key covers all stages, and
-       who shares one shares all.
-    3. A request that gets only what is new (DELTA) cannot join work that has said something already; and in
-       async-chunk mode nobody can join after a stage has ended.
-    4. What was sent to a stage for a request that never runs there is taken back when that request leaves: one that
-       joins another, until then it may have to run by itself yet; or one that leaves while it waits. Who leads in its
-       place gets it.
-    5. Those that part wait until the payload is there, however long the stage takes to send it. If its replica dies
-       before, they run again (`Repair`), and wait no longer.
+    1. The key of a request's first stage is that of its content; the key of each later one follows from the one before
+       and from the sampling parameters, as the input does.
+    2. In async-chunk mode stages exchange pieces under the name of one request: a key covers all stages there, and
+       requests that share one stage share all.
+    3. A request that gets only new output (DELTA) cannot join work that has put something out already; and in
+       async-chunk mode no request can join after a stage has ended.
+    4. A payload for a request that never runs in the stage is removed when that request leaves: one that
+       follows another, and might have had to run by itself until then; or one that leaves while it waits. The new
+       leader in its place gets the payload.
+    5. Requests that part wait until the payload is there, however long the stage takes to send it. If its replica dies
+       first, they run again (`Repair`) and wait no longer.
 
     Args:
-        orchestrator: ours.
+        orchestrator: our orchestrator.
     """
 
     def __init__(self, orchestrator: Any, payloads: Payloads) -> None:
         self._orchestrator, self._payloads = orchestrator, payloads
         self._keys: dict[str, dict[int, str | None]] = {}  # of each request, by stage
         self._sealed: OrderedDict[str, int] = OrderedDict()  # content -> how often its key was closed
-        self._unread: dict[str, set[int]] = {}  # stages where a payload lies, by whom it is for
-        self._shares: dict[tuple[int, str], str] = {}  # by stage and request: who got the payload for it
-        self._sendings: dict[tuple[int, str], _Sending] = {}  # by stage, and who waits for it
+        self._unread: dict[str, set[int]] = {}  # stages where a payload lies, by its request
+        self._shares: dict[tuple[int, str], str] = {}  # by stage and request: the request that got the payload for it
+        self._sendings: dict[tuple[int, str], _Sending] = {}  # by stage and waiting request
 
     def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
-        """What a submission is."""
+        """Describe a submission as a `Work`, with its key."""
         work: Work = self._orchestrator.policies.describe(pool, request_id, state, request, how, now)
         if self._orchestrator.policies.merges and not sends_caches(self._orchestrator.stage_pools):
             drawn = pool.stage_type == "diffusion" and not seeded(state.sampling_params_list[pool.stage_id])
@@ -78,30 +78,30 @@ class Sharing:
         return f"{upstream}/{stage_id}" if self._orchestrator.async_chunk else next_key(state, stage_id, upstream)
 
     def spoke(self, stage_id: int, receivers: Sequence[str]) -> None:
-        """A work has put out a part of its output, for these."""
+        """Record that a work has put out a part of its output for these requests."""
         kind = self._orchestrator._output_kind(receivers[0], stage_id)
         if kind is RequestOutputKind.DELTA:
             self._seal(receivers[0])
 
     def lies(self, request_id: str, stage_id: int) -> None:
-        """A payload is, or will be, there."""
+        """Record that a payload for the request is, or will be, at the stage."""
         self._unread.setdefault(request_id, set()).add(stage_id)
 
     def lost(self, request_id: str, stage_id: int) -> None:
-        """No payload will be there, unless it is made again."""
+        """Record that no payload will be there unless it is made again."""
         self._unread.get(request_id, set()).discard(stage_id)
 
     def reads(self, work: Work) -> None:
-        """A replica has a work, and gets its payload."""
+        """Record that a replica has a work, and receives its payload."""
         self._unread.get(work.request_id, set()).discard(work.stage_id)
 
     def inherits(self, owner: str, heir: Work) -> None:
-        """Who leads now runs on the payload of the one that has left, unless it has one of its own."""
+        """Let the new leader run on the payload of the request that has left, unless it has its own."""
         stages, own = self._unread.get(owner, set()), self._unread.setdefault(heir.request_id, set())
         pool, name = self._orchestrator.stage_pools[heir.stage_id], heir.request_id
         if heir.stage_id in own or self._orchestrator.async_chunk or not self._payloads.arrive_at(pool):
             return
-        if heir.stage_id not in stages:  # it is gone with a replica, or was being made again for who has left
+        if heir.stage_id not in stages:  # lost with a replica, or being made again for the request that left
             self._orchestrator.repair.lacks_input(pool, name)
         else:
             stages.discard(heir.stage_id)
@@ -116,9 +116,9 @@ class Sharing:
                 pool.queue.hold(name)
 
     def leads(self, pool: Any, work: Work) -> None:
-        """A request runs by itself in a stage, and gets the payload that went to another one, which it was to share.
+        """Get the payload of a shared work for a request that runs by itself in a stage.
 
-        So it is when the group of that one has no room for it.
+        That happens when the group that it was to join is full.
         """
         name = work.request_id
         other = self._shares.get((pool.stage_id, name), name)
@@ -126,11 +126,11 @@ class Sharing:
             return
         if pool.stage_id in self._unread.get(other, ()) and pool.queue.leader_of(other) != other:
             self.inherits(other, work)
-        else:  # that one needs it, or has it
+        else:  # the other request needs the payload, or has it
             self._orchestrator.repair.lacks_input(pool, name)
 
     def ended(self, stage_id: int, request_id: str, receivers: Sequence[str]) -> None:
-        """A work has ended well that was begun for ``request_id``: see to it that all that part get the payload."""
+        """Record the end of the work begun for ``request_id``, and deliver the payload to all receivers that part."""
         if self._orchestrator.async_chunk:
             self._seal(receivers[0])
             return
@@ -175,7 +175,7 @@ class Sharing:
             await pool.queue.release()
 
     def wait_no_more(self, pool: Any, request_id: str) -> bool:
-        """A request has its payload, or will never get it. Whether it has waited for one that another was sent."""
+        """End the wait of a request for its payload; return whether it waited for one sent to another request."""
         sending = self._sendings.pop((pool.stage_id, request_id), None)
         if sending is None:
             return False
@@ -185,7 +185,7 @@ class Sharing:
         return True
 
     async def _when_there(self, take: Callable[[], bool]) -> None:
-        """Take a payload as soon as it is there; no thread waits for it."""
+        """Receive a payload as soon as it is there, without blocking a thread."""
         loop, until = asyncio.get_running_loop(), monotonic_seconds() + PAYLOAD_SECONDS
         pause = SHORTEST_PAUSE
         while not await loop.run_in_executor(None, take) and monotonic_seconds() < until:
@@ -193,7 +193,7 @@ class Sharing:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _parting(self, stage_id: int, receivers: Sequence[str]) -> dict[str, str]:
-        """For each who goes on, whose work at the next stage it should share: that of the first with its key there."""
+        """Return, for each request that goes on, the request whose work at the next stage it should share."""
         found: dict[str, str] = {}
         shares: dict[str, str] = {}
         for name in receivers:
@@ -203,12 +203,12 @@ class Sharing:
             upstream = self._keys.get(name, {}).get(stage_id)
             key = next_key(state, stage_id + 1, upstream) if upstream is not None else None
             if self._orchestrator.stage_pools[stage_id + 1].queue.merger.members(name):
-                key = None  # it was there before a death, and comes again as the leader that it is
+                key = None  # it was there before a death, and comes again as the leader
             shares[name] = found.setdefault(key or f"only {name}", name)
         return shares
 
     def _seal(self, request_id: str) -> None:
-        """Nobody may join what this request has begun."""
+        """Let no further request join the work that this request has begun."""
         key = self._keys.get(request_id, {}).get(0)
         if key is None:
             return

@@ -1,4 +1,4 @@
-"""Sound in what a stage puts out, a part at a time."""
+"""Handle audio in the outputs of a stage, part by part."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import copy
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-KEYS = "audio", "model_outputs"  # under which stages put it
+KEYS = "audio", "model_outputs"  # keys under which stages put audio
 
 
 def samples(completion: Any) -> int | None:
-    """How many of them a completion has; None: no sound."""
+    """Return the number of audio samples of a completion; None if it has no audio."""
     found = _sound(completion)
     return None if found is None else int(found[1].shape[-1])
 
 
 def without_first(completion: Any, count: int) -> Any:
-    """The same completion, without its first samples."""
+    """Return the completion without its first ``count`` samples."""
     found = _sound(completion)
     if found is None or not count:
         return completion
@@ -30,7 +30,7 @@ def without_first(completion: Any, count: int) -> Any:
 
 
 def _sound(completion: Any) -> tuple[str, Any] | None:
-    """Its key, and the tensor."""
+    """Return the key and the tensor of the audio; None if there is none."""
     import torch
 
     payload = getattr(completion, "multimodal_output", None) or {}

@@ -1,4 +1,4 @@
-"""The policies of one stage: whom to release, and where to."""
+"""Hold the policies of one stage: which requests to release, and to which replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_o
 from vllm_omni_sched.resource.topology import Topology
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
-SMOOTHING = 0.1  # what the last request counts
+SMOOTHING = 0.1  # weight of the last request
 LEAD_SECONDS = 0.06  # for a request to get from here to an engine
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class StagePolicies:
-    """Those of one stage: whom to release, and where to.
+    """The policies of one stage: which requests to release, and to which replica.
 
-    Of up to `LOOK_AT_ALL` replicas all are looked at for each decision. Of more, `CHOICES` are drawn for each request
-    that goes: idle ones first, then others with room; and as many of the warmest. Only a balancer that takes replicas
-    in turn looks at all.
+    Up to `LOOK_AT_ALL` replicas, all are considered for each decision. Of more, `CHOICES` are drawn for each request
+    released: idle ones first, then others with room; and as many of the warmest. Only a round-robin balancer
+    considers all.
     """
 
     def __init__(self, shared: Policies, pool: Any) -> None:
@@ -46,7 +46,7 @@ class StagePolicies:
         self._latest = 0.0
         self._source = max(shared.graph.stage(pool.stage_id).sources, default=None)
         self._topology = Topology()
-        self._window = window_of(config.batching, limits)  # says only what is long
+        self._window = window_of(config.batching, limits)  # only tells what is long
         priority = config.graph.priority
         self._gate = StageGate(
             _balancer(config),
@@ -56,11 +56,11 @@ class StagePolicies:
         )
         sights = Sights(self._long_units, self._warm, self._distances)
         self._entrance = Entrance(shared, pool.stage_id, self._gate, sights, as_they_came=not priority.enabled)
-        self.request_seconds: float | None = None  # of a replica's time that a request takes
+        self.request_seconds: float | None = None  # replica time of a request
 
     @staticmethod
     def _holds(kind: StageKind) -> bool:
-        """An autoregressive stage takes requests in at each step; only one that runs whole batches gains by waiting."""
+        """Return whether batches may be held; autoregressive stages admit requests at each step and need no batches."""
         return kind is not StageKind.AR
 
     def merger(self) -> Merger:
@@ -82,7 +82,7 @@ class StagePolicies:
         shared = self._shared
         if joined.role is Role.FOLLOW:
             shared.board.merged(self._stage_id)
-            if shared.credits is not None:  # another one's work takes the place here
+            if shared.credits is not None:  # another request's work takes the place here
                 shared.credits.give_back(work.request_id, str(self._stage_id))
                 shared.credits_changed(work.request_id, now)
         before, here = str(self._stage_id - 1), str(self._stage_id)
@@ -90,15 +90,15 @@ class StagePolicies:
             shared.credits.hand_over(work.request_id, before, here)
 
     def waits(self, pool: Any, work: Work, now: float) -> None:
-        """A work may be released from now on."""
+        """Add a work that may be released from now on."""
         self._entrance.put(pool, work, now)
 
     def waits_no_more(self, request_id: str) -> None:
-        """It was withdrawn, or is not to be released yet; nothing if it did not wait."""
+        """Remove a work that was withdrawn or is held; unknown ones are ignored."""
         self._entrance.remove(request_id)
 
     def credits_changed(self, request_id: str, now: float) -> None:
-        """Credits were taken or given back for a request, here or elsewhere."""
+        """Update a request after credits were taken or given back for it, here or elsewhere."""
         self._entrance.credits_changed(request_id, now)
 
     def began(self, work: Work) -> None:
@@ -119,7 +119,7 @@ class StagePolicies:
             book.note(work.replica_id, work.known.keys)
 
     def spoke(self, work: Work, now: float) -> None:
-        """The first output of a work."""
+        """Record the first output of a work."""
         if self._first_output and work.started is not None:
             load = self.load(work.replica_id)
             load.look_at(self._shared.memory, now)
@@ -144,7 +144,7 @@ class StagePolicies:
         self._done(work, now)
 
     def gone(self, work: Work, now: float) -> None:
-        """It has left without a result."""
+        """Record that a work has left without a result."""
         self.load(work.replica_id).end(work.request_id, now)
         self._changed(work.replica_id, now)
         self._shared.board.aborted(self._stage_id, work.replica_id, work.request_id)
@@ -152,7 +152,7 @@ class StagePolicies:
         self._done(work, now)
 
     def lost(self, work: Work, now: float) -> None:
-        """Its replica died; it stays on its way, with its credits."""
+        """Record that the replica of a work died; the request keeps its credits."""
         self._changed(work.replica_id, now)
         self._shared.watch.ended(work, now, well=False)
         self._shared.board.redispatched(self._stage_id, work.replica_id)
@@ -165,7 +165,7 @@ class StagePolicies:
             self._shared.board.credits(self._stage_id, credits.free(str(self._stage_id)))
 
     def died(self, replica_id: int) -> None:
-        """What it had in its caches is gone."""
+        """Forget the state of a dead replica, whose caches are lost."""
         self._shared.board.lost(self._stage_id, replica_id)
         self._loads.pop(replica_id, None)
         if replica_id in self._index:
@@ -177,11 +177,11 @@ class StagePolicies:
             book.forget(replica_id)
 
     def source_died(self, replica_id: int) -> None:
-        """A replica of the stage before this one is gone."""
+        """Forget a dead replica of the previous stage."""
         self._topology.forget_source(replica_id)
 
     def pool_state(self, requests_per_second: float) -> PoolState | None:
-        """What the planner of replicas is to know; None before anything has run here."""
+        """Return the stage's state for the planner of replicas; None before anything has run here."""
         if not self.request_seconds or not self._loads:
             return None
         return PoolState(
@@ -199,7 +199,7 @@ class StagePolicies:
     # ---- what to do
 
     def release(self, pool: Any, now: float) -> list[tuple[str, int]]:
-        """Who goes now, and to which replica; they wait no more."""
+        """Return the requests to start now with their replicas; they no longer wait."""
         if not self._draws(pool):
             replicas = self._replicas(pool, now)
             return self._entrance.release(pool, replicas, now) if any(one.room for one in replicas) else []
@@ -210,8 +210,8 @@ class StagePolicies:
         return self._entrance.release(pool, self._drawn(pool, now), now, described)
 
     def choose(self, pool: Any, work: Work | None, running: Mapping[str, Work]) -> int | None:
-        """A replica for a request that does not wait."""
-        # vLLM-Omni asks from another thread, too
+        """Choose a replica for a request that does not wait."""
+        # vLLM-Omni also calls this from another thread
         now = self._latest
         if self._draws(pool):
             replicas = self._drawn(pool, now, even_full=True)
@@ -225,7 +225,7 @@ class StagePolicies:
         return self._gate.balancer.pick(0.0, replicas, self._shared.dice).replica_id
 
     def _source_of(self, work: Work) -> int | None:
-        """The replica of the stage before that made its input."""
+        """Return the replica of the previous stage that made the request's input."""
         return None if self._source is None else work.known.replicas.get(self._source)
 
     def _distances(self, work: Work) -> Mapping[int, float]:
@@ -245,14 +245,14 @@ class StagePolicies:
         return book.warm(keys, book.holders(keys, CHOICES if len(self._index) else None))
 
     def _changed(self, replica_id: int, now: float) -> None:
-        """What a replica has in hand, or should have at most, is another number now."""
+        """Update a replica whose load or limit has changed."""
         self._latest = max(self._latest, now)
         if replica_id in self._index:
             load = self.load(replica_id)
             self._index.put(replica_id, len(load), load.limit.limit)
 
     def _draws(self, pool: Any) -> bool:
-        """Whether a few replicas are drawn, and not all looked at."""
+        """Return whether a few replicas are drawn instead of considering all."""
         return draws(pool.num_replicas, self._gate.balancer)
 
     def _replicas(self, pool: Any, now: float) -> list[ReplicaState]:
@@ -260,23 +260,23 @@ class StagePolicies:
         return [one for one in found if one is not None]
 
     def _drawn(self, pool: Any, now: float, even_full: bool = False) -> list[ReplicaState]:
-        """A few of the replicas, as `drawn` chooses them."""
+        """Return a few of the replicas, as chosen by `drawn`."""
         for replica_id in range(len(self._index), pool.num_replicas):
             load = self.load(replica_id)
             self._index.put(replica_id, len(load), load.limit.limit)
         return drawn(self._index, lambda one: self._staying(pool, one, now), self._shared.dice, even_full)
 
     def _staying(self, pool: Any, replica_id: int, now: float) -> ReplicaState | None:
-        """None for one that leaves, too."""
+        """Return the state of a replica; None if it should get no request or is being drained."""
         return self._described(pool, replica_id, now) if replica_id not in pool.draining else None
 
     def _described(self, pool: Any, replica_id: int, now: float) -> ReplicaState | None:
-        """None for one that is to get nothing."""
+        """Return the state of a replica; None if it should get no request."""
         if not pool.is_replica_available(replica_id) or replica_id in pool.suspected:
             return None
         load = self.load(replica_id)
         window, in_flight, limit = load.window, len(load), load.limit.limit
-        if in_flight >= limit or not len(self._index):  # of those that are drawn each gets one request at most
+        if in_flight >= limit or not len(self._index):  # each drawn replica gets at most one request
             limit += self._ahead(load, now)
         return ReplicaState(
             replica_id,
@@ -289,7 +289,7 @@ class StagePolicies:
         )
 
     def _ahead(self, load: ReplicaLoad, now: float) -> int:
-        """One more than the limit when a place is about to be free: else it would be empty until the next one comes."""
+        """Return 1 if a place is about to be free, so that it is not empty until the next request arrives, else 0."""
         return int(self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS)
 
 
@@ -300,4 +300,4 @@ def _balancer(config: StageSchedConfig) -> Balancer:
         case BalancePolicy.LEAST_QUEUE:
             return LeastQueue()
         case _:
-            return RoundRobin()  # as vLLM-Omni itself where replicas are its own
+            return RoundRobin()  # like vLLM-Omni for its own replicas

@@ -1,4 +1,4 @@
-"""Async-chunk mode: a request is in all stages at a time, and runs again in all of them."""
+"""Restart requests in async-chunk mode, where a request is in all stages at a time and runs again in all of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vllm_omni_sched.omni.stages.work import Work
 
 logger = get_logger(__name__)
 
-PIECES = 4096  # looked for, of a stage that does not say how much it may say
-STEPS = 64  # pieces more than tokens: of the prompt, and the one that ends it
+PIECES = 4096  # most pieces of a stage without an output limit
+STEPS = 64  # pieces beyond the tokens: of the prompt, and the last one
 
 
 class Together:
-    """Takes back what is left of a request after a death, and starts it anew from its first stage.
+    """Withdraws the remains of a request after a death, and restarts it from its first stage.
 
-    1. The stages have exchanged pieces, each of which is got once: what one has got is gone with it, and what the
-       others have made of theirs cannot be taken up again. So all of them begin anew, under a new name.
-    2. What the run that is over has said and still says is dropped; a client hears only what is new to it.
-    3. Pieces that nobody has got are taken from the connectors when the request has left.
+    1. The stages have exchanged pieces, each of which is received once: the pieces that a dead replica received are
+       lost, and the others cannot resume from theirs. So all of them restart, under a new name.
+    2. Outputs of the earlier run are dropped; a client gets only what is new to it.
+    3. Pieces that were not received are removed from the connectors when the request has left.
 
     Args:
-        orchestrator: ours.
+        orchestrator: our orchestrator.
     """
 
     def __init__(self, orchestrator: Any, payloads: Payloads, names: Names, handovers: Handovers) -> None:
@@ -36,11 +36,11 @@ class Together:
         self._names, self._handovers = names, handovers
 
     def may_run_again(self, request_id: str) -> bool:
-        """Not with the companions of classifier-free guidance: their names make a pair of them."""
+        """Return False for requests with companions of classifier-free guidance, which are paired by their names."""
         return not self._orchestrator._cfg_tracker.has_companions(request_id)
 
     def unsent(self, pool: Any, replica_id: int, works: Mapping[str, Mapping[int, Work]]) -> list[Work]:
-        """What a replica had finished, and perhaps not sent on yet: the next stage is not through with it."""
+        """Return the works that a replica had finished but perhaps not sent: the next stage is not done with them."""
         if pool.stage_id + 1 >= len(self._orchestrator.stage_pools):
             return []
         after = self._orchestrator.stage_pools[pool.stage_id + 1].queue
@@ -52,15 +52,15 @@ class Together:
         ]
 
     def stop(self, lost: Work, works: dict[int, Work]) -> list[Work]:
-        """Take a request back from all stages; that of ``lost`` has been lost.
+        """Withdraw a request from all stages; that of ``lost`` has lost it.
 
-        What waits does not start before ``lost`` has a place: it would wait for pieces, which has a limit.
+        A waiting work does not start before ``lost`` has a place: it would wait for pieces, which has a time limit.
 
         Args:
-            works: of the request; what waits is added.
+            works: works of the request by stage; waiting ones are added.
 
         Returns:
-            What was taken back from replicas.
+            The works that were withdrawn from replicas.
         """
         name, orchestrator, taken = lost.request_id, self._orchestrator, []
         for pool in orchestrator.stage_pools:
@@ -68,8 +68,8 @@ class Together:
             if waiting is not None:
                 works[pool.stage_id] = waiting
         present_in = [pool.queue.receivers(name) for pool in orchestrator.stage_pools]
-        everybody = max(present_in, key=len)  # all who share a stage share all; where it has ended, nobody is told
-        if name not in orchestrator.request_states:  # and who began it has left
+        everybody = max(present_in, key=len)  # requests that share a stage share all; an ended stage has no receivers
+        if name not in orchestrator.request_states:  # the request that began it has left
             everybody = next((these for these in present_in if these[0] != name), everybody)
         for pool in orchestrator.stage_pools:
             if pool.stage_id in works:
@@ -104,7 +104,7 @@ class Together:
                     state.pending_final_output = None
 
     async def resume(self, lost: Work, replica_id: int, works: Mapping[int, Work]) -> None:
-        """Run a request again: in the stage where it was lost on this replica, in the others as they have room."""
+        """Run a request again: on this replica in the stage that lost it, in the others as they have room."""
         for stage_id in sorted(works):
             work, queue = works[stage_id], self._orchestrator.stage_pools[stage_id].queue
             if self._orchestrator.repair.works_of(work.request_id) is not works:
@@ -120,7 +120,7 @@ class Together:
                 await queue.wait(work)
 
     def forget(self, request_id: str, works: Mapping[int, Work]) -> None:
-        """It has left."""
+        """Forget a request that has left, and remove its pieces from the connectors."""
         names = self._names.runs(request_id)
         for pool in self._orchestrator.stage_pools:
             if names and self._payloads.arrive_at(pool) and pool.stage_id - 1 in works:
@@ -130,11 +130,11 @@ class Together:
 
 
 async def abort_run(client: Any, name: str) -> None:
-    """Abort a run in an engine, by the name that it has there."""
+    """Abort a run in an engine, by its name there."""
     try:
         await client.abort_as_named([name])
     except Exception as error:  # noqa: BLE001 - the engine may be dead, too
-        logger.warning("the run %s could not be aborted: %s", name, error)
+        logger.warning("aborting run %s in its engine failed: %s", name, error)
 
 
 async def _in_thread(work: Any) -> None:
@@ -142,6 +142,6 @@ async def _in_thread(work: Any) -> None:
 
 
 def _pieces(work: Work) -> int:
-    """How many a stage may have sent of a request."""
+    """Return the most pieces that a stage may have sent for a request."""
     most = getattr(work.state.sampling_params_list[work.stage_id], "max_tokens", None)
     return PIECES if most is None else most + STEPS

@@ -1,4 +1,4 @@
-"""Stages that nobody watches: `monitoring.enabled: false`."""
+"""Replace the watch of stages with `monitoring.enabled: false`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_omni_sched.omni.stages.work import Work
 
 
 class Unwatched(Watch):
-    """A `Watch` that looks at nothing and keeps nothing."""
+    """A `Watch` that checks and keeps nothing."""
 
     def began(self, work: Work, now: float) -> None:
         pass

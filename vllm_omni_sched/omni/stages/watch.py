@@ -1,4 +1,4 @@
-"""Looks at the stages now and then: what is ill, and how much memory replicas hold."""
+"""Monitor the stages: detect anomalies, and measure the memory of replicas."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vllm_omni_sched.stage_options import AnomalyOptions
 
 logger = get_logger(__name__)
 
-MEMORY_SECONDS = 5.0  # between two looks at the processes of stages, and at what they report
+MEMORY_SECONDS = 5.0  # between two checks of the stages' processes and reports
 
 
 class Watch:
-    """Tells the detectors what happens, and the operator what they find.
+    """Feeds the detectors, and logs and counts their findings.
 
     Args:
-        options: of the detectors.
-        graph: the stages.
-        board: gets what is found.
+        options: options of the detectors.
+        graph: the graph of stages.
+        board: receives the findings.
     """
 
     def __init__(self, options: AnomalyOptions, graph: StageGraph, board: StageBoard) -> None:
@@ -39,7 +39,7 @@ class Watch:
         self._next = self._next_memory = 0.0
         self._reports = Reports(board)
         self._started: dict[tuple[int, int], list[int]] = {}  # processes of each replica
-        self._ends: dict[str, tuple[tuple[int, int], int]] = {}  # of edges: who reports, the stage at the other end
+        self._ends: dict[str, tuple[tuple[int, int], int]] = {}  # by edge: replica that reports, stage at the other end
         self._told: set[tuple[str, str, str]] = set()
 
     def began(self, work: Work, now: float) -> None:
@@ -52,11 +52,11 @@ class Watch:
             self._queue.finished(name, now, max(now - work.started, 0.0))
 
     def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
-        """The front end has handed a request over; how its payload goes there is what stages report."""
+        """Record that the front end has handed a request over; the stages report the transfer of its payload."""
         self._board.edge(from_stage, to_stage, seconds)
 
     def look(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
-        """What is ill now; each thing is logged and counted when it begins."""
+        """Return the present anomalies; each is logged and counted when it begins."""
         if now < self._next:
             return ()
         self._next = now + self._options.interval_seconds
@@ -82,7 +82,7 @@ class Watch:
         self._told = set(now_ill)
 
     def _stage_of(self, subject: str) -> int:
-        """A stage by its name, the stage of a replica, or that where an edge ends."""
+        """Return the stage of a subject: by its name, that of a replica, or the one where an edge ends."""
         if subject in self._ids:
             return self._ids[subject]
         _, arrow, to = subject.partition("->")
@@ -103,7 +103,7 @@ class Watch:
                 held = host_bytes(processes)
                 subject = f"{self._names[pool.stage_id]} replica {replica_id}"
                 if self._started.get(key, started) != started:
-                    self._gone(key)  # it has been started again
+                    self._gone(key)  # it was restarted
                 self._started[key] = started
                 replicas[key] = [process.pid for process in processes]
                 in_flight = sum(work.replica_id == replica_id for work in pool.queue.running.values())
@@ -115,7 +115,7 @@ class Watch:
             self._moved(moved, now)
 
     def _moved(self, moved: Moved, now: float) -> None:
-        """Of each replica by itself: one that is slow would be lost in the mean of all."""
+        """Record transfers of one replica: a slow one would be lost in the mean of all."""
         replica, side, messages = moved.replica, moved.side, moved.messages
         edge = f"{moved.from_stage}->{moved.to_stage} {side} by replica {replica[1]}"
         self._ends[edge] = replica, moved.to_stage if side == Side.PUT.value else moved.from_stage
@@ -125,7 +125,7 @@ class Watch:
         )
 
     def _gone(self, key: tuple[int, int]) -> None:
-        """A replica is not there any more, or is another one now, and with it the edges that end there."""
+        """Forget a replica that is gone or was replaced, and the edges that end there."""
         stage_id, replica_id = key
         del self._started[key]
         self._leak.forget(f"{self._names[stage_id]} replica {replica_id}")

@@ -1,4 +1,4 @@
-"""One request at one stage, as vLLM-Omni would have submitted it at once."""
+"""Represent one request at one stage, as submitted by vLLM-Omni."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ UNPLACED = -1  # replica of a request that waits, or whose work another one does
 
 @dataclass
 class Work:
-    """What `StagePool.submit_initial` was asked to do.
+    """A submission to a stage, with the arguments of `StagePool.submit_initial`.
 
-    ``runs_as``: the name under which the engine knows it.
+    ``runs_as``: its name in the engine.
     """
 
     request_id: str
     stage_id: int
     state: Any  # OrchestratorRequestState
-    request: Any  # what the engine is sent
+    request: Any  # the request as sent to the engine
     how: dict[str, Any]  # the other arguments
     known: Known
     arrived: float  # at this stage
@@ -29,7 +29,7 @@ class Work:
     replica_id: int = UNPLACED
     started: float | None = None
     runs: int = 0
-    again: bool = False  # recovery has given it its place
+    again: bool = False  # recovery has placed it
     sent: bool = False
     spoke: bool = False
 

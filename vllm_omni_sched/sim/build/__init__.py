@@ -1,1 +1,1 @@
-"""From a scenario to a cluster that can run."""
+"""Build a cluster that can run from a scenario."""

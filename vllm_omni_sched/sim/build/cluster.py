@@ -1,4 +1,4 @@
-"""The stages of a scenario as pools of replicas, and what moves requests through them."""
+"""Build the stages of a scenario as pools of replicas, with the pipeline that moves requests through them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,12 +42,12 @@ _MODALITIES = ("text", "image", "audio", "video")
 
 
 class Cluster:
-    """All that runs in one simulation.
+    """All parts of one simulation.
 
-    ``sources``: who says what work costs, by stage, and what arrives.
+    ``sources``: source of the costs by stage, and of the workload.
 
     Raises:
-        ConfigError: a model does not fit where it is to run, or a file cannot be read; the message names the stage.
+        ConfigError: a model does not fit on its devices, or a file cannot be read; the message names the stage.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Cluster:
         self.scaler = self._scaler()
 
     def _dice(self, what: str) -> Random:
-        """For one use, so that others draw the same whether this one is there or not."""
+        """Return a generator for one use, so that the draws of others do not depend on it."""
         return Random(f"{self._scenario.seed} {what}")
 
     def _index(self, name: str) -> int:
@@ -145,7 +145,7 @@ class Cluster:
         return engines
 
     def _itl_of(self, stage: EngineStage) -> Histogram:
-        """Of tokens that no client sees, the times between them count for nobody."""
+        """Return the histogram for a stage's tokens; the times of tokens that no client sees are not counted."""
         answers = self._scenario.stages[self._scenario.output_stage]
         return self.itl if stage is answers or not isinstance(answers, EngineStage) else Histogram()
 
@@ -163,7 +163,7 @@ class Cluster:
         return of
 
     def _left(self, leg: Leg) -> None:
-        """A stage is done with a request; engines tell of their steps instead."""
+        """Record the span of a request in a stage; engines record their steps instead."""
         stage = self._scenario.stages[leg.stage]
         if self._spans is not None and not isinstance(stage, EngineStage) and self._spans.wants(leg.submitted):
             name, seconds = f"request {leg.request.number}", self.sim.now - leg.submitted
@@ -220,13 +220,13 @@ class Cluster:
         return Ahead(self.pipeline, {at: bounds}, forecast, plan)
 
     def engines_by_stage(self) -> Iterator[tuple[EngineStage, EngineServer]]:
-        """All engines that there were, each with its stage."""
+        """Yield all engines of the simulation, each with its stage."""
         for engines in self.engines:
             for server in engines.made:
                 yield engines.stage, server
 
     def engine_servers(self) -> Iterator[EngineServer]:
-        """All engines that there were."""
+        """Yield all engines of the simulation."""
         for engines in self.engines:
             yield from engines.made
 
@@ -247,7 +247,7 @@ def _spec(scenario: Scenario, stage: Stage) -> StageSpec:
 
 
 def _work(stage: Stage) -> Callable[[Request], Request] | None:
-    """What a stage has to do of a request, where that is not what the request says."""
+    """Return the function that adapts a request to the stage's own work; None if the request is used as it is."""
     if not isinstance(stage, EngineStage) or (stage.prompt_tokens is None and stage.tokens_each == 1):
         return None
     prompt, each = stage.prompt_tokens, stage.tokens_each
@@ -262,7 +262,7 @@ def _work(stage: Stage) -> Callable[[Request], Request] | None:
 
 
 def _paths(stages: tuple[Stage, ...]) -> dict[str, tuple[int, ...]]:
-    """The stages that requests of each modality go through: text is not encoded, and only videos are decoded first."""
+    """Return the stages that requests of each modality visit: text is not encoded, only videos are decoded first."""
 
     def goes(stage: Stage, modality: str) -> bool:
         if isinstance(stage, VideoStage):

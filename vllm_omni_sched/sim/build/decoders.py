@@ -1,4 +1,4 @@
-"""The video decoders of a stage, as the scenario says."""
+"""Build the video decoders of a stage from the scenario."""
 
 from vllm_omni_sched.sim.costs.base import DecoderCosts, Source, SourceKind
 from vllm_omni_sched.sim.costs.choice import decoder_costs
@@ -7,7 +7,7 @@ from vllm_omni_sched.sim.work import Clip
 
 
 class GivenDecoder:
-    """A decoder of which the scenario says what it does."""
+    """A decoder with the speed that the scenario sets."""
 
     source = Source(SourceKind.ASSUMED, "the scenario's megapixels_per_second")
 
@@ -16,12 +16,12 @@ class GivenDecoder:
         self.piece_seconds = piece_seconds
 
     def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """In proportion to pixels."""
+        """Return seconds in proportion to the pixels."""
         return frames * clip.width * clip.height * self._pixel_seconds
 
 
 def decoder_of(stage: VideoStage, device: str) -> DecoderCosts:
-    """One decoder.
+    """Return the costs of one decoder.
 
     Raises:
         ConfigError: there is no such device, or it has no such decoders; the message names the stage.

@@ -1,4 +1,4 @@
-"""What makes the replicas of a stage."""
+"""Build the replicas of a stage."""
 
 import math
 from collections.abc import Callable
@@ -26,9 +26,9 @@ from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
 
 
 def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLimits:
-    """Return those of vLLM where the scenario says nothing.
+    """Return the limits of an engine; vLLM's defaults where the scenario sets none.
 
-    Encoder cache and budget hold the model's largest item, as ``compute_mm_encoder_budget`` of vLLM has it.
+    Encoder cache and budget hold the model's largest item, as in vLLM's ``compute_mm_encoder_budget``.
     """
     tokens = stage.max_num_batched_tokens
     embeds = max(tokens, largest_item(stage, stage.kv_tokens or kv_tokens))
@@ -46,9 +46,9 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
 
 
 def largest_item(stage: EngineStage, kv_tokens: int) -> int:
-    """Return the embeddings of the model's largest item; 0 where only a calibration is known.
+    """Return the embeddings of the model's largest item; 0 if only a calibration is known.
 
-    vLLM does not start where the KV cache does not hold one request of ``max_model_len``: an operator has to lower it.
+    vLLM does not start if the KV cache cannot hold one request of ``max_model_len``: operators have to lower it.
     """
     if stage.largest_item_embeds is not None:
         return stage.largest_item_embeds
@@ -59,9 +59,9 @@ def largest_item(stage: EngineStage, kv_tokens: int) -> int:
 
 
 class Engines:
-    """Replicas of an engine; each has policies of its own.
+    """Replicas of an engine, each with its own policies.
 
-    ``made``: all that were made for ``stage``, with those that died. ``spoke``: called with each job that has its first
+    ``made``: all replicas made for ``stage``, including dead ones. ``spoke``: called with each job that has its first
     token.
     """
 
@@ -104,12 +104,12 @@ class Engines:
 
 
 def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:
-    """Encoders apart from the LLM."""
+    """Return a factory of encoders that are separate from the LLM."""
     return lambda index, done: EncoderServer(sim, done, costs, stage.batch_items)
 
 
 def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: Random) -> Make:
-    """Nodes that decode video."""
+    """Return a factory of nodes that decode video."""
     threads = 16 if stage.decoders == "cpu" else 1
 
     def make(index: int, done: Done) -> Server:
@@ -122,13 +122,13 @@ def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: R
 
 
 def make_queues(sim: Simulator, stage: ServersStage, rng: Random) -> Make:
-    """Servers for one request each."""
+    """Return a factory of servers that each run one request at a time per place."""
     service = service_of(stage.seconds)
     return lambda index, done: QueueServer(sim, done, stage.per_replica, service, rng)
 
 
 def service_of(seconds: Seconds) -> Service:
-    """How long a job takes, drawn anew for each."""
+    """Return a function that draws the duration of a job."""
     mean = seconds.mean
 
     def exponential(job: Job, rng: Random) -> float:

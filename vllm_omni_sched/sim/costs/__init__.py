@@ -1,1 +1,1 @@
-"""What work costs on which machine, and who says so."""
+"""Model the costs of work on a machine, with the source of each number."""

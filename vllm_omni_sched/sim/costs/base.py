@@ -1,4 +1,4 @@
-"""The interfaces of cost models. Each says where its numbers are from."""
+"""Define the interfaces of cost models, each of which names the source of its numbers."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,17 +8,17 @@ from vllm_omni_sched.sim.work import Clip, Request
 
 
 class SourceKind(str, Enum):
-    """How a number is known."""
+    """Kind of evidence for a number."""
 
     MEASURED = "measured"  # on the machine that the file names, by `vllm-omni-sched calibrate`
     PUBLISHED = "published"  # by the maker of the hardware or the model, or in a paper
-    ROOFLINE = "roofline"  # from shapes, and published peaks times an assumed part of them
+    ROOFLINE = "roofline"  # from shapes, and published peaks times an assumed fraction of them
     ASSUMED = "assumed"  # nothing better is known
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a cost is from; ``text`` names the document, the command or the reason."""
+    """Source of a cost; ``text`` names the document, the command or the reason."""
 
     kind: SourceKind
     text: str
@@ -27,43 +27,48 @@ class Source:
 class EngineCosts(Protocol):
     """Seconds of an engine's work on its device or devices.
 
-    ``share`` is always the part of the device's streaming multiprocessors (or cores) that the work has.
+    ``share`` is always the fraction of the device's streaming multiprocessors (or cores) that the work gets.
     """
 
     source: Source
     kv_tokens: int
-    """Tokens of KV cache that a replica has room for."""
+    """Tokens that fit into a replica's KV cache."""
 
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
-        """A step of the LLM: ``decodes`` requests make a token each, reading ``context_tokens`` in all;
-        ``prefill_tokens`` of prompts are computed, with ``prefill_pairs`` pairs of a query and a key. More tokens to
-        read take no less."""
+        """Return the seconds of a step of the LLM.
+
+        ``decodes`` requests make a token each, reading ``context_tokens`` in all;
+        ``prefill_tokens`` of prompts are computed, with ``prefill_pairs`` pairs of a query and a key. Reading more
+        tokens never takes less time.
+        """
 
     def operations_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float
     ) -> float | None:
-        """What the operations of steps take where nothing else does, of arguments added up over any number of them;
-        None where that is not known."""
+        """Return the seconds that the operations of steps take on their own, None if unknown.
+
+        The arguments may be sums over any number of steps.
+        """
 
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
-        """So many items are encoded together, ``embeds`` embeddings in all."""
+        """Return the seconds to encode so many items together, ``embeds`` embeddings in all."""
 
     def lane_seconds(
         self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
     ) -> float:
-        """The same in the lane of encode-ahead, with that share of the time; ``beside``: steps run meanwhile."""
+        """Return the seconds to encode items in the lane with that share; ``beside``: steps run meanwhile."""
 
     def in_lane(self, share: float) -> float:
-        """The part that is left to the LLM while the lane of encode-ahead works with ``share``; 1: they do not meet."""
+        """Return the fraction left to the LLM while the lane works with ``share``; 1: they do not interfere."""
 
     def frontend_seconds(self, request: Request) -> float:
-        """Time in the front end before the engine is given the request: tokenizing, preprocessing of items."""
+        """Return the front end's seconds before the engine gets the request: tokenizing, preprocessing of items."""
 
     @property
     def answer_seconds(self) -> float:
-        """From the end of a step until the client has its tokens."""
+        """Return the seconds from the end of a step until the client has its tokens."""
 
 
 class DecoderCosts(Protocol):
@@ -72,8 +77,8 @@ class DecoderCosts(Protocol):
     source: Source
 
     def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """So many frames in a row are decoded."""
+        """Return the seconds to decode so many consecutive frames."""
 
     @property
     def piece_seconds(self) -> float:
-        """To begin one more piece of a video: opening, seeking, handing over."""
+        """Return the seconds to begin one more piece of a video: opening, seeking, handing over."""

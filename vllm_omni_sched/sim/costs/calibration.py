@@ -1,4 +1,4 @@
-"""The form of a calibration file, version 1, as ``vllm-omni-sched calibrate`` writes it."""
+"""Define the calibration file, version 1, as written by ``vllm-omni-sched calibrate``."""
 
 import difflib
 import json
@@ -17,11 +17,12 @@ class _Part(BaseModel):
 
 
 class StepCosts(_Part):
-    """Of a step: a constant, and what each decoding request, each token that they read, the first token of a prompt
-    that it computes, each such token and each of its pairs of a query and a key adds. ``steadiness``: pairs of a part p
-    and a factor f, in the order of p: p of all steps take at most f times what is fitted. ``beside``: seconds that a
-    step takes longer, besides its part of the cores, while one other engine of the same host is at work, two others, …;
-    more do as much as the last.
+    """Costs of a step: a constant, and the cost of each decoding request, each token that they read, the first prompt
+    token that it computes, each such token and each of its pairs of a query and a key. ``steadiness``: pairs of a
+    fraction p and a factor f, ordered by p: the fraction p of all steps takes at most f times the fitted time.
+    ``beside``: seconds that a
+    step takes longer, besides its part of the cores, while one other engine of the same host runs, two others, …;
+    more count like the last.
     """
 
     base_seconds: Seconds
@@ -35,7 +36,7 @@ class StepCosts(_Part):
 
 
 class EncodeCosts(_Part):
-    """Of a batch of items of one modality."""
+    """Costs of a batch of items of one modality."""
 
     base_seconds: Seconds
     per_item: Seconds
@@ -43,8 +44,8 @@ class EncodeCosts(_Part):
 
 
 class FrontendCosts(_Part):
-    """Of one request; and of the outputs of a step, those of all requests together and each. ``beside``: seconds that
-    a request waits longer while one engine of the same host is at work, two, …; more do as much as the last.
+    """Costs of the front end for a request, and for the outputs of a step, in total and each. ``beside``: seconds that
+    a request waits longer while one engine of the same host runs, two, …; more count like the last.
     """
 
     per_request: Seconds
@@ -56,9 +57,9 @@ class FrontendCosts(_Part):
 
 
 class Calibration(_Part):
-    """A whole file. ``encode_in_lane``: None where no lane was measured. ``lane_slowdown``: how many times as long a
-    step takes while the lane works with the whole device. ``front_stall``: by modality, what an item in the front end
-    adds to a token of somebody else. ``residuals``: how well the fit fits; nothing reads it.
+    """Content of a calibration file. ``encode_in_lane``: None if no lane was measured. ``lane_slowdown``: how many
+    times as long a step takes while the lane works with the whole device. ``front_stall``: by modality, the delay that
+    an item in the front end adds to a token of another request. ``residuals``: quality of the fit; not read.
     """
 
     format: Literal["vllm-omni-sched calibration"] = "vllm-omni-sched calibration"
@@ -84,10 +85,10 @@ _PARTS: dict[str, type[BaseModel]] = {
 
 
 def read_calibration(path: Path) -> Calibration:
-    """What the file holds.
+    """Return the content of a calibration file.
 
     Raises:
-        ConfigError: it cannot be read, is no JSON, or a key is missing, unknown or wrong; the message names file and
+        ConfigError: it cannot be read, is not JSON, or a key is missing, unknown or wrong; the message names file and
             key.
     """
     try:
@@ -106,7 +107,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def _explain(problem: Any) -> str:
-    """One problem in one sentence that says what would be right."""
+    """Return one sentence that describes a problem and the fix."""
     at = [str(part) for part in problem["loc"]]
     key = ".".join(at)
     if problem["type"] == "extra_forbidden":
@@ -114,5 +115,5 @@ def _explain(problem: Any) -> str:
         near = difflib.get_close_matches(at[-1], known, n=1)
         return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
     if problem["type"] == "missing":
-        return f"key {key!r} is missing; have the file written again by vllm-omni-sched calibrate"
+        return f"key {key!r} is missing; write the file again with vllm-omni-sched calibrate"
     return f"key {key!r}: {problem['msg'].lower()}, got {json.dumps(problem['input'], default=str)}"

@@ -1,4 +1,4 @@
-"""The file that says what an engine's work costs, as it was measured."""
+"""Write the calibration file with the measured costs of an engine."""
 
 import json
 import os
@@ -13,15 +13,15 @@ VERSION = 1
 
 
 def write(path: Path, source: dict[str, Any], costs: dict[str, Any], kv_tokens: int) -> None:
-    """Write it whole or not at all: what was there before stays until then.
+    """Write the file atomically: an existing file stays until the new one is complete.
 
     Args:
-        source: where the numbers are from: command, versions, processor, date, model.
+        source: source of the numbers: command, versions, processor, date, model.
         costs: as `fit.fit` returns them.
-        kv_tokens: tokens of KV cache that the engine has room for.
+        kv_tokens: tokens that fit into the engine's KV cache.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: the file cannot be written.
     """
     body = {"format": FORMAT, "version": VERSION, "source": source, **costs, "kv_tokens": kv_tokens}
     draft = None

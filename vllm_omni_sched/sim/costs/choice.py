@@ -1,4 +1,4 @@
-"""The cost model that a scenario names."""
+"""Choose the cost model that a scenario names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def engine_costs(
     devices: int = 1,
     efficiency: Efficiency | None = None,
 ) -> EngineCosts:
-    """Of an engine: measured where there is a calibration, else by its roofline.
+    """Return the costs of an engine: measured if there is a calibration, else by its roofline.
 
     Raises:
         ConfigError: neither or both of ``model_name`` and ``calibration`` are given, a name is unknown, the file is no
@@ -39,7 +39,7 @@ def engine_costs(
 
 
 def decoder_costs(stage: str, decoders: str, device_name: str) -> DecoderCosts:
-    """Of one decoder: of a core for ``cpu``, of an engine of the device for ``nvdec``.
+    """Return the costs of one decoder: a core for ``cpu``, an engine of the device for ``nvdec``.
 
     Raises:
         ConfigError: a name is unknown; the message names the stage.

@@ -1,4 +1,4 @@
-"""What decoding frames costs, on a core and on an engine of a GPU."""
+"""Model the cost of decoding frames on a core and on an engine of a GPU."""
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
@@ -23,10 +23,10 @@ NVDEC_SOURCE = "NVDEC application note of NVIDIA Video Codec SDK 13.0, table of 
 
 
 class CoreDecoder:
-    """FFmpeg on one core: in proportion to pixels.
+    """FFmpeg on one core; seconds in proportion to pixels.
 
-    ``slowdown``: 1 is for about 2 Mbit/s of 1280 x 720; at 8 Mbit/s it was 2.4, and with other work on the machine
-    1.8 to 4. ``open_seconds``: to read where the frames of a file are, once; 0.01 to 0.08 were measured.
+    ``slowdown``: 1 for about 2 Mbit/s of 1280 x 720; at 8 Mbit/s it was 2.4, and with other work on the machine
+    1.8 to 4. ``open_seconds``: to read the index of a file's frames once; 0.01 to 0.08 were measured.
     """
 
     source = Source(SourceKind.MEASURED, "benchmarks/video, clips of 1280 x 720 on a core of an AMD EPYC, PyAV")
@@ -38,7 +38,7 @@ class CoreDecoder:
         self.slowdown = slowdown
 
     def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """So many frames in a row.
+        """Return the seconds to decode so many consecutive frames.
 
         Raises:
             ConfigError: the codec was not measured.
@@ -46,19 +46,19 @@ class CoreDecoder:
         pixel = CORE_PIXEL_SECONDS.get(clip.codec)
         if pixel is None:
             known = ", ".join(sorted(CORE_PIXEL_SECONDS))
-            raise ConfigError(f"of a core, {known} were measured, not {clip.codec!r}: use one of them in the workload")
+            raise ConfigError(f"decoding on a core was measured for {known}, not for {clip.codec!r}: use one of these")
         return frames * clip.width * clip.height * pixel * self.slowdown
 
     @property
     def piece_seconds(self) -> float:
-        """To open the file again and to seek: assumed, a tenth of what the first opening takes."""
+        """Return the seconds to open the file again and to seek: assumed, a tenth of the first opening."""
         return self.open_seconds / 10
 
 
 class NvdecDecoder:
-    """One NVDEC engine of a GPU: in proportion to pixels, by codec and generation.
+    """One NVDEC engine of a GPU; seconds in proportion to pixels, by codec and generation.
 
-    ``open_seconds``: to read where the frames are, on a core, as `CoreDecoder`.
+    ``open_seconds``: to read the index of frames, on a core, as for `CoreDecoder`.
     """
 
     open_seconds = CoreDecoder.open_seconds
@@ -71,10 +71,10 @@ class NvdecDecoder:
         self._pixel_seconds = {codec: 1 / (rate * faster * _FULL_HD) for codec, rate in frames.items()}
 
     def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """So many frames in a row.
+        """Return the seconds to decode so many consecutive frames.
 
         Raises:
-            ConfigError: these engines cannot decode the codec; the message says what can.
+            ConfigError: these engines cannot decode the codec; the message names those that they can.
         """
         pixel = self._pixel_seconds.get(clip.codec)
         if pixel is None:
@@ -86,5 +86,5 @@ class NvdecDecoder:
 
     @property
     def piece_seconds(self) -> float:
-        """To hand a piece to an engine whose decoder is there already: assumed, as in `benchmarks/video_engines`."""
+        """Return the seconds to hand a piece to an initialised decoder: assumed, as in `benchmarks/video_engines`."""
         return 1e-3

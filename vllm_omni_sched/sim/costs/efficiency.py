@@ -1,4 +1,4 @@
-"""Which part of a device's peaks work gets, and what each step costs besides. Each with its source."""
+"""Set the fractions of a device's peaks that work reaches, and the fixed costs of a step, each with its source."""
 
 import math
 from dataclasses import dataclass, fields
@@ -9,15 +9,15 @@ from vllm_omni_sched.sim.costs.base import Source, SourceKind
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Parts of a peak are in (0, 1].
+    """Fractions of peaks, in (0, 1], and fixed costs.
 
-    ``compute``, ``bandwidth``: the parts that the LLM gets. ``encoder_compute``: the part that a tower gets.
-    ``saturating_share``: the part of the streaming multiprocessors that is enough for all of the bandwidth.
-    ``lane_share``: the most that a lane has of the multiprocessors while steps run beside it.
-    ``step_seconds``, ``encode_seconds``: of launches and of scheduling, for each step and each batch of encodes.
-    ``all_reduce_seconds``: to begin one, of which each layer has two, under tensor parallelism.
-    ``memory``: the part of the device's memory that the engine takes (``gpu_memory_utilization``).
-    ``activation_bytes``: of that, on each device, for what is neither weights nor KV.
+    ``compute``, ``bandwidth``: fractions that the LLM reaches. ``encoder_compute``: fraction that a tower reaches.
+    ``saturating_share``: the fraction of the streaming multiprocessors that suffices for the full bandwidth.
+    ``lane_share``: the largest fraction of the multiprocessors that a lane gets while steps run beside it.
+    ``step_seconds``, ``encode_seconds``: launches and scheduling, for each step and each batch of encodes.
+    ``all_reduce_seconds``: to begin one; each layer has two under tensor parallelism.
+    ``memory``: the fraction of the device's memory that the engine takes (``gpu_memory_utilization``).
+    ``activation_bytes``: of that, on each device, for everything but weights and KV.
     ``request_seconds``, ``text_token_seconds``: of the front end. ``answer_seconds``: until the client has a token.
 
     Raises:

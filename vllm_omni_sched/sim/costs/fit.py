@@ -1,4 +1,4 @@
-"""From measured times to the costs of an engine."""
+"""Fit the costs of an engine to measured times."""
 
 import math
 import statistics
@@ -15,12 +15,12 @@ from vllm_omni_sched.errors import ConfigError
 STEP_COSTS = (
     "base_seconds", "per_decode", "per_context_token", "per_prefill_token", "per_prefill_pair", "prefill_seconds"
 )  # fmt: skip
-_TIMES, _SAME = 20, 0.01  # of `median_fit`: repetitions; errors below that count alike
+_TIMES, _SAME = 20, 0.01  # for `median_fit`: repetitions; errors below that count alike
 _PARTS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
 
 
 class StepPoint(NamedTuple):
-    """``steps`` steps in a row took ``seconds`` in all, and did so much in all. Tokens; pairs of a query and a key."""
+    """Total time and work of ``steps`` consecutive steps. Tokens; pairs of a query and a key."""
 
     decodes: int
     context_tokens: int
@@ -31,7 +31,7 @@ class StepPoint(NamedTuple):
 
 
 class EncodePoint(NamedTuple):
-    """Items of one request were encoded together, ``embeds`` embeddings in all."""
+    """Time to encode items of one request together, ``embeds`` embeddings in all."""
 
     modality: str
     items: int
@@ -40,7 +40,7 @@ class EncodePoint(NamedTuple):
 
 
 class FrontPoint(NamedTuple):
-    """From a client's call until the engine core has the request. ``text_tokens``: besides those of the items."""
+    """Time from a client's call until the engine core has the request. ``text_tokens``: besides those of the items."""
 
     text_tokens: int
     modality: str
@@ -50,12 +50,12 @@ class FrontPoint(NamedTuple):
 
 @dataclass
 class Observations:
-    """All that was measured of one engine, in the order in which it was.
+    """All measurements of one engine, in order.
 
-    ``steadiness``: each step of the decode loads, as a part of the median of those around it. ``answers``: seconds
-    from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, as a
-    part of the same steps without. ``front_stalls``: seconds that a client's token came later because the front end
-    was at an item, by modality.
+    ``steadiness``: each step of the decode loads, relative to the median of those around it. ``answers``: seconds
+    from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, relative
+    to the same steps without. ``front_stalls``: seconds by which a client's token was late because the front end
+    processed an item, by modality.
     """
 
     steps: list[StepPoint] = field(default_factory=list)
@@ -69,14 +69,14 @@ class Observations:
 
 
 def fit(seen: Observations) -> dict[str, Any]:
-    """The part of a calibration file that is fitted (see `calibration_file.write`), and how well it fits.
+    """Return the fitted part of a calibration file (see `calibration_file.write`), and the quality of the fit.
 
-    1. Repeated points count as their median; of steps, half take longer than what is fitted.
-    2. Every cost is 0 or more, and relative errors count (Lawson and Hanson, 1974, chapter 23).
-    3. Items that all have the same size say nothing about a cost for each item: it is put on the embeddings.
+    1. Repeated points count as their median; half of the steps take longer than the fit.
+    2. Every cost is 0 or more, and errors are relative (Lawson and Hanson, 1974, chapter 23).
+    3. Items that all have the same size do not determine a cost per item: it is assigned to the embeddings.
 
     Raises:
-        ConfigError: a kind of point that is always needed is missing.
+        ConfigError: a required kind of point is missing.
     """
     if not seen.steps or not seen.fronts or not seen.answers:
         raise ConfigError("a calibration needs measured steps, front-end times and answers; one of them is missing")
@@ -104,7 +104,7 @@ def fit(seen: Observations) -> dict[str, Any]:
 
 
 def step_seconds(step: dict[str, float], point: StepPoint) -> float:
-    """What the fitted costs say of a point."""
+    """Return the seconds of a point by the fitted costs."""
     return sum(step[name] * amount for name, amount in zip(STEP_COSTS, _amounts(point), strict=True))
 
 
@@ -113,17 +113,17 @@ def _amounts(p: StepPoint) -> tuple[float, ...]:
 
 
 def prefill_pairs(start: int, tokens: int) -> float:
-    """Of a query and a key, when so many tokens of a prompt are computed behind ``start`` others."""
+    """Return the pairs of a query and a key when so many tokens of a prompt are computed behind ``start`` others."""
     return tokens * (start + tokens / 2)
 
 
 def relative_fit(
     rows: Sequence[Sequence[float]], values: Sequence[float], counts: Sequence[float] | None = None
 ) -> list[float]:
-    """Weights >= 0 of the columns of ``rows``, for the least sum of squared relative errors; all values are > 0.
+    """Return weights >= 0 of the columns of ``rows`` with the least sum of squared relative errors; all values are > 0.
 
     Args:
-        counts: what the square of each error counts; None: 1 each.
+        counts: weight of each squared error; None: 1 each.
     """
     y = np.asarray(values, dtype=float)
     counted = np.ones(len(y)) if counts is None else np.sqrt(np.asarray(counts, dtype=float))
@@ -134,9 +134,9 @@ def relative_fit(
 
 
 def median_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """`relative_fit` for the least sum of relative errors as they are, so that one that is far off decides nothing.
+    """Return weights as in `relative_fit`, but with the least sum of absolute relative errors, robust to outliers.
 
-    By least squares again and again, each error counting as one by its size (Schlossmacher, JASA 1973).
+    Repeated least squares, in which each error is weighted by the inverse of its size (Schlossmacher, JASA 1973).
     """
     found = relative_fit(rows, values)
     for _ in range(_TIMES):
@@ -147,7 +147,7 @@ def median_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list
 
 
 def _nonnegative(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Lawson and Hanson's active set."""
+    """Solve non-negative least squares with Lawson and Hanson's active set."""
     columns = a.shape[1]
     x = np.zeros(columns)
     free = np.zeros(columns, dtype=bool)

@@ -1,4 +1,4 @@
-"""Kinds of devices, as their maker describes them."""
+"""Describe kinds of devices by the data of their maker."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ from vllm_omni_sched.sim.costs.registry import pick
 
 
 class NvdecGeneration(str, Enum):
-    """Of a GPU's video decoders; GA100 and Hopper have those of Turing."""
+    """Generation of a GPU's video decoders; GA100 and Hopper have those of Turing."""
 
     TURING = "turing"
     AMPERE = "ampere"  # GA10x
@@ -17,11 +17,11 @@ class NvdecGeneration(str, Enum):
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """One GPU. Peaks, which nothing reaches: `efficiency` says which part of them work gets.
+    """A kind of GPU. The peaks are not reached in practice: `efficiency` has the fractions that work reaches.
 
     ``memory_bytes``: the decimal gigabytes of the data sheet, of which the driver shows a few per cent more.
     ``flops``: bf16 on tensor cores, dense, per second. ``nvlink_bytes_per_second``, ``pcie_bytes_per_second``: in one
-    direction, half of what data sheets say; 0 without NVLink. ``video_hertz``: the highest clock of its video engines;
+    direction, half of the data sheet's value; 0 without NVLink. ``video_hertz``: highest clock of its video engines;
     from ``nvidia-smi -q -d CLOCK`` of such devices; of L40S and A6000 that of their generation in NVIDIA's NVDEC note.
     """
 
@@ -74,7 +74,7 @@ DEVICES = {
 
 
 def device(name: str) -> DeviceKind:
-    """The kind of that name.
+    """Return the device kind of that name.
 
     Raises:
         ConfigError: there is none; the message names the nearest.

@@ -1,4 +1,4 @@
-"""What moving bytes between devices and machines takes."""
+"""Model the time to move bytes between devices and machines."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.costs.registry import pick
 class Link:
     """One direction of a connection.
 
-    ``source`` is that of the bandwidth, ``latency_source`` that of the time until the first byte is there.
+    ``source`` is the source of the bandwidth, ``latency_source`` that of the time to the first byte.
     """
 
     name: str
@@ -20,7 +20,7 @@ class Link:
     latency_source: Source
 
     def seconds(self, size: int) -> float:
-        """For so many bytes, alone on the link."""
+        """Return the seconds for so many bytes, alone on the link."""
         return self.latency_seconds + size / self.bytes_per_second
 
 
@@ -50,12 +50,12 @@ LINKS = {
 
 
 def all_reduce_factor(devices: int) -> float:
-    """How often each device sends the bytes that a ring reduces (Patarasuk and Yuan, JPDC 2009)."""
+    """Return how often each device sends the bytes of a ring all-reduce (Patarasuk and Yuan, JPDC 2009)."""
     return 2 * (devices - 1) / devices
 
 
 def link(name: str) -> Link:
-    """The link of that name.
+    """Return the link of that name.
 
     Raises:
         ConfigError: there is none; the message names the nearest.

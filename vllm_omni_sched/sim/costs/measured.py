@@ -1,4 +1,4 @@
-"""An engine's seconds as a calibration has measured them."""
+"""Compute an engine's seconds from a calibration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,12 @@ from vllm_omni_sched.sim.work import Request
 
 
 class MeasuredCosts:
-    """1. Each cost is a sum of what was counted, times what the file says of it.
-    2. With a share of the device, LLM and encoder take 1 / share as long: of sharing the file says nothing else.
-    3. While the lane works with the whole device, steps take ``lane_slowdown`` times as long; with a part of it, what
-       they take longer is in proportion.
+    """Costs of an engine from a calibration file.
+
+    1. Each cost is a sum of counts times the file's costs.
+    2. With a share of the device, LLM and encoder take 1 / share as long: the file has no data about sharing.
+    3. While the lane works with the whole device, steps take ``lane_slowdown`` times as long; with a share of it, the
+    slowdown is in proportion.
     4. In the lane, items cost what was measured there, at the whole device.
 
     ``where``: the file, for messages.
@@ -30,17 +32,17 @@ class MeasuredCosts:
 
     @classmethod
     def read(cls, path: Path) -> "MeasuredCosts":
-        """Those in a file.
+        """Return the costs in a calibration file.
 
         Raises:
-            ConfigError: it cannot be read, or is no calibration; the message names file and key.
+            ConfigError: it cannot be read, or is not a calibration; the message names file and key.
         """
         return cls(read_calibration(path), str(path))
 
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
-        """A step of the LLM; 0 if it has no token to compute."""
+        """Return the seconds of a step of the LLM; 0 if it has no token to compute."""
         if not decodes and not prefill_tokens:
             return 0.0
         return (
@@ -53,10 +55,10 @@ class MeasuredCosts:
         ) / share
 
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> None:
-        """Not known: a calibration has times, and not what they go to."""
+        """Return None: a calibration has times without their operations."""
 
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
-        """So many items are encoded together, in a step.
+        """Return the seconds to encode so many items together in a step.
 
         Raises:
             ConfigError: the modality was not measured.
@@ -66,7 +68,7 @@ class MeasuredCosts:
     def lane_seconds(
         self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
     ) -> float:
-        """The same in the lane of encode-ahead, as it was measured beside steps.
+        """Return the seconds to encode items in the encode-ahead lane, as measured beside steps.
 
         Raises:
             ConfigError: no lane was measured, or not with that modality.
@@ -75,16 +77,16 @@ class MeasuredCosts:
         if lane is None:
             raise ConfigError(
                 f"{self.where}: 'encode_in_lane' is null, no lane was measured; calibrate an engine with encode_ahead, "
-                "or have the encoder in the step"
+                "or let the scenario encode in the step"
             )
         return self._sum("encode_in_lane", lane, modality, embeds, items) / share
 
     def in_lane(self, share: float) -> float:
-        """The part that the LLM keeps, so that its steps are as much slower as they were measured to be."""
+        """Return the fraction that the LLM keeps, so that its steps are slowed down as measured."""
         return 1.0 / (1.0 + self._slower * share)
 
     def frontend_seconds(self, request: Request) -> float:
-        """Time in the front end before the engine is given the request.
+        """Return the seconds in the front end before the engine gets the request.
 
         Raises:
             ConfigError: the modality of an item was not measured.
@@ -99,17 +101,17 @@ class MeasuredCosts:
         return seconds
 
     def beside_seconds(self) -> Sequence[float]:
-        """What a step takes longer while one other engine of the host is at work, two others, …"""
+        """Return the extra seconds of a step while one other engine of the host runs, two others, and so on."""
         return self.calibration.step.beside
 
     def outputs_seconds(self, outputs: int) -> float:
-        """What the front end does for so many outputs of a step, before clients have them."""
+        """Return the seconds of the front end for so many outputs of a step, before clients have them."""
         front = self.calibration.frontend
         return front.per_step + front.per_output * outputs
 
     @property
     def answer_seconds(self) -> float:
-        """From the end of a step until the client has its tokens."""
+        """Return the seconds from the end of a step until the client has its tokens."""
         return self.calibration.answer_seconds
 
     def _sum(self, key: str, costs: dict[str, EncodeCosts], modality: str, embeds: int, items: int) -> float:
@@ -124,7 +126,7 @@ class MeasuredCosts:
 
 
 def _described(source: object, where: str) -> str:
-    """Of a source's facts, those that tell machines apart."""
+    """Return the facts of a source that identify the machine."""
     if not isinstance(source, dict):
         return f"{source} ({where})"
     facts = [str(source[key]) for key in ("command", "model", "cpu", "gpu", "date") if source.get(key)]

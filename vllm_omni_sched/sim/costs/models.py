@@ -1,4 +1,4 @@
-"""Models by name, with the shapes in their published configurations."""
+"""Define models by name, with the shapes in their published configurations."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from vllm_omni_sched.sim.costs.shapes import Encoding, LlmShape, ModelShape, Tow
 # vLLM pull request 50411: Qwen2VLImageProcessor takes 12.2 ms for 1024 x 1024 pixels.
 # Decoding such a JPEG of 249 kB takes Pillow 6.1 ms of one core of an AMD EPYC (measured).
 PIXEL_SECONDS = (12.2e-3 + 6.1e-3) / 1024**2
-_VIDEO_PIXEL_SECONDS = 12.2e-3 / 1024**2  # its decoding is another stage's
-_SOUND_SECONDS = 0.0125e-3  # of 40 ms of sound: assumed, half a per mille of real time is more than a spectrogram takes
+_VIDEO_PIXEL_SECONDS = 12.2e-3 / 1024**2  # another stage decodes it
+_SOUND_SECONDS = 0.0125e-3  # of 40 ms of audio: assumed, half a per mille of real time is more than a spectrogram takes
 
 
 def _qwen25_llm(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int = 152064) -> LlmShape:
@@ -19,8 +19,10 @@ def _qwen25_llm(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, v
 
 
 def _qwen25_pictures(ffn: int, hidden: int) -> dict[str, Encoding]:
-    """28 x 28 pixels are 4 patches and 1 embedding; a video has two frames in each, and 768 embeddings at most in such
-    a pair (``VIDEO_MAX_PIXELS`` of qwen-vl-utils). 4 of the 32 layers see the whole picture, the others 8 x 8 patches.
+    """Return the encodings of Qwen2.5-VL: 28 x 28 pixels are 4 patches and 1 embedding.
+
+    A video has two frames in each embedding, and at most 768 embeddings in such
+    a pair (``VIDEO_MAX_PIXELS`` of qwen-vl-utils). 4 of the 32 layers see the whole image, the others 8 x 8 patches.
     """
     tower = TowerShape(
         32, 1280, ffn, 4, 3 * 2 * 14 * 14, (5120, 5120, hidden), gated=True, full_layers=4, window_patches=64
@@ -32,7 +34,7 @@ def _qwen25_pictures(ffn: int, hidden: int) -> dict[str, Encoding]:
 
 
 def _tiles(tower: TowerShape) -> dict[str, Encoding]:
-    """InternVL: tiles of 448 x 448 pixels, 256 embeddings each; a frame of a video is a tile."""
+    """Return the encodings of InternVL: tiles of 448 x 448 pixels, 256 embeddings each; a video frame is a tile."""
     image, video = (448 * 448 / 256 * seconds for seconds in (PIXEL_SECONDS, _VIDEO_PIXEL_SECONDS))
     return {"image": Encoding(tower, image, 256), "video": Encoding(tower, video, 256)}
 
@@ -88,7 +90,7 @@ def _models() -> Iterator[ModelShape]:
     on_card = Source(SourceKind.PUBLISHED, "config.json and card of OpenGVLab/InternVL2_5-8B")
     internlm = LlmShape(32, 4096, 32, 8, 14336, 92553)
     yield ModelShape(
-        # vLLM takes no video for it: its tokenizer has no token for one
+        # vLLM accepts no video for it: its tokenizer has no video token
         "internvl2.5-8b",
         internlm,
         _tiles(_small_vit(4096)),
@@ -110,7 +112,7 @@ MODELS = {shape.name: shape for shape in _models()}
 
 
 def model(name: str) -> ModelShape:
-    """The shape of that name.
+    """Return the shape of the model with that name.
 
     Raises:
         ConfigError: there is none; the message names the nearest.

@@ -1,4 +1,4 @@
-"""Looking something up by the name that a scenario gives."""
+"""Look up a thing by the name that a scenario gives."""
 
 import difflib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _Thing = TypeVar("_Thing")
 
 
 def pick(what: str, name: str, known: Mapping[str, _Thing]) -> _Thing:
-    """The one of that name.
+    """Return the thing with that name.
 
     Raises:
         ConfigError: there is none; the message names the nearest, and all.

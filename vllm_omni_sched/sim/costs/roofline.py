@@ -1,4 +1,4 @@
-"""An engine's seconds from the shape of its model and the peaks of its device.
+"""Compute an engine's seconds from the shape of its model and the peaks of its device.
 
 A step takes as long as its operations, or as reading the weights and the KV cache, whichever is longer (Williams,
 Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009).
@@ -14,22 +14,24 @@ from vllm_omni_sched.sim.work import Request
 
 
 class RooflineCosts:
-    """1. Operations: 2 for each parameter of the layers and token, 2 for each of the output matrix and decoding
+    """Costs of an engine by the roofline model.
+
+    1. Operations: 2 for each parameter of the layers and token, 2 for each of the output matrix and decoding
        request, and attention by pairs of a query and a key; at ``compute`` of the peak.
-    2. Memory: all weights of the LLM once, and the KV cache of what decodes; at ``bandwidth`` of the peak.
+    2. Memory: all weights of the LLM once, and the KV cache of decoding requests; at ``bandwidth`` of the peak.
     3. A step is the longer of the two, plus a constant, plus two all-reduces for each layer under tensor parallelism.
     4. With a share of the multiprocessors, operations take 1 / share as long. Reading does not take longer until the
-       share is below ``saturating_share``; from there on it takes in proportion as well (Lin et al., "Bullet",
+       share is below ``saturating_share``; from there on it slows down in proportion as well (Lin et al., "Bullet",
        ASPLOS 2026, equation 1).
-    5. Encoding is operations alone: it reads each weight once for thousands of patches. So what it takes from the
-       LLM beside it is multiprocessors, and bandwidth only as far as rule 4 says.
-    6. A tower is split between the devices as the LLM is.
+    5. Encoding is operations alone: it reads each weight once for thousands of patches. So what it takes from an LLM
+       beside it is multiprocessors, and bandwidth only by rule 4.
+    6. A tower is split between the devices like the LLM.
     7. A lane and steps beside it are streams of one device. The lane has its share, but at most ``lane_share``, however
-       little it rests; the steps have the rest.
+       little it pauses; the steps have the rest.
 
     Raises:
         ConfigError: ``tensor_parallel`` does not divide the heads, or model and KV cache do not fit; the message
-            says what is missing, and the fix.
+            names the missing memory, and the fix.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class RooflineCosts:
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
-        """A step of the LLM; 0 if it has no token to compute."""
+        """Return the seconds of a step of the LLM; 0 if it has no token to compute."""
         tokens = decodes + prefill_tokens
         if not tokens:
             return 0.0
@@ -84,12 +86,12 @@ class RooflineCosts:
         return (compute if compute > memory else memory) + self._step + self._token_link * tokens
 
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
-        """Rule 1, of all devices together."""
+        """Return the seconds of the operations by rule 1, on all devices together."""
         tokens = decodes + prefill_tokens
         return self._token * tokens + self._head * decodes + self._pair * (prefill_pairs + context_tokens)
 
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
-        """So many items of one length are encoded together.
+        """Return the seconds to encode so many items of one length together.
 
         Raises:
             ConfigError: the model has no tower for that modality.
@@ -103,15 +105,15 @@ class RooflineCosts:
     def lane_seconds(
         self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
     ) -> float:
-        """The same in the lane: alone it has the share, beside steps at most its fair one (rule 7)."""
+        """Return the seconds in the lane: alone it has ``share``, beside steps at most ``lane_share`` (rule 7)."""
         return self.encode_seconds(modality, embeds, items, min(share, self._fair) if beside else share)
 
     def in_lane(self, share: float) -> float:
-        """What the lane leaves to the LLM."""
+        """Return the fraction that the lane leaves to the LLM."""
         return 1.0 - min(share, self._fair)
 
     def frontend_seconds(self, request: Request) -> float:
-        """One core: tokenizing, and decoding, resizing and normalising what is to be encoded.
+        """Return the seconds on one core to tokenize, and to decode, resize and normalise the items.
 
         Raises:
             ConfigError: the model has no tower for the modality of an item.
@@ -125,7 +127,7 @@ class RooflineCosts:
 
     @property
     def answer_seconds(self) -> float:
-        """From the end of a step until the client has its tokens."""
+        """Return the seconds from the end of a step until the client has its tokens."""
         return self.efficiency.answer_seconds
 
     def _of(self, modality: str) -> tuple[float, float, int | None]:
@@ -137,7 +139,7 @@ class RooflineCosts:
 
 
 def _kv_tokens(model: ModelShape, device: DeviceKind, tensor_parallel: int, use: Efficiency) -> int:
-    """Tokens that fit into what the weights leave.
+    """Return the tokens of KV cache that fit beside the weights.
 
     Raises:
         ConfigError: the weights do not fit, or leave no room for one token.

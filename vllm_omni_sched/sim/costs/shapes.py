@@ -1,4 +1,4 @@
-"""The shape of a model, and what follows from it: parameters, operations, bytes."""
+"""Compute parameters, operations and bytes from the shape of a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class LlmShape:
-    """A decoder with grouped-query attention and a gated MLP, as those of Llama and Qwen2 are."""
+    """A decoder with grouped-query attention and a gated MLP, like those of Llama and Qwen2."""
 
     layers: int
     hidden: int
@@ -22,42 +22,42 @@ class LlmShape:
     vocab: int
     head_dim: int = 128
     qkv_bias: bool = False
-    tied: bool = False  # the embedding is the output matrix too
+    tied: bool = False  # the embedding is also the output matrix
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers: what each token is multiplied with."""
+        """Return the parameters of all layers, by which each token is multiplied."""
         query, keys = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
         attention = self.hidden * (2 * query + keys) + (query + keys if self.qkv_bias else 0)
         return self.layers * (attention + 3 * self.hidden * self.ffn + 2 * self.hidden) + self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """Of the output matrix: what each sampled token is multiplied with."""
+        """Return the parameters of the output matrix, by which each sampled token is multiplied."""
         return self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Return the number of all parameters."""
         return self.layer_parameters + self.head_parameters * (1 if self.tied else 2)
 
     @property
     def operations_per_pair(self) -> int:
-        """Of attention, for one query and one key in all layers: a product each for the score and the value."""
+        """Return the operations of attention for one query and one key in all layers, for score and value."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def kv_bytes_per_token(self, tensor_parallel: int = 1) -> int:
-        """On all devices together; a device holds one key head at least."""
+        """Return the KV bytes of a token on all devices together; a device holds at least one key head."""
         return 2 * BF16_BYTES * self.layers * max(self.kv_heads, tensor_parallel) * self.head_dim
 
 
 @dataclass(frozen=True)
 class TowerShape:
-    """An encoder of pictures or sound, with what projects its output to the LLM.
+    """An encoder of images or audio, with the projector of its output to the LLM.
 
     ``patches_per_embed``: how many of its positions become one embedding. ``patch_inputs``: numbers in a patch.
-    ``window_patches``: what a position sees in the layers that are not among the ``full_layers`` (None: all are).
-    ``projector``: widths of the MLP at the end. ``other_parameters``: position table, convolutions.
+    ``window_patches``: patches that a position sees in layers other than the ``full_layers`` (None: all are full).
+    ``projector``: widths of the final MLP. ``other_parameters``: position table, convolutions.
     """
 
     layers: int
@@ -73,7 +73,7 @@ class TowerShape:
 
     @property
     def parameters(self) -> int:
-        """All of them, the projector's included."""
+        """Return the number of all parameters, including the projector."""
         patches = self.patch_inputs * self.hidden
         return self.layers * self._layer_parameters + patches + self._projector_parameters + self.other_parameters
 
@@ -93,23 +93,23 @@ class TowerShape:
 
     @property
     def operations_per_embed(self) -> float:
-        """Without what grows with the length of what a position sees."""
+        """Return the operations per embedding without those that grow with the sequence."""
         per_patch = 2 * (self.layers * self._layer_parameters + self.patch_inputs * self.hidden)
         per_patch += 4 * (self.layers - self._full_layers) * self.hidden * self.window_patches
         return float(self.patches_per_embed * per_patch + 2 * self._projector_parameters)
 
     @property
     def operations_per_pair(self) -> float:
-        """Of full attention, for each pair of embeddings that see each other."""
+        """Return the operations of full attention for each pair of embeddings that see each other."""
         return 4.0 * self._full_layers * self.hidden * self.patches_per_embed**2
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How items of one modality go through a tower.
+    """Encoding of items of one modality by a tower.
 
-    ``sequence_embeds``: a position sees no further than so many embeddings: a tile, or a frame of a video; None: it
-    sees its whole item. ``frontend_seconds_per_embed``: of a CPU core, to prepare what becomes one embedding.
+    ``sequence_embeds``: number of embeddings that a position sees: a tile, or a frame of a video; None: its whole
+    item. ``frontend_seconds_per_embed``: CPU core time to prepare the input of one embedding.
     """
 
     tower: TowerShape
@@ -121,8 +121,8 @@ class Encoding:
 class ModelShape:
     """An LLM with the encodings of its modalities.
 
-    ``published_parameters``: what its card says, of all that is counted here. ``max_model_len``: tokens of its context,
-    as its configuration says. ``largest_item``: embeddings of its largest item, where it takes items.
+    ``published_parameters``: the value on its card. ``max_model_len``: tokens of its context,
+    from its configuration. ``largest_item``: embeddings of its largest item, if it accepts items.
     """
 
     name: str
@@ -135,11 +135,11 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Of the LLM, and of each tower once, however many modalities share it."""
+        """Return the parameters of the LLM, and of each tower once, even if several modalities share it."""
         towers = {encoding.tower for encoding in self.encodings.values()}
         return self.llm.parameters + sum(tower.parameters for tower in towers)
 
     @property
     def weight_bytes(self) -> int:
-        """In bf16."""
+        """Return the bytes of the weights in bf16."""
         return BF16_BYTES * self.parameters

@@ -1,4 +1,4 @@
-"""Steps that are as unsteady as they were measured to be."""
+"""Vary the times of steps as measured."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 
 
 class UnsteadyCosts(MeasuredCosts):
-    """Measured costs whose steps are drawn anew around what is fitted.
+    """Measured costs whose step times are drawn at random around the fit.
 
-    1. A step takes what is fitted, times a factor.
-    2. The factor is drawn from the calibration's ``steadiness``, of steps of one and the same size: linear between the
-       parts that the file has, each step for itself.
-    3. Encodes, the front end and answers take what is fitted: they are long, or hardly anybody's gap.
+    1. A step takes the fitted time, times a factor.
+    2. The factor is drawn independently for each step from the calibration's ``steadiness``, which was measured for
+    steps of one size, with linear interpolation between its entries.
+    3. Encodes, the front end and answers take the fitted time: they are long, or hardly affect a gap.
 
     Args:
-        costs: of a file that has ``steadiness``; without one, steps are as fitted.
-        random: draws the factors.
+        costs: of a file that has ``steadiness``; without it, steps take the fitted time.
+        random: generator of the factors.
     """
 
     def __init__(self, costs: MeasuredCosts, random: Random) -> None:
@@ -30,17 +30,17 @@ class UnsteadyCosts(MeasuredCosts):
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
-        """A step of the LLM; 0 if it has no token to compute."""
+        """Return the seconds of a step of the LLM; 0 if it has no token to compute."""
         steady = super().step_seconds(decodes, context_tokens, prefill_tokens, prefill_pairs, share)
         return steady * self.factor(self._random.random()) if steady else 0.0
 
     def beside_seconds(self) -> Sequence[float]:
-        """Drawn once for each step."""
+        """Return the extra seconds beside other engines, times a factor drawn once for each step."""
         factor = self.factor(self._random.random())
         return [seconds * factor for seconds in super().beside_seconds()]
 
     def factor(self, part: float) -> float:
-        """That this part of all steps does not exceed."""
+        """Return the factor that this fraction of all steps does not exceed."""
         at = bisect_right(self._parts, part)
         if at == 0:
             return self._factors[0]

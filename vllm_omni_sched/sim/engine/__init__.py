@@ -1,18 +1,18 @@
-"""One vLLM engine, step by step, under the policies that steer the real one.
+"""Simulate one vLLM engine, step by step, under the policies that control the real one.
 
-server.py     the engine: who comes, and who goes
+server.py     the engine: arrivals and ends of requests
 front.py      its front end
-steps.py      its steps, one behind the other
-leap.py       steps that nobody has looked at yet
-prompts.py    whose prompts are computed in a step
-decoding.py   those that decode: a token each in every step
-encoding.py   which items are encoded in a step; the encoder cache
-ahead.py      which items go to the lane, and who waits for them
+steps.py      its steps, one after another
+leap.py       steps that are skipped until they are needed
+prompts.py    the prompts computed in a step
+decoding.py   decoding requests: a token each in every step
+encoding.py   the items encoded in a step; the encoder cache
+ahead.py      items encoded in the lane, and requests that wait for them
 lane.py       the encoder beside the steps
-waiting.py    those that wait, by arrival or by SLA
-view.py       what policies see of all that
-policies.py   the policies, made of the options as in the real engine
+waiting.py    waiting requests, by arrival or by SLA
+view.py       the state that policies see
+policies.py   the policies, made from the options as in the real engine
 sequence.py   a request in the engine
-limits.py     what it was started with
+limits.py     its sizes at start
 hosted.py     an engine that shares the cores of a host
 """

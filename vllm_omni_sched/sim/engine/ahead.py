@@ -1,4 +1,4 @@
-"""The scheduler's half of encode-ahead: whose items go to the lane, and who waits for them."""
+"""Model the scheduler's half of encode-ahead: which items go to the lane, and which requests wait for them."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.kernel import Simulator
 
 
 class Loads(Protocol):
-    """Those who decode; ``target``: of latency, in place of `itl_target_ms`."""
+    """Function that returns the decoding requests; ``target``: latency target in place of `itl_target_ms`."""
 
     def __call__(self, target: float | None = None) -> DecodeLoad | None: ...
 
@@ -24,14 +24,14 @@ class Loads(Protocol):
 class Ahead:
     """Asks `EncodeShare` where the items of a sequence's next chunk are encoded, as the real scheduler does.
 
-    1. While its items are in the lane a sequence is held, unless a piece of its prompt in front of them is worth a
-       step; when one is back, it is looked at again.
-    2. Who once had items in the lane has none encoded in the step.
-    3. Each content is encoded once for all who want it (`AheadLedger`).
+    1. While its items are in the lane, a sequence is held, unless a piece of its prompt before them is worth a
+       step; when an item is back, the sequence is checked again.
+    2. A sequence that once had items in the lane has none encoded in the step.
+    3. Each content is encoded once for all requests that need it (`AheadLedger`).
 
     Args:
-        running: those who decode, as the lane's share sees them.
-        back: called with each sequence that is held no more.
+        running: returns the decoding requests for the lane's share.
+        back: called with the sequences that are no longer held.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Ahead:
         self._anybody = DecodeLoad(policies.itl_target_seconds)
         self.placements: dict[tuple[Where, WhereReason], int] = {}  # groups of items that went there for that reason
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
-        self.encoded_seconds = 0.0  # that what the lane has encoded takes at full width
+        self.encoded_seconds = 0.0  # encode time at full width of what the lane has encoded
 
     def _seconds(self, modality: str, embeds: int) -> float:
-        # with processors of its own it has them whatever its share is of those that steps leave
+        # processors of its own are not affected by its share of those that steps leave
         beside = bool(self._running()) and not (self._limits.paced and self._limits.lane_beside)
         return self._costs.lane_seconds(modality, embeds, 1, self.share if beside else 1.0, beside)
 
@@ -70,7 +70,7 @@ class Ahead:
         """Whether its next chunk has what it needs, or a piece of it that is worth a step (``sequence.limit``).
 
         Args:
-            alone: no other request is here.
+            alone: no other request is in the engine.
         """
         sequence.limit = None
         window = sequence.window(self._limits.max_num_batched_tokens)
@@ -105,11 +105,11 @@ class Ahead:
         return in_step
 
     def hold(self, sequence: Sequence) -> None:
-        """It waits for the lane."""
+        """Hold a sequence that waits for the lane."""
         self.held[sequence.name] = sequence
 
     def send(self) -> None:
-        """Give the lane what was decided for it."""
+        """Submit the items that were decided for the lane."""
         if not self.ledger.num_pending and not self.ledger.has_orders:
             return
         for content, ticket in self.ledger.take_orders().submit:
@@ -126,13 +126,13 @@ class Ahead:
         self._back([self.held.pop(name) for name in sorted(waiting, key=int) if name in self.held])
 
     def stepped(self, now: float) -> None:
-        """A step is over: the lane's share follows how long it took."""
+        """Update the lane's share by the time of a step that has ended."""
         self.in_step_seconds = 0.0
         if self.ledger.num_pending:
             self.share, _ = self._lane_share.update(self._running(self._policies.share_target_seconds), now)
 
     def release(self, sequence: Sequence) -> None:
-        """It is over."""
+        """Forget a sequence that has ended."""
         self.held.pop(sequence.name, None)
         self.ledger.release(sequence.name)
         for item in sequence.items if sequence.ahead else ():
@@ -140,7 +140,7 @@ class Ahead:
                 self._wanted.pop(str(item.content), None)
 
     def kill(self) -> None:
-        """The engine died, and its lane."""
+        """Forget all state of an engine that died, with its lane."""
         for sequence in list(self.held.values()):
             self.release(sequence)
         self.lane.kill()

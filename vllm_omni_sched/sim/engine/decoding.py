@@ -1,4 +1,4 @@
-"""Those that decode: every step makes a token for each of them."""
+"""Keep the decoding requests, for each of which every step makes a token."""
 
 from heapq import heappop, heappush
 
@@ -7,7 +7,7 @@ from vllm_omni_sched.sim.measure import Gaps
 
 
 class Targets:
-    """How many there are of each target; for the tightest of them without looking at all."""
+    """Counts of each latency target, to find the tightest one without a scan."""
 
     __slots__ = ("counts",)
 
@@ -15,11 +15,11 @@ class Targets:
         self.counts: dict[float, int] = {}
 
     def add(self, seconds: float) -> None:
-        """One more has this one."""
+        """Add one request with this target."""
         self.counts[seconds] = self.counts.get(seconds, 0) + 1
 
     def remove(self, seconds: float) -> None:
-        """One less."""
+        """Remove one request with this target."""
         left = self.counts[seconds] - 1
         if left:
             self.counts[seconds] = left
@@ -28,11 +28,11 @@ class Targets:
 
 
 class Decodes(Gaps):
-    """Sequences that decode. A step costs the same, however many they are: who ends when is known when it begins.
+    """Sequences that decode. A step costs the same for any number of them: their ends are known when they begin.
 
-    ``number``: of them. ``context``: tokens in the KV cache of all of them together; grows by their number in each
+    ``number``: how many. ``context``: tokens in the KV cache of all of them; grows by their number in each
     step. ``ends``: a heap of (number of steps after which a sequence ends, number of its request, how many came before
-    it, sequence); what is no longer so is passed over. ``targets``: of their inter-token latency.
+    it, sequence); outdated entries are skipped. ``targets``: of their inter-token latency.
     """
 
     __slots__ = ("_added", "_next_end", "context", "ends", "number", "sequences", "targets")
@@ -45,22 +45,22 @@ class Decodes(Gaps):
         self.context = 0
         self.ends: list[tuple[int, int, int, Sequence]] = []
         self.targets = Targets()
-        self._next_end = 0  # step; nobody ends before it
+        self._next_end = 0  # step before which none ends
 
     def add(self, sequence: Sequence) -> None:
-        """It has its first token, and is to make more."""
+        """Add a sequence that has its first token and is to make more."""
         sequence.first_step = self.mark()
         self.sequences[sequence.name] = sequence
         self.number += 1
         self.context += sequence.computed
         self.targets.add(sequence.sla.itl_seconds)
         left = sequence.output_tokens - sequence.made
-        self._added += 1  # a request that was taken back and is here again has an entry of before
+        self._added += 1  # a withdrawn request that is here again has an old entry
         heappush(self.ends, (self.steps + left, sequence.job.request.number, self._added, sequence))
         self._next_end = self.ends[0][0]
 
     def step(self, seconds: float) -> bool:
-        """Each has one more token, after so many seconds; whether somebody may have `finished`."""
+        """Give each sequence one token, after so many seconds; return whether any may have `finished`."""
         self.context += self.number
         if seconds > self.largest:
             self.largest = seconds
@@ -69,17 +69,17 @@ class Decodes(Gaps):
 
     @property
     def sure_steps(self) -> int:
-        """So many steps, and in the last of them somebody may have finished."""
+        """Return after how many steps, at the earliest, a sequence finishes."""
         return self._next_end - self.steps
 
     def pass_steps(self, seconds: list[float]) -> None:
-        """Steps, one at least, in which nobody finished."""
+        """Skip steps, at least one, in which no sequence finished."""
         self.steps += len(seconds)
         self.context += len(seconds) * self.number
         self.largest = max(self.largest, max(seconds))
 
     def finished(self) -> list[Sequence]:
-        """Those that made their last token; they are here no more."""
+        """Remove and return the sequences that made their last token."""
         ends, done = self.ends, []
         while ends and ends[0][0] <= self.steps:
             step, _, _, sequence = heappop(ends)
@@ -95,7 +95,7 @@ class Decodes(Gaps):
         return sequence.output_tokens - sequence.made
 
     def remove(self, sequence: Sequence) -> None:
-        """It decodes no more; what it has made and its largest gap are brought up to date."""
+        """Remove a sequence, and update its tokens and its largest gap."""
         del self.sequences[sequence.name]
         self.number -= 1
         self.targets.remove(sequence.sla.itl_seconds)
@@ -106,5 +106,5 @@ class Decodes(Gaps):
         self.context -= sequence.computed
 
     def last(self) -> Sequence:
-        """The one that began last."""
+        """Return the sequence that began last."""
         return next(reversed(self.sequences.values()))

@@ -1,4 +1,4 @@
-"""Which items are encoded in a step, and what the encoder cache holds."""
+"""Decide which items are encoded in a step, and keep the encoder cache."""
 
 from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
 from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan
@@ -12,10 +12,10 @@ from vllm_omni_sched.sim.work import Item
 class Encoding:
     """The encoder cache, and the encoder's part of the step that is being planned.
 
-    1. A content is encoded once while it is in the cache, whoever needs it.
+    1. A content is encoded once while it is in the cache, for all requests.
     2. A step encodes at most its budget, and each item whole.
-    3. What somebody who runs needs stays; the rest goes in the order of `WorthIndex` when room is needed.
-    4. What the lane has ready goes into the cache, and is not encoded.
+    3. Items that a running request needs stay; the others are evicted in the order of `WorthIndex` when room is needed.
+    4. Items that the lane has ready are moved into the cache, and not encoded.
 
     ``step``: by modality, items and embeddings that this step encodes.
     """
@@ -33,22 +33,22 @@ class Encoding:
         self.encoded = 0
 
     def begin(self, plan: EncoderBudgetPlan | None = None) -> None:
-        """A step is being planned; ``plan``: its budget, where a policy makes it."""
+        """Begin to plan a step; ``plan``: its budget, if a policy makes it."""
         self.step = {}
         self._left = self._limits.encoder_budget_embeds if plan is None else plan.embeds
         self._parts = {} if plan is None or len(plan.shares) < 2 else {s.modality: s.embeds for s in plan.shares}
 
     def has(self, item: Item) -> bool:
-        """Whether it is in the cache, or ready in the lane."""
+        """Return whether the item is in the cache, or ready in the lane."""
         content = str(item.content)
         return content in self._embeds or self.is_ready(content)
 
     def is_ready(self, content: str) -> bool:
-        """Whether the lane has it."""
+        """Return whether the lane has encoded it."""
         return self._ledger is not None and self._ledger.state(content) is EncodeState.READY
 
     def take(self, sequence: Sequence, item: Item, now: float) -> bool:
-        """Whether this step can compute the tokens of an item; from then on the sequence holds its encoding."""
+        """Return whether this step can compute the tokens of an item; if so, the sequence holds its encoding."""
         if not self._limits.encodes or item.content in sequence.held:
             return True
         content = str(item.content)
@@ -96,7 +96,7 @@ class Encoding:
         return True
 
     def release(self, sequence: Sequence, upto: int | None = None) -> None:
-        """The first so many items of a sequence are computed, or all of it is over: it holds them no more."""
+        """Release the first so many items of a sequence, which are computed, or all if it has ended."""
         if not sequence.held:
             return
         gone = {item.content for item in sequence.items[:upto]} - {
@@ -107,7 +107,7 @@ class Encoding:
             self._index.release(str(content))
 
     def clear(self) -> None:
-        """The engine died."""
+        """Empty the cache of an engine that died."""
         self._index = WorthIndex(self._policies.config.encoder_cache_order, half_life_seconds=30.0)
         self._embeds.clear()
         self._used = 0

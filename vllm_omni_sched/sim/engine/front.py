@@ -1,4 +1,4 @@
-"""The front end of an engine: what it was asked, and what it has answered."""
+"""Model the front end of an engine: its requests and answers."""
 
 from abc import ABC, abstractmethod
 
@@ -11,9 +11,11 @@ from vllm_omni_sched.sim.server import Done, Job
 
 
 class FrontEnd(ABC):
-    """1. A job goes through the front end, which serves one at a time, and is then in the engine (`_enter`).
-    2. It is here until its client has the answer, ``answer_seconds`` after its last token.
-    3. What an engine had when it died never answers: each life has a number, which all that is to come carries.
+    """Front end of an engine.
+
+    1. A job passes the front end, which serves one at a time, and then enters the engine (`_enter`).
+    2. It stays until its client has the answer, ``answer_seconds`` after its last token.
+    3. Jobs of an engine that died never answer: each life has a number, which all pending events carry.
     """
 
     __slots__ = (
@@ -40,7 +42,7 @@ class FrontEnd(ABC):
         self.in_flight = 0
 
     def submit(self, job: Job) -> None:
-        """A job comes to the front end.
+        """Submit a job to the front end.
 
         Raises:
             ConfigError: it never fits into the KV cache, or one of its items never into the encoder cache.
@@ -49,14 +51,14 @@ class FrontEnd(ABC):
         largest = max((item.embeds for item in request.items), default=0)
         if largest > self._item_embeds:
             raise ConfigError(
-                f"request {request.number} has an item of {largest} embeddings, and the engine takes items of "
-                f"{self._item_embeds} at most, as vLLM would refuse it: set 'largest_item_embeds' to what the model's "
+                f"request {request.number} has an item of {largest} embeddings, but the engine accepts at most "
+                f"{self._item_embeds}, and vLLM would refuse it: set 'largest_item_embeds' to what the model's "
                 "processor can make, or send smaller items"
             )
         needs = request.prompt_tokens + request.output_tokens
         if needs > self._kv_tokens:
             raise ConfigError(
-                f"request {request.number} needs {needs} tokens of KV cache, and a replica has {self._kv_tokens}; "
+                f"request {request.number} needs {needs} tokens of KV cache, but a replica has {self._kv_tokens}; "
                 "give it more devices, more of their memory, or shorter requests"
             )
         self.in_flight += 1
@@ -76,16 +78,16 @@ class FrontEnd(ABC):
 
     @abstractmethod
     def _enter(self, came: tuple[int, Job]) -> None:
-        """It is in the engine, if it `_is_here` still."""
+        """Enter the engine, if the job is still here (`_is_here`)."""
 
     def _say(self, job: Job, at: float) -> None:
-        """Its first token is passed on."""
+        """Pass on the first token of a job."""
         job.first = at + self._costs.answer_seconds
         if self._spoke is not None:
             self._spoke(job)
 
     def _answer(self, job: Job) -> None:
-        """It has made its last token."""
+        """Answer a job that has made its last token."""
         answer = self._costs.answer_seconds
         if answer:
             self._sim.after(answer, self._answered, (self._epoch, job))
@@ -99,12 +101,12 @@ class FrontEnd(ABC):
             self._done(job)
 
     def _leave(self, job: Job) -> Sequence | None:
-        """It is here no more; its sequence, if it is in the engine."""
+        """Remove a job; return its sequence if it is in the engine."""
         self.in_flight -= 1
         return self._jobs.pop(job.request.number)[1]
 
     def _die(self) -> list[Job]:
-        """All jobs that are here, which are here no more."""
+        """Remove and return all jobs."""
         lost = [job for job, _ in self._jobs.values()]
         self._epoch += 1
         self._jobs.clear()

@@ -1,4 +1,4 @@
-"""An engine that shares the cores of a host with other stages."""
+"""Simulate an engine that shares the cores of a host with other stages."""
 
 from typing import Any
 
@@ -13,15 +13,17 @@ from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done, Job
 
 _Outputs = tuple[int, int, list[Job], list[Job]]
-"""Epoch, requests that decoded, jobs with a first token, jobs with their last one."""
+"""Epoch, number of decoding requests, jobs with a first token, jobs with their last one."""
 
 
 class HostedEngine(EngineServer):
-    """1. A step is a thread on the host's cores, as slow beside others as its calibration says.
-    2. A request is work of the host's front end before it is in the engine, which it waits for while engines are at
-       work, as its calibration says; and so are the outputs of each step
-       before clients have them. ``answer_seconds`` of the costs pass before the front end knows of a step's end.
-    3. Time to first token and between tokens are those of clients, behind the front end.
+    """An engine on the cores of a host.
+
+    1. A step is a thread on the host's cores, slowed down beside others as its calibration says.
+    2. A request is work of the host's front end before it enters the engine, delayed while engines run
+       as its calibration says; and so are the outputs of each step
+       before clients have them. ``answer_seconds`` of the costs pass before the front end is told of a step's end.
+    3. Times to the first token and between tokens are those of clients, after the front end.
     """
 
     def __init__(

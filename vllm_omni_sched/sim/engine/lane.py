@@ -1,4 +1,4 @@
-"""The encoder beside the steps."""
+"""Simulate the encoder beside the steps."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Encoded = Callable[[str, int, float], None]
 
 
 class _Place:
-    """Where one item is encoded at a time. ``left``: seconds of work that its item needed at ``since``."""
+    """A place that encodes one item at a time. ``left``: seconds of work that its item needed at ``since``."""
 
     __slots__ = ("begun", "content", "end", "left", "queue", "since", "speed", "ticket", "turn")
 
@@ -29,14 +29,15 @@ class _Place:
 class SimLane:
     """Encodes items, each in one of its places.
 
-    1. An item goes to the place that holds fewest, of several to the first, and stays there (`LaneTeam`).
-    2. A place does its items in the order in which they came, one at a time.
-    3. The last place may depend on what others leave it: from `slow_last` on it works at that part of its speed.
+    1. An item goes to the place with the fewest, of several to the first, and stays there (`LaneTeam`).
+    2. A place encodes its items in the order in which they came, one at a time.
+    3. The last place may depend on processors that others leave: from `slow_last` on it works at that fraction of its
+    speed.
 
     Args:
-        places: how many items at a time.
-        seconds: what an item takes, of (modality, embeddings).
-        encoded: called with the content, the ticket and the seconds of each that is done.
+        places: number of items at a time.
+        seconds: returns the seconds of an item from (modality, embeddings).
+        encoded: called with the content, the ticket and the seconds of each encoded item.
     """
 
     __slots__ = (
@@ -59,25 +60,25 @@ class SimLane:
         self.working = 0  # items that are being encoded
         self.busy_seconds = 0.0  # of all places together
         self._worked = self._since = 0.0
-        self.until = 0.0  # when the last of those that are being encoded will be done, or was
+        self.until = 0.0  # end of the last item that is or was being encoded
 
     def worked_seconds(self) -> float:
         """Return the seconds so far in which at least one item was being encoded."""
         return self._worked + (self._sim.now - self._since if self.working else 0.0)
 
     def _count(self, items: int) -> None:
-        """So many more are being encoded, or fewer."""
+        """Change the number of items being encoded."""
         self._worked, self._since = self.worked_seconds(), self._sim.now
         self.working += items
 
     def submit(self, content: str, ticket: int, modality: str, embeds: int) -> None:
-        """Encode an item when its turn comes."""
+        """Queue an item for encoding."""
         place = min(self._places, key=lambda one: one.held)
         place.queue.append((content, ticket, modality, embeds))
         self._begin(place)
 
     def slow_last(self, part: float) -> None:
-        """From now on the last place works at this part of its speed, in (0, 1]."""
+        """Set the speed of the last place to this fraction, in (0, 1]."""
         place = self._places[-1]
         if part == place.speed:
             return
@@ -117,7 +118,7 @@ class SimLane:
         self._encoded(content, ticket, seconds)
 
     def kill(self) -> None:
-        """Forget everything."""
+        """Forget all items."""
         self._epoch += 1
         self._count(-self.working)
         for place in self._places:

@@ -1,4 +1,4 @@
-"""Steps that nobody has looked at yet."""
+"""Skip decode steps that need not be simulated one by one."""
 
 from vllm_omni_sched.sim.kernel import Simulator
 
@@ -6,9 +6,9 @@ SURE = 1 - 1e-9  # of a time that is a bound: sums of floats are not exact
 
 
 class Leap:
-    """Decode steps of the same requests, one behind the other.
+    """Consecutive decode steps of the same requests.
 
-    ``end``, ``seconds``: of the step that runs, as far as anybody has looked. ``left``: steps behind it.
+    ``end``, ``seconds``: of the running step, as far as computed. ``left``: steps after it.
     """
 
     __slots__ = ("end", "left", "seconds")
@@ -19,5 +19,5 @@ class Leap:
         self.left = steps - 1
 
     def bound(self) -> float:
-        """No earlier than that begins the last step: the more was read, the longer a step takes."""
+        """Return a lower bound of the last step's begin: a step takes longer, the more tokens it reads."""
         return self.end + (self.left - 1) * self.seconds * SURE

@@ -1,4 +1,4 @@
-"""What an engine was started with."""
+"""Define the sizes of an engine at start."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class EngineLimits:
     """Sizes of one engine, with vLLM's names where it has them.
 
     ``encoder_budget_embeds``, ``encoder_cache_embeds``: of a step, and of the encoder cache; an item that is larger
-    is refused. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: that the lane works
-    at at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
-    ``lane_beside``: whether it has some of its own, too.
+    is refused. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: items that the lane
+    encodes at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
+    ``lane_beside``: whether it also has some of its own.
 
     Raises:
         ConfigError: a number is below 1.
@@ -42,5 +42,5 @@ class EngineLimits:
 
     @property
     def item_embeds(self) -> int:
-        """Embeddings of the largest item that the engine takes."""
+        """Return the embeddings of the largest item that the engine accepts."""
         return min(self.encoder_budget_embeds, self.encoder_cache_embeds)

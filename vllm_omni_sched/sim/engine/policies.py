@@ -1,4 +1,4 @@
-"""The policies of a simulated engine: the objects that steer the real one, made of the same options."""
+"""Make the policies of a simulated engine: the same objects and options as in the real one."""
 
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
 from vllm_omni_sched.graph.classes import classes_of
@@ -17,7 +17,7 @@ from vllm_omni_sched.sim.engine.waiting import ByArrival, BySla, Waiting
 
 
 class EnginePolicies:
-    """What decides in one engine. Without a deciding option each is None, and a step is vLLM's."""
+    """The policies of one engine. Without its option each is None, and a step is the same as in vLLM."""
 
     def __init__(self, config: OmniSchedConfig, limits: EngineLimits) -> None:
         self.config = config
@@ -51,16 +51,16 @@ class EnginePolicies:
 
     @property
     def measures(self) -> bool:
-        """Whether anything here wants to know what steps take."""
+        """Return whether any policy needs the times of steps."""
         parts = (self.share, self.batch, self.prefill, self.order, self.split, self.rounds)
         return any(part is not None for part in parts)
 
     def waiting(self) -> Waiting:
-        """A queue for those that wait."""
+        """Return a new queue of waiting requests."""
         return ByArrival() if self.order is None else BySla(self.order, self.costs)
 
     def sla(self, name: str) -> SlaClass:
-        """The class of that name.
+        """Return the SLA class of that name.
 
         Raises:
             KeyError: there is none.

@@ -1,4 +1,4 @@
-"""Whose prompts are computed in a step, and how much of each."""
+"""Decide which prompts are computed in a step, and how much of each."""
 
 from vllm_omni_sched.graph.pieces import LOOK_AHEAD, longest_piece
 from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan, ModalityDemand
@@ -13,17 +13,17 @@ from vllm_omni_sched.sim.engine.waiting import Waiting
 
 
 class Prompts:
-    """Chunked prefill as vLLM does it: those that run first, then those that wait while there is room.
+    """Chunked prefill as in vLLM: running requests first, then waiting ones while there is room.
 
-    1. A step has ``max_num_batched_tokens``; those who decode take one each, prompts the rest, bounded by
-       ``prefill_control`` while somebody decodes and by ``pieces`` while several want more than there is.
+    1. A step has ``max_num_batched_tokens``; decoding requests take one each, prompts the rest, bounded by
+       ``prefill_control`` while requests decode and by ``pieces`` while several want more than there is.
     2. A chunk ends before an item that cannot be encoded in this step.
-    3. Who waits is let in while the limits of sequences and of KV memory hold, in the order of its queue; the first
-       that has no room ends it. One whose items are in the lane is held, and others go before it.
-    4. With ``encode_rounds`` a chunk also ends before an item that is held back; others go before who has no other
-       token to compute.
+    3. Waiting requests are admitted while the limits of sequences and of KV memory hold, in queue order; the first
+       one without room ends it. A request whose items are in the lane is held, and others go ahead of it.
+    4. With ``encode_rounds`` a chunk also ends before an item that is held back; others go ahead of a request with no
+       other token to compute.
 
-    ``running``: sequences whose prompt is being computed, first let in first. ``chunks``: of the step.
+    ``running``: sequences whose prompt is being computed, in order of admission. ``chunks``: of the step.
     """
 
     def __init__(
@@ -40,22 +40,22 @@ class Prompts:
         self.rounds = Rounds(limits, policies, decodes, encoding) if policies.rounds is not None else None
         self.running: list[Sequence] = []
         self.targets = Targets()  # of their inter-token latency
-        self.computed = 0  # tokens in the KV cache of those
+        self.computed = 0  # tokens in their KV cache
         self.chunks: list[tuple[Sequence, int]] = []
         self.tokens = 0
         self.pairs = 0.0
 
     def clear(self) -> None:
-        """No prompt is computed in this step."""
+        """Compute no prompt in this step."""
         self.chunks, self.tokens, self.pairs = [], 0, 0.0
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the KV cache, of all."""
+        """Return the tokens in the KV cache, of all requests."""
         return self._decodes.context + self.computed
 
     def room(self) -> bool:
-        """Whether one more may run."""
+        """Return whether one more request may run."""
         return self._decodes.number + len(self.running) < self._limit()
 
     def _limit(self) -> int:
@@ -65,7 +65,7 @@ class Prompts:
         return most
 
     def plan(self, now: float) -> None:
-        """Fill ``chunks``."""
+        """Fill ``chunks`` for a step."""
         self.clear()
         decoding = self._decodes.number
         budget = self._limits.max_num_batched_tokens - decoding
@@ -140,7 +140,7 @@ class Prompts:
         return split.plan(wanted, demands)
 
     def _compute(self, sequence: Sequence, most: int, now: float) -> int:
-        """Tokens of its prompt that this step computes."""
+        """Add tokens of the prompt to this step, and return how many."""
         tokens = min(sequence.prompt - sequence.computed, most)
         if sequence.limit is not None:
             tokens = max(0, min(tokens, sequence.limit - sequence.computed))
@@ -159,7 +159,7 @@ class Prompts:
         return tokens
 
     def done(self) -> list[Sequence]:
-        """The step is over: who has its prompt computed leaves, and is returned."""
+        """End the step; remove and return the sequences whose prompt is computed."""
         whole = []
         for sequence, tokens in self.chunks:
             if sequence not in self.running:  # aborted meanwhile
@@ -178,7 +178,7 @@ class Prompts:
         return whole
 
     def forget(self) -> None:
-        """The engine died."""
+        """Forget all state of an engine that died."""
         self.running.clear()
         self.targets.counts.clear()
         self.computed = 0
@@ -187,7 +187,7 @@ class Prompts:
         self.clear()
 
     def remove(self, sequence: Sequence) -> None:
-        """Its prompt is computed no more."""
+        """Remove a sequence whose prompt is computed or aborted."""
         self.running.remove(sequence)
         self.targets.remove(sequence.sla.itl_seconds)
         self.computed -= sequence.computed

@@ -1,4 +1,4 @@
-"""The scheduler's half of encoding in rounds: what `EncodeRounds` is shown, and what it lets through."""
+"""Model the scheduler's half of encoding in rounds: the input and the effect of `EncodeRounds`."""
 
 from collections.abc import Sequence as Many
 
@@ -21,7 +21,7 @@ from vllm_omni_sched.sim.work import Item
 class Rounds:
     """Asks `EncodeRounds` which items this step encodes, as the real scheduler does.
 
-    ``reasons``: how often each was given.
+    ``reasons``: counts of reasons.
     """
 
     def __init__(self, limits: EngineLimits, policies: EnginePolicies, decodes: Decodes, encoding: Encoding) -> None:
@@ -29,13 +29,13 @@ class Rounds:
         self._limits, self._policies, self._decodes, self._encoding = limits, policies, decodes, encoding
         self._policy: EncodeRounds = policies.rounds
         self._step: RoundStep | None = None
-        self._stopped: set[str] = set()  # names, of whom this step holds an item
+        self._stopped: set[str] = set()  # names of sequences with an item that this step holds
         self._running = 0
-        self._room = 0  # embeddings, in the encoder cache
+        self._room = 0  # embeddings that fit into the encoder cache
         self.reasons: dict[RoundReason, int] = {}
 
     def begin(self, running: Many[Sequence], waiting: Many[Sequence], budget: int, now: float) -> int:
-        """A step is being planned; the prompt tokens that it may have, of ``budget``."""
+        """Begin to plan a step, and return the prompt tokens that it may have, of ``budget``."""
         self._stopped.clear()
         self._step = None
         self._running = len(running)
@@ -51,7 +51,7 @@ class Rounds:
                 if self._missing(one, item)
             ]
             room -= sum(item.embeds for item in missing)
-            if room >= 0 or not missing:  # else vLLM holds it back
+            if room >= 0 or not missing:  # otherwise vLLM holds it back
                 prompts.append(self._work(one, missing, i < len(running), left > 0))
             left -= one.prompt - one.computed
         if not prompts:
@@ -72,7 +72,7 @@ class Rounds:
         return step.prompt_tokens if budget > 0 else budget
 
     def longest(self, budget: int) -> int:
-        """Most tokens of one prompt, so that all come to their items whose items this step encodes."""
+        """Return the most tokens of one prompt, so that all requests with items in this step reach them."""
         step = self._step
         if step is None or not step.gathers:
             return budget
@@ -94,7 +94,7 @@ class Rounds:
         return item.content not in sequence.held and not self._encoding.has(item)
 
     def encodes(self, sequence: Sequence, item: Item) -> bool:
-        """Whether the tokens of an item may be computed in this step, for all that rounds say."""
+        """Return whether rounds allow the tokens of an item to be computed in this step."""
         if self._step is None or not self._missing(sequence, item) or item.embeds > self._room:
             return True
         costs = self._policies.costs
@@ -112,7 +112,7 @@ class Rounds:
         return True
 
     def cut(self, sequence: Sequence, tokens: int) -> int:
-        """So many tokens of its prompt, or one less where its first token waits: of those who have items."""
+        """Return the prompt tokens of this step: one less if a request with items must wait with its first token."""
         left = sequence.prompt - sequence.computed
         if self._step is None or tokens < left or sequence.made or not sequence.items:
             return tokens
@@ -124,14 +124,14 @@ class Rounds:
         return tokens - 1
 
     def stops(self, sequence: Sequence) -> bool:
-        """Whether it is this that leaves it without tokens in this step."""
+        """Return whether rounds leave the sequence without tokens in this step."""
         return sequence.name in self._stopped
 
     def forget(self) -> None:
-        """The engine died."""
+        """Forget all state of an engine that died."""
         self._step = None
         self._policy.forget()
 
     def ended(self, sequence: Sequence, *, counts: bool) -> None:
-        """It is over; ``counts``: it was not taken back."""
+        """Record the end of a sequence; ``counts``: it was not withdrawn."""
         self._policy.ended(sequence.name, sequence.made if counts else 0)

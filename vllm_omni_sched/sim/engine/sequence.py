@@ -1,4 +1,4 @@
-"""A request in the engine."""
+"""Represent a request in the engine."""
 
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.sim.server import Job
@@ -8,11 +8,11 @@ from vllm_omni_sched.sim.work import Item
 class Sequence:
     """A request in the engine, from its first wait to its last token.
 
-    ``prompt``: tokens that are to be computed before the next one is made: after a preemption also those it has made
+    ``prompt``: tokens to compute before the next one is made; after a preemption including the output tokens made
     already. ``computed``: of these. ``starts``: where each item begins in the prompt. ``made``: output tokens.
     ``next_item``: the first item that is not computed. ``held``: content of the items that it holds in the encoder
-    cache. ``ahead``: whether items of it went to the lane; ``limit``: where the first one begins that is not back.
-    ``last_token``: when it got the last one; ``first_step``: the first in which it decodes since.
+    cache. ``ahead``: whether items of it went to the lane; ``limit``: start of the first item that is not back.
+    ``last_token``: time of the last one; ``first_step``: the first step in which it decodes since.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Sequence:
         self.largest_gap = 0.0
 
     def window(self, tokens: int) -> range:
-        """The items that the next so many tokens of its prompt need, and that are not computed whole yet."""
+        """Return the items that the next so many tokens of its prompt need, without those that are computed."""
         first = last = self.next_item
         until = self.computed + tokens
         while last < len(self.starts) and self.starts[last] < until:
@@ -69,7 +69,7 @@ class Sequence:
         return range(first, last)
 
     def restart(self) -> None:
-        """It lost its place: what it had, with the tokens it has made, is to be computed again."""
+        """Reset a preempted sequence: its prompt and output tokens are to be computed again."""
         self.prompt = self._own + self.made
         self.computed = 0
         self.next_item = 0

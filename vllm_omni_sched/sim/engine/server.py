@@ -1,4 +1,4 @@
-"""The engine: who comes, and who goes."""
+"""Simulate the engine: arrivals and ends of requests."""
 
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.steps import Steps
@@ -8,23 +8,23 @@ from vllm_omni_sched.sim.server import Job
 class EngineServer(Steps):
     """A vLLM engine on its device or devices.
 
-    1. A request first goes through the front end, which serves one at a time, then it waits.
-    2. A step: those who decode make a token each, prompts are computed (`Prompts`), items are encoded in front of
+    1. A request first passes the front end, which serves one at a time, then it waits.
+    2. A step: decoding requests make a token each, prompts are computed (`Prompts`), items are encoded before
        that (`Encoding`). The next one begins when it ends.
     3. With ``encode_ahead`` items are encoded in a lane meanwhile (`Ahead`); then the LLM has what the lane leaves.
-       Where the lane has processors of its own and a place on the LLM's, that place has what steps leave it.
-    4. Where those who decode have no KV memory left, the one that was let in last gives back all that it has and
-       waits again; what it had is computed anew.
+       If the lane has its own processors and a place on the LLM's, that place has what steps leave it.
+    4. If decoding requests run out of KV memory, the one admitted last frees all its blocks and
+       waits again; its tokens are computed again.
 
-    What is left out: prefix caching, speculative decoding, and what scheduling ahead (async scheduling) saves, which
-    the costs of a step contain.
+    Not modelled: prefix caching, speculative decoding, and the gain of async scheduling, which
+    the costs of a step include.
 
     Args:
         done: called with each job when its client has its last token.
-        itl: takes the time between tokens of every request.
+        itl: histogram of the times between tokens of every request.
         spoke: called with each job when it has its first token.
 
-    ``steps``: that began. ``preempted``: how often rule 4 was needed.
+    ``steps``: steps that began. ``preempted``: number of preemptions by rule 4.
     """
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class EngineServer(Steps):
         self._wake()
 
     def abort(self, job: Job) -> None:
-        """Forget a job; nothing if it is not here."""
+        """Forget a job; unknown ones are ignored."""
         self._stop_leap()
         sequence = self._leave(job) if self._is_here(self._epoch, job) else None
         if sequence is None:
@@ -55,7 +55,7 @@ class EngineServer(Steps):
         self._forget(sequence, counts=False)
 
     def kill(self) -> list[Job]:
-        """Die."""
+        """Kill the engine and return its jobs."""
         self.catch_up()
         self._leap = None
         llm, encode = self._to_come()

@@ -1,4 +1,4 @@
-"""The steps of an engine, one behind the other."""
+"""Simulate the steps of an engine, one after another."""
 
 from abc import abstractmethod
 from typing import Protocol
@@ -22,22 +22,22 @@ from vllm_omni_sched.sim.server import Done
 # of a processor of the LLM, for the lane: a process of niceness 10 (`encode_lane_nice`) has a tenth beside one of 0,
 # and for about a fifth of a step the LLM waits for its host
 _BESIDE_STEPS = 0.3
-_NEAR = 2  # steps that are taken one by one
+_NEAR = 2  # steps that are simulated one by one
 
 
 class Watcher(Protocol):
-    """Is told of each step, for a trace."""
+    """Function that is called with each step, for a trace."""
 
     def __call__(self, name: str, start: float, seconds: float, **facts: float) -> None: ...
 
 
 class Steps(FrontEnd):
-    """What `EngineServer` does step by step. While nothing but time passes in one, nobody looks at its steps:
+    """Steps of `EngineServer`. Steps in which only time passes are not simulated one by one:
 
-    1. That is while nobody waits who could enter, no prompt is computed, nothing is in the lane, and nobody has a last
-       token.
-    2. Who comes or goes, and who looks at what the engine did, first has it `catch_up` with the time: then the steps
-       that have ended are computed, one behind the other. Each counts as an event.
+    1. That holds while no waiting request could enter, no prompt is computed, the lane is empty, and no request has its
+       last token.
+    2. Every arrival and end, and every read of the engine's state, first calls `catch_up`: it computes the steps
+       that have ended, one after another. Each counts as an event.
     """
 
     __slots__ = (
@@ -107,23 +107,25 @@ class Steps(FrontEnd):
         self._rest = 0.0
         self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
         self._lane_before = 0.0  # what the lane had worked when the engine became idle
-        # of the step that runs: when it ends, and its seconds of each kind of work, which come last in it
+        # of the running step: its end, and its seconds of each kind of work, which come last in it
         self._step_ends = self._step_llm = self._step_encode = 0.0
-        # of all steps that began: tokens that were decoded, KV entries they read, and what was computed of prompts
+        # of all steps that began: decoded tokens, KV entries that they read, and computed prompt tokens and pairs
         self._made = self._read = self._prompt_tokens = 0
         self._prompt_pairs = 0.0
         self._measures = policies.measures
         self._may_be_plain = watcher is None and not self._lane_shares
-        self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # whose every step draws
+        self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # these draw a factor for each step
         self._leap: Leap | None = None
-        self._plain = False  # nobody can enter, and no prompt is computed: the next step is as this one
-        # as each step looks at them
+        self._plain = False  # no request can enter, and no prompt is computed: the next step is like this one
+        # cached, since each step uses them
         self._step_seconds, self._gap = costs.step_seconds, itl.add
-        self._run = sim.soon  # a step
+        self._run = sim.soon  # schedules the end of a step
 
     def busy_seconds(self) -> dict[str, float]:
-        """Return seconds of steps by what they went to, up to now; those in which the lane encoded while no step ran
-        (``lane_alone``), and those in which it encoded at all (``lane``), which are of steps, too.
+        """Return the seconds of steps by kind of work, up to now, and those of the lane.
+
+        ``lane_alone`` are those in which the lane encoded while no step ran,
+        ``lane`` those in which it encoded at all, which overlap with steps.
         """
         self.catch_up()
         llm, encode = self._to_come()
@@ -135,9 +137,9 @@ class Steps(FrontEnd):
         return busy
 
     def operations_seconds(self) -> float | None:
-        """Return the seconds that all operations so far take where nothing else does.
+        """Return the seconds that all operations so far would take with nothing to wait for.
 
-        Of steps and their encodes up to now, and of the lane's items that are done. None where costs do not know it.
+        They include steps and their encodes up to now, and the lane's finished items. None if the costs do not know it.
         """
         encode = self.busy_seconds()["encode"]
         of = self._costs.operations_seconds
@@ -151,16 +153,16 @@ class Steps(FrontEnd):
         return llm + encode + (self.ahead.encoded_seconds if self.ahead is not None else 0.0)
 
     def _to_come(self) -> tuple[float, float]:
-        """Seconds of the step that runs that have not passed, of the LLM and of encoding."""
+        """Return the seconds of the running step that have not passed, of the LLM and of encoding."""
         left = self._step_ends - self._sim.now
         if left <= 0.0 or not self._step_llm:
             return 0.0, 0.0
         llm, encode = self._step_llm, self._step_encode
-        part = min(left, llm + encode) / (llm + encode)  # in front of them it may rest
+        part = min(left, llm + encode) / (llm + encode)  # before them it may pause
         return part * llm, part * encode
 
     def _wake(self) -> None:
-        """Begin a step, after all that happens at this time."""
+        """Begin a step after all other events of this time."""
         if not self._stepping:
             self._stepping = True
             if self.ahead is not None:
@@ -225,11 +227,11 @@ class Steps(FrontEnd):
         self._run(seconds, self._end, self._epoch)
 
     def _may_enter(self) -> bool:
-        """Whether somebody waits whom the next step could take, for all that is known before it is planned."""
+        """Return whether a request waits that the next step might admit, as far as is known before planning."""
         return bool(self.waiting.sequences) and (self._policies.batch is not None or self.prompts.room())
 
     def _make_room(self) -> int:
-        """Rule 4; how many decode then."""
+        """Preempt requests by rule 4, and return how many decode then."""
         decodes, prompts = self.decodes, self.prompts
         while decodes.number and prompts.kv_tokens + decodes.number > self._kv_tokens:
             if prompts.running:
@@ -260,7 +262,7 @@ class Steps(FrontEnd):
         self._last_end = now
         if self._measures:
             self._view.measure(now, decoding, self._rest)
-        if self._plain:  # what `_begin` would do, where it does nothing else
+        if self._plain:  # what `_begin` would do if nothing else happens
             if self._plain_step():
                 return
         elif self.prompts.chunks:
@@ -269,7 +271,7 @@ class Steps(FrontEnd):
         self._begin()
 
     def _plain_step(self) -> bool:
-        """The next step only decodes, and the lane does not slow it: begin it, or several; whether that is so."""
+        """Begin the next step, or several, if it only decodes and the lane does not slow it; return whether it does."""
         decodes, context = self.decodes, self.decodes.context
         decoding = decodes.number
         if not decoding or context + decoding > self._kv_tokens:
@@ -291,7 +293,7 @@ class Steps(FrontEnd):
     # -- steps that are computed together ------------------------------------
 
     def _land(self, leap: Leap) -> None:
-        self._sim.events -= 1  # nothing happens here that is not counted elsewhere
+        self._sim.events -= 1  # every event here is counted elsewhere
         if leap is not self._leap:
             return
         self.catch_up()
@@ -301,7 +303,7 @@ class Steps(FrontEnd):
             self._stop_leap()
 
     def _stop_leap(self) -> None:
-        """The step that runs is the last one that nobody has looked at."""
+        """End the leap: the running step is its last one."""
         leap = self._leap
         if leap is not None:
             self.catch_up()
@@ -309,7 +311,7 @@ class Steps(FrontEnd):
             self._sim.at(leap.end, self._end, self._epoch)
 
     def catch_up(self) -> None:
-        """Steps that have ended before now are over for everybody."""
+        """Compute the steps that have ended before now."""
         leap, now = self._leap, self._sim.now
         if leap is None or leap.end >= now:
             return
@@ -337,12 +339,12 @@ class Steps(FrontEnd):
 
     @abstractmethod
     def _first(self, sequence: Sequence, now: float) -> None:
-        """Its prompt is computed, which makes a token."""
+        """Record the token that a computed prompt makes."""
 
     @abstractmethod
     def _finish(self, sequence: Sequence) -> None:
-        """It has made its last token."""
+        """Record the end of a sequence that has made its last token."""
 
     @abstractmethod
     def _come_back(self, sequences: list[Sequence]) -> None:
-        """The lane has what they are held for."""
+        """Queue sequences again whose items the lane has encoded."""

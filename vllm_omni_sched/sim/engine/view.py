@@ -1,4 +1,4 @@
-"""What the policies of an engine see of its steps, and what its lane does to them."""
+"""Give the policies of an engine a view of its steps, and apply the effect of the lane."""
 
 from vllm_omni_sched.resource.lane_share import DecodeLoad
 from vllm_omni_sched.sim.costs.base import EngineCosts
@@ -10,9 +10,9 @@ from vllm_omni_sched.sim.engine.prompts import Prompts
 
 
 class StepView:
-    """Reads the engine for the policies, and tells them what steps took.
+    """Reads the engine for the policies, and tells them the times of steps.
 
-    ``ahead``: the lane's half of the scheduler, if there is one.
+    ``ahead``: the scheduler's half of encode-ahead, if there is one.
     """
 
     __slots__ = ("_beside", "_costs", "_decodes", "_encoding", "_owed", "_policies", "_prompts", "ahead")
@@ -23,8 +23,8 @@ class StepView:
         self._costs, self._policies = costs, policies
         self._decodes, self._prompts, self._encoding = decodes, prompts, encoding
         self.ahead: Ahead | None = None
-        # of the step beside the lane: what that had worked when it began, how long it was to work meanwhile, and by how
-        # much a second of that makes the step longer
+        # of the step beside the lane: the lane's work when it began, how long it was to work meanwhile, and by how
+        # much a second of that lengthens the step
         self._beside: tuple[float, float, float] | None = None
         self._owed = 0.0
 
@@ -39,12 +39,12 @@ class StepView:
         return DecodeLoad(target, None if itl is None else itl + in_step)
 
     def beside_lane(self, ahead: Ahead, alone: float, now: float) -> tuple[float, float]:
-        """A step's seconds beside the lane, which may be done before the step is; and how long it rests first.
+        """Return the seconds of a step beside the lane, and the pause before it.
 
-        Where the lane then gets more to do and works for longer, the step was shorter than it is: what is missing comes
-        with the next one (`owed_seconds`).
+        The lane may end before the step. If it then gets more work, the step was too short: the missing time is added
+        to the next one (`owed_seconds`).
 
-        ``alone``: its seconds without the lane.
+        ``alone``: the step's seconds without the lane.
         """
         decodes, prompts, policies = self._decodes, self._prompts, self._policies
         left = self._costs.in_lane(ahead.share)
@@ -69,12 +69,12 @@ class StepView:
         return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone, rest
 
     def owed_seconds(self) -> float:
-        """What earlier steps were too short by; it is owed no more."""
+        """Return the seconds by which earlier steps were too short, and reset them."""
         owed, self._owed = self._owed, 0.0
         return owed
 
     def measure(self, now: float, decoding: int, rest_seconds: float) -> None:
-        """A step is over, in which so many decoded."""
+        """Record the end of a step in which so many requests decoded."""
         policies, prompts, encoded = self._policies, self._prompts, self._encoding.step
         running, tokens = self._decodes.number + len(prompts.running), prompts.tokens
         seconds = policies.steps.step(now, running, tokens, rest_seconds=rest_seconds, encoded=bool(encoded))
@@ -95,7 +95,7 @@ class StepView:
             self.ahead.stepped(now)
 
     def measure_decodes(self, ends: list[float], running: int) -> None:
-        """Steps are over in which so many decoded, and nothing else was done anywhere; when each ended."""
+        """Record the ends of steps in which so many requests decoded and nothing else happened."""
         policies = self._policies
         step, batch, prefill = policies.steps.step, policies.batch, policies.prefill
         for end in ends:

@@ -1,4 +1,4 @@
-"""Sequences that wait to run: by arrival, as in vLLM, or by the order of `WaitingQueue`."""
+"""Queue sequences that wait to run: by arrival, as in vLLM, or by the order of `WaitingQueue`."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,30 +12,30 @@ from vllm_omni_sched.sim.engine.sequence import Sequence
 
 
 class Waiting(Protocol):
-    """Who runs next."""
+    """Queue of waiting sequences."""
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
-        """All that wait, by name."""
+        """Return all waiting sequences by name."""
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
-        """It waits; ``again``: it ran before, or was looked at and held back."""
+        """Add a sequence; ``again``: it ran before, or was held back."""
 
     def peek(self, now: float) -> Sequence | None:
-        """The next one."""
+        """Return the next sequence, None if the queue is empty."""
 
     def pop(self, now: float) -> Sequence:
-        """The one that `peek` shows."""
+        """Remove and return the sequence that `peek` returns."""
 
     def remove(self, sequence: Sequence) -> bool:
-        """Whether it waited here; it does no more."""
+        """Remove a sequence, and return whether it waited here."""
 
     def first(self, count: int, now: float) -> list[Sequence]:
-        """The first few, at least in part, whom a plan takes into account."""
+        """Return at most the first ``count`` sequences for a plan."""
 
 
 class ByArrival:
-    """First come, first served; who comes again goes to the front."""
+    """First come, first served; a sequence that comes again goes to the front."""
 
     def __init__(self) -> None:
         self.sequences: OrderedDict[str, Sequence] = OrderedDict()
@@ -59,9 +59,9 @@ class ByArrival:
 
 
 class BySla:
-    """By class, slack, cost, affinity and age: the queue of ``waiting_order: sla``.
+    """Queue of ``waiting_order: sla``: by class, slack, cost, affinity and age.
 
-    Who comes again keeps its arrival, and so its place.
+    A sequence that comes again keeps its arrival, and so its place.
     """
 
     def __init__(self, order: WaitingOrder, costs: CostModel) -> None:

@@ -1,6 +1,6 @@
-"""Training of the policies that learn, in the simulator.
+"""Train the learning policies in the simulator.
 
 settings.py   engines under workloads: to train on, and others to test on
 explore.py    a bandit that explores (linear Thompson sampling)
-train.py      episodes, one after the other
+train.py      episodes, one after another
 """

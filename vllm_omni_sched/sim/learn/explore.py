@@ -1,4 +1,4 @@
-"""A contextual bandit that explores."""
+"""Explore with a contextual bandit."""
 
 import numpy as np
 
@@ -10,11 +10,11 @@ class ThompsonChooser:
     ICML 2013), with one ridge regression for each arm.
 
     1. An arm is chosen by weights drawn from N(mean, spread^2 * inverse of B), B = I * ridge + sum of x x'.
-    2. What it brought is added to the regression of that arm alone.
+    2. Its reward is added to the regression of that arm alone.
 
     Args:
-        random: draws the weights.
-        spread: of the draws; 0 never explores.
+        random: generator of the weights.
+        spread: spread of the draws; 0 never explores.
     """
 
     def __init__(self, random: np.random.Generator, spread: float = 0.3, ridge: float = 1.0) -> None:
@@ -27,17 +27,17 @@ class ThompsonChooser:
         self.pulls = [0] * len(ARMS)
 
     def expects(self, context: Context, arm: int) -> float:
-        """By the mean of its weights."""
+        """Return the expected reward by the mean weights of the arm."""
         return float(self._means[arm] @ np.asarray(context))
 
     def choose(self, context: Context) -> int:
-        """Rule 1."""
+        """Choose an arm by rule 1."""
         drawn = self._random.standard_normal(self._means.shape)
         weights = self._means + self._spread * np.einsum("aij,aj->ai", self._roots, drawn)
         return int(np.argmax(weights @ np.asarray(context)))
 
     def learn(self, context: Context, arm: int, reward: float) -> None:
-        """Rule 2."""
+        """Learn a reward by rule 2."""
         seen = np.asarray(context)
         self.pulls[arm] += 1
         self._b[arm] += np.outer(seen, seen)
@@ -47,5 +47,5 @@ class ThompsonChooser:
         self._roots[arm] = np.linalg.cholesky(inverse)
 
     def policy(self) -> LinearPolicy:
-        """What it has learnt so far, without exploring."""
+        """Return the learnt policy, which does not explore."""
         return LinearPolicy(self._means.tolist())

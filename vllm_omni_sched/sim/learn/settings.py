@@ -1,6 +1,6 @@
-"""Engines under workloads. What is tested on shares no kind of workload with what is trained on, and no seed.
+"""Define engines under workloads. Tests share no kind of workload and no seed with training.
 
-Sizes are another matter: what is published of text and output tokens is ServeGen's, and most kinds draw theirs from it
+Sizes may be shared: the published distribution of text and output tokens is ServeGen's, and most kinds draw from it
 (`Setting.has_sizes_of_training`).
 """
 
@@ -22,7 +22,7 @@ from vllm_omni_sched.sim.workloads.registry import build
 class Setting:
     """One engine under one workload.
 
-    ``encodes``: the engine encodes, ahead of prefill in its lane; else items come encoded.
+    ``encodes``: the engine encodes, ahead of prefill in its lane; otherwise items come encoded.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Setting:
 
     @property
     def has_sizes_of_training(self) -> bool:
-        """Whether some of its requests draw text and output tokens from the distribution that training drew from."""
+        """Return whether some of its requests draw text and output tokens from the distribution used in training."""
         return bool(_kinds(self.workload) & _SERVEGEN_SIZES)
 
     @property
     def limits(self) -> EngineLimits:
-        """Of vLLM, with an encoder cache that holds the largest items of the workloads."""
+        """Return vLLM's limits, with an encoder cache that holds the largest items of the workloads."""
         return EngineLimits(
             self.costs.kv_tokens, encoder_budget_embeds=32_768, encoder_cache_embeds=32_768, encodes=self.encodes
         )
 
     def requests(self, seed: int) -> Iterator[Request]:
-        """In order of arrival; without those that no KV cache here could hold."""
+        """Yield requests in order of arrival, without those that exceed the KV cache."""
         most = self.costs.kv_tokens
         for request in requests(build(self.workload), seed):
             if request.prompt_tokens + request.output_tokens <= most:
@@ -63,7 +63,7 @@ _SERVEGEN_SIZES = {"servegen-mm-image", "text", "azure-lmm"}
 
 
 def _kinds(workload: Mapping[str, Any]) -> set[str]:
-    """The kind of a workload, and of those inside it."""
+    """Return the kind of a workload, and those inside it."""
     inner = [*workload.get("parts", ()), *([workload["of"]] if "of" in workload else [])]
     return {workload["kind"]}.union(*map(_kinds, inner))
 

@@ -1,4 +1,4 @@
-"""Training: episodes, one after the other, under one bandit that explores."""
+"""Train in episodes, one after another, with one exploring bandit."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,11 +15,11 @@ TARGET_SECONDS = 0.05
 INTERVAL_SECONDS = 1.0
 
 Episode = Callable[[Setting, int, Chooser], object]
-"""Lets a chooser act in one setting under one seed."""
+"""Function that lets a chooser act in one setting under one seed."""
 
 
 def act(setting: Setting, seed: int, chooser: Chooser, penalty: float) -> Seen:
-    """One episode in which the chooser acts, and learns if it does."""
+    """Run one episode in which the chooser acts, and learns if it can."""
     limits = setting.limits
     control = LearnedPrefill(
         chooser,
@@ -34,7 +34,7 @@ def act(setting: Setting, seed: int, chooser: Chooser, penalty: float) -> Seen:
 
 
 def serve(setting: Setting, seed: int, options: OmniSchedConfig, prefill: BatchControl | None = None) -> Seen:
-    """One episode under options."""
+    """Run one episode under these options."""
     return run_episode(
         setting.requests(seed),
         setting.costs,
@@ -55,10 +55,10 @@ def train(
     episode: Episode,
     progress: Callable[[int], None] | None = None,
 ) -> ThompsonChooser:
-    """Each setting under each seed once; the settings in another order under each seed, drawn by ``random``.
+    """Run each setting once under each seed; ``random`` draws the order of the settings for each seed.
 
     Args:
-        progress: told how many episodes there were.
+        progress: called with the number of episodes so far.
     """
     done = 0
     for seed in seeds:

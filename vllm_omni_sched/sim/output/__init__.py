@@ -1,1 +1,1 @@
-"""What a run leaves behind: numbers with where they are from, pictures, a trace."""
+"""Write the results of runs: numbers with their provenance, plots, traces."""

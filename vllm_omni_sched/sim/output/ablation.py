@@ -1,4 +1,4 @@
-"""The picture of an ablation: each mechanism alone, and left out."""
+"""Plot an ablation: each mechanism alone, and left out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _ALONE, _LEFT_OUT = style.COLOURS[0], style.COLOURS[1]
 
 
 def mechanisms(findings: Sequence[Finding]) -> list[str]:
-    """Of an ablation, those that were both alone and left out, in its order; [] of any other study."""
+    """Return the mechanisms of an ablation that were both alone and left out, in order; [] for other studies."""
     names = {finding.variant for finding in findings if not finding.error}
     if not {NONE, ALL} <= names:
         return []
@@ -29,11 +29,13 @@ def mechanisms(findings: Sequence[Finding]) -> list[str]:
 
 
 def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> Path:
-    """A row for each mechanism, a column for each measure: a dot for it alone, a ring for all but it, both the median
-    over seeds with their spread; lines where none and all of them are.
+    """Draw a row for each mechanism and a column for each measure.
+
+    A dot is the mechanism alone, a ring all but it, each the median
+    over seeds with their spread; lines mark none and all of them.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     rows = mechanisms(findings)
     shown = _SEARCHED if searched else _SHOWN
@@ -49,7 +51,7 @@ def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> 
             _dot(axes, at - 0.14, _values(found[ONLY + row], measured), _ALONE, filled=True)
             _dot(axes, at + 0.14, _values(found[ALL_BUT + row], measured), _LEFT_OUT, filled=False)
         axes.set_title(said, fontsize=10, color=style.INK, loc="left")
-        axes.set_xlim(0, 1.06 * axes.dataLim.x1)  # half a dot of room
+        axes.set_xlim(0, 1.06 * axes.dataLim.x1)  # half a dot of space
         axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     parts[0].set_yticks(range(len(rows)), rows)
     parts[0].invert_yaxis()
@@ -71,7 +73,7 @@ def _dot(axes: Any, at: float, values: Sequence[float], colour: str, filled: boo
 
 
 def _key(figure: Any) -> None:
-    """What the marks are, in a line below the headline."""
+    """Draw the key of the marks in a line below the headline."""
     height = 1 - 0.66 / figure.get_figheight()
     marks = (
         ("●", _ALONE, "alone"),

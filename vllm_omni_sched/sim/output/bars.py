@@ -1,4 +1,4 @@
-"""Bars with error bars: of each point, or of each system in each case."""
+"""Plot bars with error bars: of each point, or of each system in each case."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from vllm_omni_sched.sim.study.spread import groups, measure
 
 _PANEL = 3.2  # inches, the width of a panel
 Bar = tuple[str, float, float]
-"""A name, the mean over seeds, and half of its 95 % interval."""
+"""Name, mean over seeds, and half of its 95 % interval."""
 
 
 def one_for_each(
     named: Sequence[tuple[str, Sequence[Finding]]], measured: str, head: tuple[str, str], path: Path
 ) -> Path:
-    """A bar for each point."""
+    """Draw a bar for each point."""
     bars = [bar for name, group in named if (bar := _bar(name, group, measured)) is not None]
     figure, axes = style.new_figure(height=1.5 + 0.42 * max(len(bars), 2))
     left = min(0.45, 0.03 + 0.0105 * max((len(name) for name, _, _ in bars), default=4))
@@ -30,7 +30,7 @@ def one_for_each(
 def by_case(
     findings: Sequence[Finding], systems: Sequence[str], measured: str, head: tuple[str, str], path: Path
 ) -> Path:
-    """A panel for each case, with a bar for each system; every panel has its own scale, which begins at 0."""
+    """Draw a panel for each case, with a bar for each system; every panel has its own scale, which begins at 0."""
     cases: dict[str, list[Bar]] = {}
     for group in groups(findings):
         case, system = split_name(group[0].variant, systems)
@@ -58,7 +58,7 @@ def by_case(
 
 
 def split_name(variant: str, systems: Sequence[str]) -> tuple[str, str]:
-    """The case and the system that a variant's name is made of."""
+    """Split a variant's name into case and system."""
     for system in systems:
         if variant.endswith(f": {system}"):
             return variant[: -len(system) - 2], system

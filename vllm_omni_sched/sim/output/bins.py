@@ -1,4 +1,4 @@
-"""Variants over time: what came, the replicas that could work, and the part within the SLO."""
+"""Plot variants over time: arrivals, serving replicas, and the fraction within the SLO."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from vllm_omni_sched.sim.study import Finding, Study
 
 
 def bins(study: Study, findings: Sequence[Finding], path: Path) -> Path:
-    """A row for arrivals, one for the replicas of each stage in which variants differ, one for the part within the SLO.
+    """Draw a row for arrivals, one for the replicas of each stage that differ, and one for the fraction within the SLO.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     shown = findings[: style.MOST_LINES]
     stages = [key for key in shown[0].over_time if key.startswith("serving ") and _differ(shown, key)]

@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Write files atomically."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[str]]:
-    """A file to write text to, which takes the place of ``path`` at the end; not if what writes it raises.
+    """Yield a text file that replaces ``path`` at the end, unless the block raises.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -21,7 +21,7 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def temporary(path: Path) -> Iterator[Path]:
-    """The name of an empty file beside ``path``, which takes its place at the end; not if the block raises.
+    """Yield the name of an empty file beside ``path`` that replaces it at the end, unless the block raises.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -39,7 +39,7 @@ def temporary(path: Path) -> Iterator[Path]:
 
 
 def _mask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

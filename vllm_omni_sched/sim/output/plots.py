@@ -1,4 +1,4 @@
-"""Pictures of what was found."""
+"""Plot the results of studies."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.spread import groups, measure
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
-_FEW = 2  # values of a swept key: a line through so few says what nobody has looked at
+_FEW = 2  # values of a swept key: a line through so few would suggest more than is known
 _LEAST = 1e-6  # seconds; a log axis has no 0
 _SWEPT = {
     "ttft_p99_seconds": "TTFT, P99 in seconds",
@@ -28,10 +28,10 @@ _SEARCHED = {
 
 
 def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> list[Path]:
-    """All pictures that there is something for; where they are.
+    """Draw all plots for which there is data, and return their paths.
 
     Raises:
-        OSError: one cannot be written.
+        OSError: a file cannot be written.
     """
     well = [group[0] for group in groups(findings)]
     intervals = ", mean and 95 % interval of the seeds" if study.repeats > 1 else ""
@@ -86,7 +86,7 @@ def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: 
 
 
 def _shown(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """All, or where that is too many to tell apart those at the values in the middle of the sweep."""
+    """Return all findings, or if they are too many to tell apart, those at the middle values of the sweep."""
     if len(findings) <= style.MOST_LINES:
         return findings
     swept = [one.values for at, one in enumerate(findings) if one.values not in [two.values for two in findings[:at]]]
@@ -95,7 +95,7 @@ def _shown(findings: Sequence[Finding]) -> Sequence[Finding]:
 
 
 def _apart(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> list[tuple[str, float, float, str]]:
-    """Lines that all end at the top: their names from the top down, in the order of their ends."""
+    """Return label positions for lines that all end at the top: from the top down, in the order of their ends."""
     x = axes.get_xlim()[1]
     ordered = sorted(ends, key=lambda end: end[1])
     return [(name, x, 0.97 - 0.06 * at, colour) for at, (name, _, _, colour) in enumerate(ordered)]
@@ -133,7 +133,7 @@ def _timeline(study: Study, finding: Finding, path: Path) -> Path:
 
 
 def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str, str], path: Path) -> Path:
-    """A line for each variant (and each value of other swept keys), the spread over seeds as a band."""
+    """Draw a line for each variant (and each value of other swept keys), with the spread over seeds as a band."""
     many = len(wanted) > 1
     figure, parts = style.new_figure(
         11.0 if many else 8.0, 7.5 if many else 4.5, nrows=2 if many else 1, ncols=2 if many else 1, squeeze=False
@@ -174,14 +174,14 @@ def _values(group: Sequence[Finding], name: str) -> list[float]:
 
 
 def _name(finding: Finding, but: str = "") -> str:
-    """What tells a point from others; keys by their last part."""
+    """Return a label that distinguishes a point from others; keys are shortened to their last part."""
     parts = [finding.variant] if finding.variant else []
     parts += [f"{key.split('.')[-1]} {value}" for key, value in finding.values.items() if key != but]
     return ", ".join(parts)
 
 
 def _plain(axis: Any) -> None:
-    """Numbers of a log axis as one writes them: 0.1, not 10⁻¹."""
+    """Format numbers of a log axis plainly: 0.1, not 10⁻¹."""
     from matplotlib.ticker import FuncFormatter
 
     plain: Callable[[float, int], str] = lambda value, _: f"{value:g}"  # noqa: E731 - matplotlib wants two arguments

@@ -1,4 +1,4 @@
-"""Where simulated numbers are from: all that is needed to have them again."""
+"""Record the provenance of simulated numbers: all that is needed to reproduce them."""
 
 import datetime
 import platform
@@ -12,11 +12,11 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def provenance(command: Sequence[str], seed: int, sources: Mapping[str, str], workload: str) -> dict[str, Any]:
-    """The record that heads a result file. Paths in the command are reduced to their last part.
+    """Return the header of a result file. Paths in the command are reduced to their last part.
 
     Args:
-        command: as it was typed, the program first.
-        sources: who says what work costs, by stage.
+        command: the command as typed, the program first.
+        sources: source of the costs by stage.
         workload: its kind.
     """
     return {
@@ -33,7 +33,7 @@ def provenance(command: Sequence[str], seed: int, sources: Mapping[str, str], wo
 
 
 def revision() -> str | None:
-    """The commit, with `+` where the package differs from it; None outside a checkout."""
+    """Return the commit, with `+` if the package differs from it; None outside a checkout."""
     if not (_ROOT / ".git").exists():
         return None
     try:

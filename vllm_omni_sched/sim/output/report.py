@@ -1,4 +1,4 @@
-"""The JSON file of a study, or of one run: `{"simulated", "scenario", "provenance", "results"}`."""
+"""Write the JSON file of a study or of one run: `{"simulated", "scenario", "provenance", "results"}`."""
 
 import json
 import math
@@ -14,11 +14,10 @@ from vllm_omni_sched.sim.study import Finding, Study, spread
 def report(
     study: Study, findings: Sequence[Finding], command: Sequence[str], interrupted: bool = False
 ) -> dict[str, Any]:
-    """Return all that was found, as JSON can hold it: what is no finite number is null.
+    """Return all findings as JSON; numbers that are not finite become null.
 
-    ``results`` has a record for each point, bin by bin too where replicas come and go, and
-    ``spread`` over seeds where there are several. ``interrupted``, where it was: how many points are there, and of how
-    many.
+    ``results`` has a record for each point, with bins over time if replicas come and go, and
+    ``spread`` over seeds if there are several. ``interrupted``, if it was: the number of points, and of all points.
     """
     base, changes = study.base, study.changes
     sources = {stage: text for finding in findings for stage, text in finding.sources.items()}
@@ -50,7 +49,7 @@ def report(
 
 
 def scenario_record(study: Study) -> dict[str, Any]:
-    """The scenario with what was said, not with all defaults; files by their names alone."""
+    """Return the scenario as written, without defaults; files by their names alone."""
     record: dict[str, Any] = study.base.model_dump(mode="json", exclude_unset=True)
     for holder in [*record["stages"], record["workload"]["options"]]:
         for key in ("calibration", "file"):
@@ -60,10 +59,10 @@ def scenario_record(study: Study) -> dict[str, Any]:
 
 
 def write(path: Path, body: Mapping[str, Any]) -> None:
-    """The file, whole or not at all.
+    """Write the file atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with replacing(path) as file:
         json.dump(body, file, indent=1, allow_nan=False)

@@ -1,4 +1,4 @@
-"""What happened when on which replica, for `ui.perfetto.dev` and `chrome://tracing`.
+"""Record what happened when on which replica, for `ui.perfetto.dev` and `chrome://tracing`.
 
 Chrome's trace events as JSON, an object with `traceEvents`: a process for each stage, threads for its replicas.
 """
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from vllm_omni_sched.sim.output.files import replacing
 
 MOST_EVENTS = 400_000
-_TRACKS = 1000  # numbers of threads that a replica has for itself
+_TRACKS = 1000  # range of thread numbers of a replica
 
 
 class _Span(NamedTuple):
-    """Times in nanoseconds, so that ends can be compared."""
+    """A span; times in nanoseconds, so that ends can be compared."""
 
     start: int
     end: int
@@ -27,13 +27,13 @@ class _Span(NamedTuple):
 
 
 class Spans:
-    """Keeps what servers and pools report, up to a time and a number, and writes it.
+    """Keeps the reports of servers and pools, up to a time and a number, and writes them.
 
     1. A span that begins before ``until`` seconds is kept, a later one is not.
-    2. Beyond ``most`` spans and counters nothing more is kept; ``dropped`` counts what was not.
-    3. What is on one thread nests: spans of a replica that overlap only in part get threads of their own.
+    2. Beyond ``most`` spans and counters nothing more is kept; ``dropped`` counts the rest.
+    3. Spans on one thread nest: spans of a replica that overlap only in part get threads of their own.
 
-    ``wants(seconds)`` says whether there is a point in reporting what begins then.
+    ``wants(seconds)`` returns whether a span that begins then would be kept.
     """
 
     def __init__(self, until: float = float("inf"), most: int = MOST_EVENTS) -> None:
@@ -44,11 +44,11 @@ class Spans:
         self._counters: list[tuple[int, str, str, float]] = []
 
     def __len__(self) -> int:
-        """Spans and counters that are kept."""
+        """Return the number of spans and counters kept."""
         return len(self._spans) + len(self._counters)
 
     def wants(self, seconds: float) -> bool:
-        """Whether what begins at that time would be kept."""
+        """Return whether a span that begins at that time would be kept."""
         return seconds < self.until and len(self) < self._most
 
     def span(
@@ -61,7 +61,7 @@ class Spans:
         args: Mapping[str, Any] | None = None,
         track: str = "",
     ) -> None:
-        """So long a replica did something. ``track``: apart from what else it did, as ``lane``.
+        """Add a span of work of a replica. ``track``: keeps it apart from other work, such as ``lane``.
 
         Raises:
             ValueError: it takes a negative time.
@@ -73,7 +73,7 @@ class Spans:
             self._spans.append(_Span(begin, end, stage, replica, track, name, args))
 
     def counter(self, stage: str, name: str, at: float, value: float) -> None:
-        """From then on a number of a stage has that value."""
+        """Set a number of a stage from then on."""
         if self._kept(at):
             self._counters.append((round(at * 1e9), stage, name, value))
 
@@ -83,10 +83,10 @@ class Spans:
         return self.wants(start)
 
     def write(self, path: Path) -> None:
-        """All that is kept, as JSON; one event is in memory at a time beside what is kept.
+        """Write all that is kept as JSON; only one event at a time is built in memory.
 
         Raises:
-            OSError: it cannot be written; there is no half of it then.
+            OSError: the file cannot be written; no partial file remains.
         """
         with replacing(path) as file:
             file.write('{"displayTimeUnit": "ms", "otherData": {"simulated": true}, "traceEvents": [\n')
@@ -113,7 +113,7 @@ class Spans:
 
 
 class _Tracks:
-    """On which thread a span goes; they have to come in the order of their start, longer ones first."""
+    """Assigns threads to spans, which must come in the order of their start, longer ones first."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int, str], list[list[int]]] = {}
@@ -121,7 +121,7 @@ class _Tracks:
         self._used: dict[tuple[str, int], int] = {}
 
     def place(self, span: _Span) -> tuple[int, str]:
-        """Number of the thread, and its name if it is new."""
+        """Return the number of the thread, and its name if it is new."""
         track = span.stage, span.replica, span.track
         lanes = self._open.setdefault(track, [])
         at = 0

@@ -1,4 +1,4 @@
-"""The look of the pictures: no box, no legend; every line says its own name where it ends."""
+"""Define the look of the plots: no box, no legend; every line is labelled at its end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ COLOURS = (
     "#0b7a75", "#b3402a", "#3b5bdb", "#9c6b00", "#7b3fa0", "#2b7a0b", "#a8326e", "#4a5560", "#c2762d", "#1b7fb5",
     "#7d8c1f", "#8c6d5a",
 )  # fmt: skip
-MOST_LINES = 8  # of a picture that can leave some out
+MOST_LINES = 8  # of a plot that can leave some out
 
 
 def new_figure(width: float = 8.0, height: float = 4.5, **subplots: Any) -> tuple[Any, Any]:
-    """`matplotlib.pyplot.subplots` in the house style, drawn without a display."""
+    """Return `matplotlib.pyplot.subplots` in the common style, drawn without a display."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -42,7 +42,7 @@ def new_figure(width: float = 8.0, height: float = 4.5, **subplots: Any) -> tupl
 
 
 def headline(figure: Any, title: str, subtitle: str) -> None:
-    """A bold line that says what is drawn, and a quiet one that says of what, and that it is simulated."""
+    """Draw a bold title and a muted subtitle, which says that the data is simulated."""
     height = figure.get_figheight()
     figure.text(0.02, 1 - 0.07 / height, title, fontsize=13, fontweight="bold", va="top", ha="left")
     said = f"simulated · {subtitle}"
@@ -52,19 +52,19 @@ def headline(figure: Any, title: str, subtitle: str) -> None:
 
 
 def room_for(figure: Any, names: Sequence[str]) -> float:
-    """Where axes have to end for the longest of the names to stand at their right; a part of the width."""
+    """Return where axes must end for the longest name to fit at their right, as a fraction of the width."""
     longest = max((len(name) for name in names), default=0)
     return max(0.97 - (0.1 + 0.083 * longest) / float(figure.get_figwidth()), 0.5)
 
 
 def layout(figure: Any, right: float = 0.84, left: float = 0.09, above: float = 0.75) -> None:
-    """Room for the headline, ``above`` inches of it, and for names of lines at the right."""
+    """Leave space for the headline, ``above`` inches, and for names of lines at the right."""
     height = figure.get_figheight()
     figure.subplots_adjust(left=left, right=right, top=1 - above / height, bottom=0.55 / height)
 
 
 def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights of labels at least ``gap`` apart, as near to ``heights`` as their order allows."""
+    """Return heights of labels at least ``gap`` apart, as near to ``heights`` as their order allows."""
     order = sorted(range(len(heights)), key=lambda at: heights[at])
     groups: list[tuple[list[int], float]] = []  # members, lowest height
     for at in order:
@@ -82,7 +82,7 @@ def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def label_ends(axes: Any, named: Sequence[tuple[str, float, float, str]]) -> None:
-    """The name of each line at the right of the axes, at the height of its end, none over another.
+    """Draw the name of each line at the right of the axes, at the height of its end, without overlap.
 
     Args:
         named: name, x and y of the end in data, colour.
@@ -95,10 +95,10 @@ def label_ends(axes: Any, named: Sequence[tuple[str, float, float, str]]) -> Non
 
 
 def save(figure: Any, path: Path, dpi: int = 160) -> Path:
-    """The picture, whole or not at all. Equal pictures are equal bytes: no software or date is in them.
+    """Write the plot atomically. Equal plots are equal bytes: no software or date is in them.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     import matplotlib.pyplot as plt
 

@@ -1,1 +1,1 @@
-"""Stages with their replicas: who goes where, who waits, what breaks, and how many replicas there are."""
+"""Simulate stages with their replicas: dispatch, queues, failures, and scaling."""

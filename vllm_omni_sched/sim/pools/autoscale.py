@@ -1,4 +1,4 @@
-"""How many replicas a stage has, as the load goes."""
+"""Scale the replicas of a stage with the load."""
 
 import math
 from collections import Counter, deque
@@ -16,10 +16,11 @@ from vllm_omni_sched.sim.pools.trip import Trip
 
 @dataclass(frozen=True)
 class ReactiveOptions:
-    """``target``: load of a replica to aim at, as a part of ``at_once``, the requests that it serves well together.
+    """Options of reactive scaling. ``target``: load of a replica as a fraction of ``at_once``, the requests that it
+    serves well together.
 
-    ``stabilisation_seconds``: replicas are given up only when they were not needed for so long. ``tolerance``: nothing
-    happens while the load is off its target by less than that part.
+    ``stabilisation_seconds``: replicas are given up only after they were not needed for so long. ``tolerance``: nothing
+    happens while the load is off its target by less than that fraction.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -48,12 +49,12 @@ class ReactiveOptions:
 
 
 class Reactive:
-    """Replicas by the load of now: the rule of Kubernetes' Horizontal Pod Autoscaler.
+    """Scales replicas by the present load: the rule of Kubernetes' Horizontal Pod Autoscaler.
 
     1. Desired = ceil(replicas x load / target), the load being requests in the stage over what its replicas serve well
-       together; none other while load / target is within ``tolerance`` of 1.
-    2. Of what was desired within ``stabilisation_seconds`` the most counts when replicas are given up.
-    3. Bounds come last.
+       together; unchanged while load / target is within ``tolerance`` of 1.
+    2. Replicas are given up only down to the largest value desired within ``stabilisation_seconds``.
+    3. Bounds are applied last.
 
     (kubernetes.io, "Horizontal Pod Autoscaling", algorithm details.)
     """
@@ -64,7 +65,7 @@ class Reactive:
         pipeline.sim.after(options.interval_seconds, self._look)
 
     def desired(self, present: int, replicas: int) -> int:
-        """Rule 1, for so many requests and replicas."""
+        """Return the desired replicas by rule 1, for so many requests and replicas."""
         over = present / (replicas * self.options.at_once) / self.options.target
         return replicas if abs(over - 1) <= self.options.tolerance else math.ceil(replicas * over - 1e-9)
 
@@ -85,7 +86,7 @@ class Reactive:
 
 
 class Ways:
-    """What part of the requests of a modality runs in a stage, by those that have left the pipeline of late."""
+    """Fraction of a modality's requests that run in each stage, by those that have recently left the pipeline."""
 
     KEPT = 0.9  # from bin to bin
 
@@ -94,19 +95,19 @@ class Ways:
         self._ran: dict[tuple[str, int], float] = {}
 
     def left(self, trip: Trip) -> None:
-        """A request has left."""
+        """Record a request that has left."""
         modality = trip.request.modality
         self._left[modality] = self._left.get(modality, 0.0) + 1
         for stage in trip.path:
             self._ran[modality, stage] = self._ran.get((modality, stage), 0.0) + 1
 
     def fade(self) -> None:
-        """A bin has passed."""
+        """Decay the counts after a bin."""
         self._left = {modality: count * self.KEPT for modality, count in self._left.items()}
         self._ran = {way: count * self.KEPT for way, count in self._ran.items()}
 
     def rates(self, rates: Mapping[str, float]) -> dict[int, float]:
-        """By stage, of so many by modality."""
+        """Return the rate of each stage for given rates by modality."""
         found: dict[int, float] = {}
         for (modality, stage), ran in self._ran.items():
             found[stage] = found.get(stage, 0.0) + ran / self._left[modality] * rates.get(modality, 0.0)
@@ -115,7 +116,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of the replicas of a stage. ``capacity``: requests per second that one takes; None: as measured."""
+    """Bounds of a stage's replicas. ``capacity``: requests per second that one takes; None: as measured."""
 
     minimum: int = 1
     maximum: int = 64
@@ -123,16 +124,16 @@ class Bounds:
 
 
 class Ahead:
-    """Replicas by the load that is to come: the real `LoadForecast` and `ReplicaPlanner`.
+    """Scales replicas by the forecast load: the real `LoadForecast` and `ReplicaPlanner`.
 
-    1. Arrivals are counted by modality. Once a bin the most of the next ``horizon_seconds`` is forecast, and what
-       part of it each stage gets is taken from those that have left.
-    2. The planner says how many replicas that takes; where a stage was never timed nothing is said.
-    3. Replicas are given up only on a forecast whose model was tested. Limits of batches are raised where replicas are
+    1. Arrivals are counted by modality. Once per bin the most of the next ``horizon_seconds`` is forecast, and the
+       fraction for each stage is taken from requests that have left.
+    2. The planner sets the replicas; a stage that was never timed is not changed.
+    3. Replicas are given up only on a forecast whose model was tested. Batch limits are raised where replicas are
        missing.
 
-    The horizon should be no shorter than a replica takes to start and a bin together. ``said``: bins by the model that
-    spoke and by why, over all modalities; ``trips``: how often the guard put a model aside.
+    The horizon should be no shorter than a replica's start and a bin together. ``said``: number of bins by the model
+    used and by the reason, over all modalities; ``trips``: how often the guard rejected a model.
 
     Raises:
         ConfigError: statsmodels is not installed.
@@ -148,7 +149,7 @@ class Ahead:
         self._pipeline, self._stages, self._options = pipeline, dict(stages), forecast
         self.forecast, self.planner = LoadForecast(forecast), ReplicaPlanner(plan)
         self._ways = Ways()
-        self._seen: dict[str, bool] = {}  # whether the guard has put its model aside
+        self._seen: dict[str, bool] = {}  # whether the guard has rejected its model
         self.said: Counter[str] = Counter()
         self.trips = 0
         pipeline.watchers.append(self._watch)

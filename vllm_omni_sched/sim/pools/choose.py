@@ -1,4 +1,4 @@
-"""Which replica gets a request where no gate is: the balancers of `vllm_omni_sched.resource.balance`."""
+"""Choose the replica of a request without a gate: the balancers of `vllm_omni_sched.resource.balance`."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ class Chooser(Protocol):
     """Picks one of the replicas of a stage."""
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
-        """One of ``live``, which are by index and one at least."""
+        """Return one of ``live``, which is sorted by index and not empty."""
 
 
 class InTurn:
-    """Each replica in turn, by index, in O(log n): what `RoundRobin` picks, without a state for each replica."""
+    """Picks each replica in turn, by index, in O(log n): like `RoundRobin`, without a state for each replica."""
 
     def __init__(self) -> None:
         self._last = -1
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
         last = self._last
-        at = last + 1  # where it is while no replica has come or gone
+        at = last + 1  # its position while no replica has come or gone
         if at >= len(live) or live[at].index != at:
             at = bisect_right(live, last, key=index_of)
             if at == len(live):
@@ -35,12 +35,12 @@ class InTurn:
 
 
 def index_of(replica: Replica) -> int:
-    """To sort and to search by."""
+    """Return the index, to sort and to search by."""
     return replica.index
 
 
 class Balanced:
-    """What a balancer picks, which has those described that it compares."""
+    """Picks the replica that a balancer picks, describing only those that it compares."""
 
     def __init__(self, balancer: Balancer, dice: Random) -> None:
         self.balancer = balancer
@@ -49,7 +49,7 @@ class Balanced:
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
         states = LazyReplicas(len(live), lambda at: _state(live[at], now))
         picked = self.balancer.pick(cost_seconds, states, self._dice).replica_id
-        assert picked is not None  # one is there at least, and nobody knows of sick ones
+        assert picked is not None  # there is at least one, and all count as healthy
         return live[bisect_left(live, picked, key=index_of)]
 
 

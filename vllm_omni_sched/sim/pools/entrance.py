@@ -1,4 +1,4 @@
-"""Who waits for a stage: what its gate is told, and what it asks."""
+"""Keep the requests that wait for a stage, as seen by its gate."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,11 +13,11 @@ from vllm_omni_sched.sim.pools.trip import Trip
 class Entrance(GateTerms):
     """The requests that wait for one stage; rules as in `omni.stages.entrance`.
 
-    A request is described when it begins to wait. While it waits its own credits do not change: a stage gives back
-    those of a request before the next one gets it.
+    A request is described when it begins to wait. While it waits its credits do not change: a stage gives back
+    the credits of a request before the next one gets it.
 
     Args:
-        units: of long work that a request is; 0 for short work.
+        units: returns the units of long work of a request; 0 for short work.
     """
 
     def __init__(self, shared: Policies, stage: int, gate: StageGate, units: Callable[[Trip], int]) -> None:
@@ -26,7 +26,7 @@ class Entrance(GateTerms):
         self._describe: Callable[[int], ReplicaState | None] | None = None  # while some replicas are drawn
 
     def put(self, trip: Trip, now: float) -> None:
-        """A request waits from now on."""
+        """Add a request that waits from now on."""
         shared = self._shared
         self.waiting[trip.name] = trip
         request = GateRequest(
@@ -38,7 +38,7 @@ class Entrance(GateTerms):
         self._gate.put(request, now)
 
     def remove(self, name: str) -> None:
-        """It waits no more; nothing if it did not."""
+        """Remove a request; unknown ones are ignored."""
         if self.waiting.pop(name, None) is not None:
             self._gate.remove(name)
 
@@ -48,13 +48,13 @@ class Entrance(GateTerms):
         replicas: Sequence[ReplicaState],
         describe: Callable[[int], ReplicaState | None] | None = None,
     ) -> tuple[GatePlan, list[tuple[Trip, int]]]:
-        """What the gate says; and who goes, and to which replica: they wait no more.
+        """Return the gate's plan, and the requests to start with their replicas; they no longer wait.
 
         Args:
             now: in seconds.
-            replicas: those that may get something.
-            describe: another replica, where ``replicas`` were drawn from many. Then only one goes, for the next one
-                others are drawn.
+            replicas: the replicas that may get a request.
+            describe: returns another replica, if ``replicas`` were drawn from many. Then only one request goes, and
+                others are drawn for the next one.
         """
         self._describe = describe
         most = math.inf if describe is None else 1
@@ -89,5 +89,5 @@ class Entrance(GateTerms):
 
 
 def _path(trip: Trip) -> list[str]:
-    """From here on: one that shared another's work before has never entered."""
+    """Return the rest of the path: a request that shared work before has never entered the earlier stages."""
     return [str(stage) for stage in trip.path[trip.position :]]

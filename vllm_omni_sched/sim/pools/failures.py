@@ -1,4 +1,4 @@
-"""Replicas that die, by schedule."""
+"""Let replicas die by schedule."""
 
 import math
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from vllm_omni_sched.sim.pools.pool import Pool
 class FailureSpec:
     """Deaths in one stage.
 
-    ``every_seconds``: mean time between two, which are a Poisson process; ``at_seconds``: or at these times.
-    ``rack``: so many replicas with neighbouring numbers die at once; 1: single ones.
-    ``restart_seconds``: of each, from when it is asked for; ``detection_seconds``: until a death is noticed.
+    ``every_seconds``: mean time between two deaths of a Poisson process; ``at_seconds``: or these times.
+    ``rack``: number of replicas with neighbouring indices that die together; 1: single ones.
+    ``restart_seconds``: time to restart each, once requested; ``detection_seconds``: until a death is noticed.
 
     Raises:
         ConfigError: a number is out of its range, or there is not one of ``every_seconds`` and ``at_seconds``.
@@ -44,11 +44,11 @@ class FailureSpec:
 
 
 class Failures:
-    """Kills what the schedule says: one of the replicas that live, each as likely, and with it its rack.
+    """Kills replicas by the schedule: one of the live ones, with equal probability, and its rack.
 
     Args:
-        noticed: told of each dead replica when its death is noticed.
-        goes_on: whether there is still something to break.
+        noticed: called for each dead replica when its death is noticed.
+        goes_on: returns whether the simulation still has requests.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a request asks of a stage, as far as an orchestrator can know that."""
+"""Estimate the features of a request in a stage from what an orchestrator can know."""
 
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.stage_cost import Features
@@ -6,11 +6,11 @@ from vllm_omni_sched.sim.servers.pieces import frames_of
 from vllm_omni_sched.sim.work import Request
 
 UNKNOWN_TOKENS = 128
-"""That a request is expected to make; how many it makes nobody knows."""
+"""Expected output tokens of a request, whose actual number is unknown in advance."""
 
 
 def features_of(request: Request, kind: StageKind) -> Features:
-    """Of one stage. ``pixels``: of all frames of its clips, for a stage that is no LLM."""
+    """Return the features of a request in one stage. ``pixels``: of all frames of its clips, except for LLM stages."""
     items = request.items
     autoregressive = kind is StageKind.AR
     pixels = 0
@@ -26,7 +26,7 @@ def features_of(request: Request, kind: StageKind) -> Features:
 
 
 def keys_of(request: Request) -> frozenset[str]:
-    """What other requests may have too: the client, where it is told apart (not 0), and multimodal items."""
+    """Return keys of data that other requests may share: the client, if known (not 0), and multimodal items."""
     keys = {f"item {item.content}" for item in request.items}
     if request.client:
         keys.add(f"user {request.client}")
@@ -34,9 +34,9 @@ def keys_of(request: Request) -> frozenset[str]:
 
 
 def work_of(request: Request, kind: StageKind) -> tuple[int, ...] | None:
-    """The content of its work, where that of another request may be the same; None: nothing says so.
+    """Return the content of its work if another request may have the same; None if that is not known.
 
-    What decoders and encoders make depends on the items alone. Of prompts only the lengths are known here.
+    The output of decoders and encoders depends on the items alone. Of prompts only the lengths are known here.
     """
     if kind is StageKind.AR or not request.items:
         return None

@@ -1,4 +1,4 @@
-"""A stage with the policies of the orchestrator: its queue, its gate, and identical work that runs once."""
+"""Simulate a stage with the policies of the orchestrator: queue, gate, and identical work that runs once."""
 
 from collections.abc import Callable, Hashable
 
@@ -26,17 +26,17 @@ LEAD_SECONDS = 0.06  # for a request to get from the orchestrator to an engine
 
 
 class GatedPool(Pool):
-    """A stage as the orchestrator drives it; rules as in `omni.stages.queue` and `omni.stages.stage_policies`.
+    """A stage under the orchestrator's policies; rules as in `omni.stages.queue` and `omni.stages.stage_policies`.
 
-    1. A request whose work is in flight already follows; it gets the output with the one that it follows.
-    2. Else it waits until the gate releases it to a replica: asked when one comes, when one ends, when a stage further
-       on has room again, and when a batching window is over.
-    3. The order is that of `PathOrder`; without priorities that of coming.
-    4. Limits of batches are steered by what requests take until their first output in an autoregressive stage, until
-       their end in others.
-    5. Of many replicas a few are drawn for each request, by the same rules (`replica_index.drawn`): no others are
-       looked at.
-    6. Work goes on while anybody wants it: when the one it was begun for leaves, it is its oldest follower's.
+    1. A request whose work is already in flight follows it, and gets the output together with the leader.
+    2. Otherwise it waits until the gate releases it to a replica: the gate is asked when a request comes or ends, when
+       a later stage has room again, and when a batching window is over.
+    3. The order is that of `PathOrder`; without priorities it is the order of arrival.
+    4. Batch limits are controlled by the time to the first output in an autoregressive stage, and to the end of the
+       request in others.
+    5. Of many replicas a few are drawn for each request, by the same rules (`replica_index.drawn`); others are not
+       examined.
+    6. Work goes on while any request needs it: when the request it was begun for leaves, its oldest follower takes it.
     """
 
     def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make, shared: Policies) -> None:
@@ -44,20 +44,20 @@ class GatedPool(Pool):
         self.shared = shared
         self._limits = config.batching.of_stage(stage, spec.name)
         self._first_output = spec.kind is StageKind.AR
-        self._window = window_of(config.batching, self._limits)  # says only what is long
+        self._window = window_of(config.batching, self._limits)  # only tells what is long
         priority = config.graph.priority
         self.gate = StageGate(
             shared.balancer(),
-            # a stage that takes requests in at each step gains nothing by waiting
+            # a stage that admits requests at each step gains nothing by waiting
             max_hold_seconds=0.0 if self._first_output else self._limits.hold_ms / 1e3,
             min_share=priority.min_low_share if priority.enabled else 0.0,
             order=shared.waiting_order(),
         )
         self.merger: Merger = Merger(config.graph.merging.max_followers)
         self._parked: dict[str, Trip] = {}  # followers
-        self._asked_at = float("inf")  # when the gate is asked next, if nothing happens
+        self._asked_at = float("inf")  # time of the next call of the gate, if nothing happens before
         self._releasing = False
-        self._index = ReplicaIndex()  # of those that may get requests
+        self._index = ReplicaIndex()  # of replicas that may get requests
         super().__init__(sim, stage, spec, make, InTurn(), shared.costs)
         self.entrance = Entrance(shared, stage, self.gate, self._long_units)
         self.waiting = self.entrance.waiting
@@ -73,12 +73,12 @@ class GatedPool(Pool):
         if not self.live and not self.above.comes(self.stage):
             self.above.fails(trip)
             return
-        if self.merger.members(name):  # it comes again, after a death, and is followed as before
+        if self.merger.members(name):  # it comes again, after a death, and keeps its followers
             self._wait(trip)
             return
         joined = self.merger.join(self._key(trip), name)
         if credits is not None:
-            if joined.role is Role.FOLLOW:  # another one's work takes the place here
+            if joined.role is Role.FOLLOW:  # another request's work takes the place here
                 credits.give_back(name, stage)
             if trip.position and credits.has_started(name, before := str(trip.path[trip.position - 1])):
                 credits.hand_over(name, before, stage)
@@ -96,7 +96,7 @@ class GatedPool(Pool):
         self.release()
 
     def release(self) -> None:
-        """Hand over all that may go now."""
+        """Start all requests that may go now."""
         if self._releasing:
             return
         self._releasing = True
@@ -131,10 +131,10 @@ class GatedPool(Pool):
             self.release()
 
     def _described(self, index: int) -> ReplicaState | None:
-        """A replica as the gate sees it; None for one that is to get nothing.
+        """Return a replica as the gate sees it; None if it should get no request.
 
-        It should have one more than its limit when a place is about to be free: else that would be empty until the next
-        request comes. Of those that are drawn, each gets one request at most, so only a full one should.
+        Its limit is one higher when a place is about to be free, which would otherwise be empty until the next
+        request comes. If replicas are drawn, each gets at most one request, so that applies to full ones only.
         """
         if index not in self._index:
             return None
@@ -154,7 +154,7 @@ class GatedPool(Pool):
         )
 
     def _changed(self, replica: Replica) -> None:
-        """What a replica has, or should have at most, is another number now."""
+        """Update a replica whose load or limit has changed."""
         if replica.load is not None and replica.load.limit is not None and replica.index in self._index:
             self._index.put(replica.index, len(replica.load), replica.load.limit.limit)
 
@@ -190,7 +190,7 @@ class GatedPool(Pool):
             if self._first_output and load is not None:
                 load.through(job, self.sim.now, self.sim.now - job.submitted)
                 self._changed(self.replicas[job.replica])
-            self.release()  # others that wait may have room now
+            self.release()  # waiting requests may have room now
 
     def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
         now = self.sim.now
@@ -215,7 +215,7 @@ class GatedPool(Pool):
         promoted = self.merger.leave(trip.name).promoted
         heir = None if promoted is None else self._parked.pop(promoted)
         leg = trip.leg
-        if heir is not None and leg is not None and leg.stage == self.stage:  # the work goes on, as that of another
+        if heir is not None and leg is not None and leg.stage == self.stage:  # the work goes on for another request
             self._inherit(leg, heir)
             return
         self.entrance.remove(trip.name)
@@ -233,7 +233,7 @@ class GatedPool(Pool):
             self.above.began(leg)
 
     def placed(self, trip: Trip, index: int, attempt: int) -> None:
-        if not self.merger.members(trip.name):  # it had finished here
+        if not self.merger.members(trip.name):  # its group has ended here
             self.merger.join(None, trip.name)
         self.entrance.remove(trip.name)
         self.estimate(trip)
@@ -241,7 +241,7 @@ class GatedPool(Pool):
 
     def notice(self, index: int) -> list[Trip]:
         book = self.shared.affinity[self.stage]
-        if book is not None:  # what it had in its caches is gone
+        if book is not None:  # its caches are lost
             book.forget(index)
         return super().notice(index)
 
@@ -256,7 +256,7 @@ class GatedPool(Pool):
         return super().present + len(self.waiting)
 
     def raise_limits(self, limit: int) -> None:
-        """More is to come."""
+        """Raise the batch limits for a load that is to come."""
         for replica in self.replicas.values():
             if replica.load is not None and isinstance(replica.load.limit, PidBatch):
                 replica.load.limit.raise_to(limit)
@@ -265,6 +265,6 @@ class GatedPool(Pool):
 
     @property
     def batch_limit(self) -> int:
-        """The least of its replicas'."""
+        """Return the smallest limit of its replicas."""
         limits = [one.load.limit.limit for one in self.replicas.values() if one.load is not None and one.load.limit]
         return min(limits, default=1)

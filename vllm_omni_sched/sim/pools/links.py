@@ -1,4 +1,4 @@
-"""What is sent from stage to stage."""
+"""Model the transfers between stages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +31,10 @@ class LinkSpec:
 
 
 class Link:
-    """One message after the other, first come first served: ``bytes / bandwidth`` each, and it is there a latency
-    later."""
+    """A link that sends messages first come first served.
+
+    Each takes ``bytes / bandwidth``, and arrives a latency later.
+    """
 
     __slots__ = ("_free_at", "_sim", "_spec")
 

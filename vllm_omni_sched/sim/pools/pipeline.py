@@ -1,4 +1,4 @@
-"""All stages, from arrivals to records."""
+"""Run requests through all stages, from arrivals to records."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +20,14 @@ INF = float("inf")
 
 
 class Pipeline:
-    """Requests come, go through their stages, and leave, each once and with one record.
+    """Requests arrive, go through their stages, and leave, each once and with one record.
 
-    1. One arrival is asked for at a time: the iterator may be endless, and is not read ahead.
-    2. The modality of a request says which stages it goes through.
-    3. The client has the first output of ``answers``, or of the last stage; where that stage gives no times, when
-       the request ends. Of a request that ran again, the last run counts.
-    4. A replica whose death is noticed is repaired by the real `Recovery`, if there is one; else its requests fail, and
-       it comes back only if ``respawn``.
+    1. Arrivals are read one at a time: the iterator may be endless, and is not read ahead.
+    2. The modality of a request determines its stages.
+    3. The client gets the first output of ``answers``, or of the last stage; if that stage reports no times, at
+       the end of the request. For a request that ran again, the last run counts.
+    4. A replica whose death is noticed is repaired by the real `Recovery`, if there is one; else its requests fail,
+       and it is restarted only with ``respawn``.
 
     Args:
         requests: in order of arrival.
@@ -63,13 +63,13 @@ class Pipeline:
             if not path or not all(0 <= stage < len(pools) for stage in path):
                 raise ConfigError(f"path of {modality or 'others'!r}: {path} must name some of {len(pools)} stages")
         if "" not in paths:
-            raise ConfigError("paths: say with the key '' where requests of other modalities go")
+            raise ConfigError("paths: set the path of requests of other modalities with the key ''")
         self.sim, self.pools, self.policies = sim, tuple(pools), policies
-        self.trips: dict[int, Trip] = {}  # that are here, by number
+        self.trips: dict[int, Trip] = {}  # present requests, by number
         self.arrived = self.done = self.failed = 0
         self.arriving = True
         self.repair: Repair | None = None
-        self.watchers: list[Callable[[Trip, bool], None]] = []  # told of each that comes (True) and leaves
+        self.watchers: list[Callable[[Trip, bool], None]] = []  # called with each request that arrives (True) or leaves
         self._paths, self._other = dict(paths), paths[""]
         self._record, self._left, self._links = record, left, links or {}
         self._answers, self._respawn = answers, respawn
@@ -86,15 +86,15 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have come and not left."""
+        """Return the number of requests that have arrived and not left."""
         return len(self.trips)
 
     def active(self) -> bool:
-        """Whether anything is to come, or here."""
+        """Return whether requests are present or still to come."""
         return self.arriving or bool(self.trips)
 
     def fail_by(self, spec: FailureSpec, rng: Random) -> Failures:
-        """Have replicas die."""
+        """Let replicas die by a schedule."""
         return Failures(self.sim, self.pools[spec.stage], spec, rng, self._noticed, self.active)
 
     # ---- requests
@@ -107,7 +107,7 @@ class Pipeline:
             self.sim.at(request.arrival, self._arrive, request)
 
     def _come_next(self) -> None:
-        """In a closed loop, the next one comes because one has left."""
+        """Let the next request of a closed loop arrive, since one has left."""
         request = next(self._requests, None) if self.sim.now < self._until else None
         if request is None:
             self.arriving = False
@@ -160,7 +160,7 @@ class Pipeline:
             self.pools[trip.stage].submit(trip)
 
     def _release_before(self, trip: Trip) -> None:
-        """A stage has room again: those before it may have been waiting for that."""
+        """Release requests of earlier stages that may wait for the room of this one."""
         for stage in trip.path[: trip.position]:
             self._release(self.pools[stage])
 
@@ -180,7 +180,7 @@ class Pipeline:
         first, gap = trip.answer
         if outcome is Outcome.DONE:
             self.done += 1
-            # of work that was begun for another one, the output may have been there before the request
+            # the output of shared work may have been there before the request
             first = max(first, request.arrival) if first < INF else now
         else:
             self.failed += 1
@@ -204,11 +204,11 @@ class Pipeline:
             self._come_next()
 
     def fails(self, trip: Trip) -> None:
-        """A request leaves without a result."""
+        """Let a request leave without a result."""
         if trip.gone:
             return
         trip.gone = True
-        for stage in trip.path:  # where it runs; and where others follow it
+        for stage in trip.path:  # where it runs, and where others follow it
             self.pools[stage].withdraw(trip)
         if self.repair is not None:
             self.repair.aborted(trip)
@@ -218,7 +218,7 @@ class Pipeline:
                 self._release(pool)
 
     def abort(self, number: int) -> bool:
-        """The client of a request takes it back; it counts as failed. Whether it was here."""
+        """Abort a request for its client, counting it as failed; return whether it was present."""
         trip = self.trips.get(number)
         if trip is None:
             return False
@@ -247,20 +247,20 @@ class Pipeline:
         self._give_up_waiting(pool)
 
     def _give_up_waiting(self, pool: Pool) -> None:
-        """Nobody is there for those in the queue, and nobody will be."""
+        """Fail the queued requests of a stage that has no replica and will have none."""
         if isinstance(pool, GatedPool) and not self.comes(pool.stage):
-            while pool.waiting:  # with each that fails, one that followed it may begin to wait
+            while pool.waiting:  # when one fails, its follower may begin to wait
                 self.fails(next(iter(pool.waiting.values())))
 
     def comes(self, stage: int) -> bool:
-        """Whether a replica of a stage is there, or will be."""
+        """Return whether a replica of a stage exists or will."""
         pool = self.pools[stage]
         if pool.live or pool.starting:
             return True
         return self._respawn if self.repair is None else self.repair.coming(stage)
 
     def start_again(self, stage: int, index: int) -> None:
-        """A replica is to be restarted."""
+        """Restart a replica after its restart time."""
         self.sim.after(self._restart_seconds.get((stage, index), 0.0), self._started, (stage, index))
 
     def _started(self, which: tuple[int, int]) -> None:
@@ -277,7 +277,7 @@ class Pipeline:
             self.pools[stage].placed(trip, index, attempt)
 
     def give_up(self, name: str) -> None:
-        """Recovery gives a request up."""
+        """Fail a request that recovery gives up."""
         trip = self.trips.get(int(name))
         if trip is not None:
             self.fails(trip)
@@ -288,7 +288,7 @@ class Pipeline:
         self._release(self.pools[stage])
 
     def drain(self, pool: Pool) -> bool:
-        """One replica less, as soon as it is empty; whether there is one to spare."""
+        """Drain one replica, and return whether there was one to spare."""
         index = pool.drain()
         if index is None:
             return False
@@ -298,7 +298,7 @@ class Pipeline:
         return True
 
     def scale(self, pool: Pool, replicas: int) -> None:
-        """Have so many replicas there: others are started, or the idlest ones drained."""
+        """Scale to so many replicas: start new ones, or drain the idlest."""
         while pool.target < replicas:
             pool.add()
         while pool.target > replicas and self.drain(pool):

@@ -1,4 +1,4 @@
-"""What the stages share where they are orchestrated, put together from the options as in vLLM-Omni."""
+"""Build what the stages of an orchestrated pipeline share, from the options as in vLLM-Omni."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from vllm_omni_sched.stage_options.graph import ClassTargets
 
 
 def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:
-    """The stages as a graph with an edge for each step of a path.
+    """Return the stages as a graph with an edge for each step of a path.
 
     Raises:
         GraphError: no path goes through a stage.
@@ -41,13 +41,13 @@ def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> St
 
 
 class Policies:
-    """Costs, order, credits, affinity, and the classes of requests: the real ones.
+    """The real costs, order, credits, affinity, and classes of requests.
 
     Args:
         config: the options.
         specs: the stages, by number.
-        paths: all ways through them that requests have.
-        dice: for what is drawn.
+        paths: all paths of requests through the stages.
+        dice: random source.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Policies:
         )
 
     def balancer(self) -> Balancer:
-        """A new one, as the options say."""
+        """Return a new balancer, as set in the options."""
         match self.config.balancing.policy:
             case BalancePolicy.COST:
                 return CostBalancer(affinity_slack=self.config.balancing.affinity_slack)
@@ -108,27 +108,27 @@ class Policies:
                 return RoundRobin()
 
     def sla_of(self, trip: Trip) -> SlaClass:
-        """The class that a request names, if there is one of that name; else that of its modality."""
+        """Return the class that a request names if it exists, else that of its modality."""
         request = trip.request
         return self._classes.get(request.sla) or self._by_modality.get(request.modality, self._default)
 
     def is_low(self, trip: Trip) -> bool:
-        """Whether it is of the class that has only its share while others wait."""
+        """Return whether it is in the class that gets only its share while others wait."""
         return self.sla_of(trip).rank >= self._lowest
 
     def arrived(self, trip: Trip) -> None:
-        """A request has come: what it will cost in each stage."""
+        """Estimate the cost of a request that has arrived in each stage."""
         trip.keys = keys_of(trip.request)
         for stage in trip.path:
             features = trip.features[stage] = features_of(trip.request, self.graph.stage(stage).kind)
             trip.costs[stage] = self.costs.estimate(str(stage), features)
 
     def waiting_order(self) -> WaitingOrder:
-        """Who is first to run, in any stage: by class and slack, or as they came."""
+        """Return the order of the queues: by class and slack, or by arrival."""
         return self.order.order if self._by_class else WaitingOrder(math.inf)
 
     def queued(self, trip: Trip, stage: int, now: float) -> WaitingRequest:
-        """A request as the queue of a stage sees it, from now on."""
+        """Return the request as the queue of a stage sees it from now on."""
         if not self._by_class:
             self._waited += 1
             return WaitingRequest(trip.name, self._waited, BATCH, trip.costs[stage])
@@ -147,6 +147,6 @@ class Policies:
 
 
 def _seconds(targets: ClassTargets) -> float:
-    """From the arrival of a request until it should be through its path."""
+    """Return the seconds from the arrival of a request to its deadline on the whole path."""
     given = targets.ttft_ms if targets.e2e_ms is None else targets.e2e_ms
     return math.inf if given is None else given / 1e3

@@ -1,4 +1,4 @@
-"""A stage and the requests that are in it."""
+"""Simulate a stage and its requests."""
 
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
@@ -11,19 +11,19 @@ from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Job
 
-SMOOTHING = 0.1  # what the last request counts
+SMOOTHING = 0.1  # weight of the last request
 
 
 class Pool(Replicas):
-    """A stage without orchestration: each request goes to a replica at once, which one says a `Chooser`.
+    """A stage without orchestration: a `Chooser` sends each request to a replica at once.
 
-    1. A replica that died is sent requests until that is noticed; they are lost with those that it had.
-    2. A request for which no replica is there fails.
-    3. A replica that drains gets no request, and leaves when it is empty.
+    1. A dead replica gets requests until its death is noticed; they are lost with those that it had.
+    2. A request fails if there is no replica.
+    3. A draining replica gets no request, and leaves when it is empty.
 
     Args:
-        stage: its number, the index of the pool in the pipeline.
-        costs: to estimate what requests take, and to learn it; None: nobody needs that.
+        stage: index of the pool in the pipeline.
+        costs: to estimate and learn the costs of requests; None: not needed.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Pool(Replicas):
     ) -> None:
         self.costs = costs
         self.tells_of_each = False  # of each dispatch
-        self.request_seconds: float | None = None  # of a replica's time that a request takes
+        self.request_seconds: float | None = None  # replica time of a request
         self.done_requests = 0
         self._chooser = chooser
         super().__init__(sim, stage, spec, make)
@@ -46,7 +46,7 @@ class Pool(Replicas):
         return None if self.costs is None else Load()
 
     def submit(self, trip: Trip) -> None:
-        """A request has come to the stage."""
+        """Submit a request that has come to the stage."""
         live = self.live
         if not live:
             self.above.fails(trip)
@@ -55,7 +55,7 @@ class Pool(Replicas):
         self.begin(trip, self._chooser.choose(cost, live, self.sim.now), cost)
 
     def estimate(self, trip: Trip) -> float:
-        """Seconds that it should take here."""
+        """Return the estimated seconds of a request in this stage."""
         assert self.costs is not None
         features = trip.features.get(self.stage)
         if features is None:
@@ -64,7 +64,7 @@ class Pool(Replicas):
         return cost
 
     def begin(self, trip: Trip, replica: Replica, cost_seconds: float, attempt: int = 0) -> Leg:
-        """Give a request to a replica, now. ``attempt``: its number, if recovery has dispatched it."""
+        """Give a request to a replica now. ``attempt``: its number, if recovery has dispatched it."""
         leg = Leg(trip, self.stage, cost_seconds, attempt)
         leg.replica = replica.index
         leg.submitted = self.sim.now
@@ -102,12 +102,12 @@ class Pool(Replicas):
             self._leave_if_empty(replica)
 
     def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
-        """A server is done with a request."""
+        """Record that a server is done with a request."""
         self.learn(trip, leg, load)
         self.above.finished(trip, leg)
 
     def learn(self, trip: Trip, leg: Leg, load: Load) -> float | None:
-        """The seconds that a request had of its replica, which costs are learnt from."""
+        """Learn the costs from the seconds that a request had of its replica, and return them."""
         share = load.end(leg, self.sim.now)
         if share is not None and self.costs is not None:
             self.costs.observe(str(self.stage), trip.features[self.stage], share)
@@ -116,10 +116,10 @@ class Pool(Replicas):
         return share
 
     def spoke(self, job: Job) -> None:
-        """A server has the first output of a job. It need not say so: that is then known when the job is done."""
+        """Record the first output of a job. A server need not call this: the time is then known when the job ends."""
 
     def withdraw(self, trip: Trip) -> None:
-        """A request leaves before its end: take it back from wherever it is."""
+        """Withdraw a request that leaves before its end from its replica."""
         leg = trip.leg
         if leg is None or leg.stage != self.stage:
             return
@@ -135,5 +135,5 @@ class Pool(Replicas):
             self._leave_if_empty(replica)
 
     def placed(self, trip: Trip, index: int, attempt: int) -> None:
-        """Recovery has given a request its place."""
+        """Run a request where recovery has placed it."""
         self.begin(trip, self.replicas[index], trip.costs.get(self.stage, 0.0), attempt)

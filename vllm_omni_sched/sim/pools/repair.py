@@ -1,4 +1,4 @@
-"""Recovery at work: what the real policy is told, and what it asks for."""
+"""Connect the pools to recovery: events in, actions out."""
 
 import math
 from typing import Protocol
@@ -28,20 +28,20 @@ from vllm_omni_sched.sim.pools.trip import Leg, Trip
 
 
 class Hands(Protocol):
-    """What carries out what recovery asks for."""
+    """Carries out the actions of recovery."""
 
     def place_again(self, name: str, stage: int, index: int, attempt: int) -> None:
-        """A request that lost its place is to run there."""
+        """Run a request that lost its place on that replica."""
 
     def give_up(self, name: str) -> None:
-        """A request is to fail."""
+        """Fail a request."""
 
     def start_again(self, stage: int, index: int) -> None:
-        """A replica is to be restarted."""
+        """Restart a replica."""
 
 
 class Repair:
-    """Tells `Recovery` what happens, carries out its actions, and wakes it when it wants that."""
+    """Passes events to `Recovery`, carries out its actions, and wakes it at the times it asks for."""
 
     def __init__(self, sim: Simulator, recovery: Recovery, hands: Hands) -> None:
         self.recovery = recovery
@@ -49,14 +49,14 @@ class Repair:
         self._wake = math.inf
 
     def began(self, leg: Leg) -> None:
-        """A request was given to a replica; its leg gets the number of the dispatch."""
+        """Record that a request was given to a replica; its leg gets the number of the dispatch."""
         name = leg.trip.name
         self._tell(Dispatched(name, Replica(leg.stage, leg.replica)))
         leg.attempt = self.recovery.attempt(name)
 
     def finished(self, trip: Trip, leg: Leg, final: bool) -> bool:
-        """Whether an answer counts."""
-        if leg.trip is not trip:  # the work of another one was its own, too
+        """Record an answer, and return whether it counts."""
+        if leg.trip is not trip:  # it follows the work of another request
             self._tell(Dispatched(trip.name, Replica(leg.stage, leg.replica)))
             attempt = self.recovery.attempt(trip.name)
         else:
@@ -64,7 +64,7 @@ class Repair:
         return self._tell(Finished(trip.name, attempt, final))
 
     def suspected(self, stage: int, index: int) -> None:
-        """A replica seems to be gone, and nothing is moved there; it is dead next. As in `omni.stages.repair`."""
+        """Suspect a replica, so that nothing is moved there before it counts as dead; as in `omni.stages.repair`."""
         self._tell(Suspected(Replica(stage, index), "killed"))
 
     def died(self, stage: int, index: int) -> None:
@@ -89,7 +89,7 @@ class Repair:
         self._tell(Left(Replica(stage, index)))
 
     def coming(self, stage: int) -> bool:
-        """Whether some replica of the stage serves or may serve again soon."""
+        """Return whether a replica of the stage serves or may serve again soon."""
         return self.recovery.coming(stage)
 
     def _tell(self, event: Event) -> bool:
@@ -100,7 +100,7 @@ class Repair:
         return counts
 
     def _do(self, action: Action) -> bool:
-        """Whether it is not that an answer is dropped."""
+        """Carry out an action; return False if it drops an answer."""
         match action:
             case Redispatch(name, replica, attempt, _):
                 self._hands.place_again(name, replica.stage, replica.index, attempt)

@@ -1,4 +1,4 @@
-"""One copy of a stage."""
+"""Represent one replica of a stage."""
 
 from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.trip import Leg
@@ -6,10 +6,11 @@ from vllm_omni_sched.sim.server import Server
 
 
 class Replica:
-    """One copy of a stage.
+    """A replica of a stage.
 
-    ``server``: None while it is dead or starts. ``limbo``: what it had when it died, and was sent since; until the
-    death is noticed it is sent more. ``pending_seconds``: estimates of all that it has. ``load``: None where nobody
+    ``server``: None while it is dead or starts. ``limbo``: requests that it had when it died, or got since; it gets
+    more until the death is noticed. ``pending_seconds``: sum of the estimates of its requests. ``load``: None if it is
+    not needed.
     """
 
     __slots__ = ("draining", "in_flight", "index", "limbo", "load", "pending_seconds", "server")

@@ -1,4 +1,4 @@
-"""The replicas of a stage: they start, die, come back, and leave."""
+"""Track the replicas of a stage: they start, die, come back, and leave."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -15,45 +15,45 @@ from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Done, Job, Server
 
 Make = Callable[[int, Done], Server]
-"""A new server for the replica of that index, which calls what it is given when a job is done."""
+"""Function that makes a server for the replica of that index; the server calls ``done`` for each finished job."""
 
 
 class Above(Protocol):
-    """What a pool tells the pipeline."""
+    """Events of a pool for the pipeline."""
 
     def began(self, leg: Leg) -> None:
-        """A request was given to a replica."""
+        """Record that a request was given to a replica."""
 
     def finished(self, trip: Trip, leg: Leg) -> None:
-        """A stage is done with a request; ``leg``: whose output it has, its own or that of identical work."""
+        """Record that a stage is done with a request; ``leg``: work whose output it gets, its own or identical work."""
 
     def fails(self, trip: Trip) -> None:
-        """There is nobody to work on a request, and will not be."""
+        """Fail a request for which there is no replica and will be none."""
 
     def comes(self, stage: int) -> bool:
-        """Whether a replica of a stage is there, or will be."""
+        """Return whether a replica of a stage exists or will."""
 
     def joined(self, stage: int, index: int) -> None:
-        """A new replica can take requests."""
+        """Record that a new replica can take requests."""
 
     def leaves(self, stage: int, index: int) -> None:
-        """A replica was stopped, empty."""
+        """Record that a replica was stopped while empty."""
 
 
 class Replicas(ABC):
-    """The replicas of a stage, by index; what their servers are done with is for a subclass to pass on.
+    """The replicas of a stage, by index; a subclass passes on the finished jobs of their servers.
 
-    1. A replica that died holds its devices, and is sent requests until that is noticed.
-    2. A replica that drains gets no request, and leaves when it is empty.
+    1. A dead replica holds its devices, and gets requests until its death is noticed.
+    2. A draining replica gets no request, and leaves when it is empty.
 
-    ``deaths``, ``added``, ``gone``: replicas so far. ``serving_seconds``: of replicas that could work, together;
+    ``deaths``, ``added``, ``gone``: numbers of replicas so far. ``serving_seconds``: total of replicas that could work;
     ``empty_seconds``: without any that could.
     """
 
     def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make) -> None:
         self.sim, self.stage, self.spec = sim, stage, spec
         self.above: Above
-        self.live: list[Replica] = []  # that may get requests, by index
+        self.live: list[Replica] = []  # those that may get requests, by index
         self.replicas: dict[int, Replica] = {}
         self._make = make
         self._next_index = 0
@@ -66,12 +66,12 @@ class Replicas(ABC):
             self._serve(self._new())
 
     def new_load(self) -> Load | None:
-        """To follow the work of a replica with; None: nobody needs that."""
+        """Return an object to track the work of a replica; None if it is not needed."""
         return None
 
     @abstractmethod
     def _done(self, job: Job) -> None:
-        """A server is done with a job."""
+        """Record that a server is done with a job."""
 
     def _ended(self, leg: Leg, replica: Replica) -> None:
         leg.trip.leg = None
@@ -80,36 +80,36 @@ class Replicas(ABC):
 
     @property
     def held(self) -> int:
-        """Replicas that hold their devices: with those that start, are dead, or drain."""
+        """Return the number of replicas that hold devices, including those that start, are dead, or drain."""
         return len(self.replicas) + self._starting
 
     @property
     def target(self) -> int:
-        """Replicas that are there or come, without those that are to leave."""
+        """Return the number of replicas that exist or start, without those that drain."""
         return self.held - sum(one.draining for one in self.replicas.values())
 
     @property
     def serving(self) -> int:
-        """Replicas that can work now."""
+        """Return the number of replicas that can work now."""
         return sum(one.server is not None for one in self.replicas.values())
 
     @property
     def starting(self) -> int:
-        """Replicas that were added, and are not there yet."""
+        """Return the number of replicas that were added and have not started yet."""
         return self._starting
 
     @property
     def present(self) -> int:
-        """Requests in this stage."""
+        """Return the number of requests in this stage."""
         return sum(one.in_flight for one in self.replicas.values())
 
     def replica_seconds(self) -> float:
-        """That replicas were held so far, together; times ``spec.devices`` these are device seconds."""
+        """Return the total seconds that replicas were held so far; times ``spec.devices`` these are device seconds."""
         self._count_held()
         return self._held_seconds
 
     def busy_seconds(self) -> dict[str, float]:
-        """Device seconds so far by what they went to, of all replicas there were."""
+        """Return the device seconds so far by kind of work, of all replicas."""
         total: dict[str, float] = dict(self._past)
         for replica in self.replicas.values():
             if replica.server is not None:
@@ -118,7 +118,7 @@ class Replicas(ABC):
         return total
 
     def kill(self, index: int) -> bool:
-        """A replica dies, which nobody notices yet; whether it was alive."""
+        """Kill a replica, which is not noticed yet; return whether it was alive."""
         replica = self.replicas.get(index)
         if replica is None or replica.server is None:
             return False
@@ -131,27 +131,27 @@ class Replicas(ABC):
         return True
 
     def notice(self, index: int) -> list[Trip]:
-        """The death of a replica is noticed: who is lost with it, in the order in which they came."""
+        """Notice the death of a replica; return its requests in order of arrival."""
         replica = self.replicas.get(index)
         if replica is None:
-            return []  # it drained, and what it had was taken back
+            return []  # it drained, and its requests were withdrawn
         self._stop_sending(replica)
         lost, replica.limbo = replica.limbo, []
         for leg in lost:
             self._ended(leg, replica)
         if replica.load is not None:
             replica.load = self.new_load()
-        replica.draining = False  # to die before it has left is to die as others do
+        replica.draining = False  # a draining replica that dies is treated like any other
         return [leg.trip for leg in lost]
 
     def restart(self, index: int) -> None:
-        """A dead replica is there again."""
+        """Restart a dead replica."""
         replica = self.replicas.get(index)
         if replica is not None and replica.server is None:
             self._serve(replica)
 
     def add(self) -> None:
-        """Start one more replica; it is there after ``startup_seconds``."""
+        """Start one more replica, which takes ``startup_seconds``."""
         self._count_held()
         self.added += 1
         self._starting += 1
@@ -165,9 +165,9 @@ class Replicas(ABC):
         self.above.joined(self.stage, replica.index)
 
     def drain(self) -> int | None:
-        """The idlest replica, of several the newest, gets no more requests, and leaves when it is empty; which one.
+        """Drain the idlest replica, of several the newest, and return its index; it leaves when it is empty.
 
-        None where there is only one left.
+        Return None if only one is left.
         """
         alive = [one for one in self.live if one.server is not None]
         if len(alive) < 2:
@@ -178,7 +178,7 @@ class Replicas(ABC):
         return chosen.index
 
     def drained(self, index: int) -> None:
-        """To be called after `drain`, when everybody has been told."""
+        """Complete `drain` after all others have been told."""
         self._leave_if_empty(self.replicas[index])
 
     def _leave_if_empty(self, replica: Replica) -> None:

@@ -1,4 +1,4 @@
-"""What a stage is made of."""
+"""Define the properties of a stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from vllm_omni_sched.sim.work import Request
 class StageSpec:
     """A stage.
 
-    ``at_once``: requests that a replica can work on at a time. ``startup_seconds``: of a replica that is added.
-    ``devices``: of each replica. ``work``: of a request, what is done here; None: all that it says.
+    ``at_once``: requests that a replica can run at a time. ``startup_seconds``: of a replica that is added.
+    ``devices``: of each replica. ``work``: adapts a request to the stage; None: it is used as it is.
 
     Raises:
         ConfigError: a number is out of its range.

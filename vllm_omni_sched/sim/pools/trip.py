@@ -1,4 +1,4 @@
-"""A request on its way, and what it does in one stage."""
+"""Represent a request on its way, and its work in one stage."""
 
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.sim.server import Job
@@ -8,9 +8,9 @@ from vllm_omni_sched.sim.work import Request
 class Trip:
     """A request from its arrival until it leaves.
 
-    ``path``: the stages it goes through; ``position``: in that. ``leg``: what a server or a dead replica has of it now.
-    ``costs`` and ``features``: by stage, where they are estimated. ``replicas``: where it was, by stage.
-    ``answer``: when its client had the first output, and the largest gap after it. ``gone``: it has left.
+    ``path``: its stages; ``position``: index in the path. ``leg``: its present work on a server or a dead replica.
+    ``costs`` and ``features``: by stage, where estimated. ``replicas``: replicas that it ran on, by stage.
+    ``answer``: time of the client's first output, and the largest gap after it. ``gone``: it has left.
     """
 
     __slots__ = (
@@ -44,12 +44,12 @@ class Trip:
 
     @property
     def stage(self) -> int:
-        """Where it is, or is going."""
+        """Return the stage where it is or is going."""
         return self.path[self.position]
 
 
 class Leg(Job):
-    """A job that knows whose it is. ``name``: of whom it was begun for; ``spoke``: its first output was told."""
+    """Job of a request in a stage. ``name``: of the request it was begun for; ``spoke``: has its first output."""
 
     __slots__ = ("name", "spoke", "trip")
 

@@ -1,4 +1,4 @@
-"""What is simulated: a TOML file, typed, and checked before anything runs."""
+"""Define a scenario: a TOML file, typed, and checked before anything runs."""
 
 from vllm_omni_sched.sim.scenario.cluster import Autoscale, ClassTargets, Cluster, Failures, Slo
 from vllm_omni_sched.sim.scenario.known import Known, installed

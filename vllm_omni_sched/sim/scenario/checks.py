@@ -1,4 +1,4 @@
-"""What a scenario says that cannot be, though each key by itself could."""
+"""Check combinations of keys of a scenario that are invalid together."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def problems_of(scenario: "Scenario") -> Iterator[str]:
-    """Each in one sentence, with dotted keys and the fix."""
+    """Yield each problem in one sentence, with dotted keys and the fix."""
     yield from _of_times(scenario)
     yield from _of_stages(scenario)
     yield from _of_steps(scenario)
@@ -29,50 +29,50 @@ def _of_times(scenario: "Scenario") -> Iterator[str]:
             f"{scenario.duration_seconds:g}; nothing would be measured"
         )
     if scenario.requests is not None and scenario.workload.rate is None:
-        yield "'requests' needs 'workload.rate': set it, or say 'duration_seconds' instead"
+        yield "'requests' needs 'workload.rate': set it, or set 'duration_seconds' instead"
     if scenario.workload.concurrency is not None and scenario.failures:
-        yield "'workload.concurrency' and 'failures' are both there: a closed loop does not model clients that fail"
+        yield "'workload.concurrency' and 'failures' are both set: a closed loop does not model clients that fail"
     if scenario.requests is not None and scenario.workload.concurrency is not None:
-        yield "'requests' and 'workload.concurrency' are both there: say 'duration_seconds' instead of 'requests'"
+        yield "'requests' and 'workload.concurrency' are both set: set 'duration_seconds' instead of 'requests'"
 
 
 def _of_stages(scenario: "Scenario") -> Iterator[str]:
-    """What cannot follow what."""
+    """Yield problems of the order of stages."""
     stages = scenario.stages
     if not stages:
         yield "there are no stages: add [[stages]] with name and kind"
     names = [stage.name for stage in stages]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        yield f"'stages.{name}' is there twice: names of stages must differ"
+        yield f"'stages.{name}' is given twice: names of stages must differ"
     seen: dict[str, str] = {}
     for stage in stages:
         for later in {"video": ("encoder", "engine"), "encoder": ("engine",)}.get(stage.kind, ()):
             if later in seen:
                 yield (
-                    f"'stages.{stage.name}' of kind '{stage.kind}' stands after 'stages.{seen[later]}' of kind "
+                    f"'stages.{stage.name}' of kind '{stage.kind}' comes after 'stages.{seen[later]}' of kind "
                     f"'{later}': move it before"
                 )
         if isinstance(stage, EngineStage):
             yield from _of_encoder(scenario, stage, seen.get("encoder"), "engine" in seen)
         seen.setdefault(stage.kind, stage.name)
     if len(out := [stage.name for stage in stages if stage.output]) > 1:
-        yield f"'stages.{out[1]}.output': 'stages.{out[0]}' has it already; one stage answers the client"
+        yield f"'stages.{out[1]}.output': 'stages.{out[0]}' has it already; only one stage answers the client"
 
 
 def _of_encoder(scenario: "Scenario", stage: EngineStage, encoder: str | None, later: bool) -> Iterator[str]:
     key = f"'stages.{stage.name}.encoder'"
     ahead = scenario.policy.encode_ahead
     if stage.encoder == "elsewhere" and encoder is None:
-        yield f"{key} is 'elsewhere', but no stage of kind 'encoder' stands before it: add one, or leave it out"
+        yield f"{key} is 'elsewhere', but no stage of kind 'encoder' comes before it: add one, or remove the key"
     elif stage.encoder in ("in_step", "lane") and encoder is not None and not later:
         yield f"{key} is '{stage.encoder}', but 'stages.{encoder}' encodes before it: set it to 'elsewhere'"
     elif (stage.encoder == "lane" and not ahead) or (stage.encoder == "in_step" and ahead):
         on = "true" if ahead else "false"
-        yield f"{key} is '{stage.encoder}', but 'policy.encode_ahead' is {on}: leave {key} out, and the policy decides"
+        yield f"{key} is '{stage.encoder}', but 'policy.encode_ahead' is {on}: remove {key}, and the policy decides"
 
 
 def _of_steps(scenario: "Scenario") -> Iterator[str]:
-    """What vLLM's `SchedulerConfig` refuses."""
+    """Yield settings that vLLM's `SchedulerConfig` refuses."""
     for stage in scenario.stages:
         if isinstance(stage, EngineStage) and stage.max_num_batched_tokens < stage.max_num_seqs:
             key, tokens = f"stages.{stage.name}.max_num_batched_tokens", stage.max_num_batched_tokens
@@ -83,14 +83,14 @@ def _of_steps(scenario: "Scenario") -> Iterator[str]:
 
 
 def _of_lanes(scenario: "Scenario") -> Iterator[str]:
-    """What the product refuses at start, in its own words."""
+    """Yield settings that the product refuses at start, in its own words."""
     if not scenario.policy.encode_ahead:
         return
     for stage in scenario.stages:
         if not isinstance(stage, EngineStage):
             continue
         apart = scenario.encoder_of(stage) == "elsewhere"
-        # a stage with a prompt of its own length sees no items: it is a model of text
+        # a stage with a prompt of its own length gets no items: it is a text model
         facts = LaneFacts(multimodal=stage.prompt_tokens is None, workers=stage.devices, other_connector=apart)
         if (why_not := refusal(facts)) is not None:
             what = "encodings come from another stage" if apart else f"'stages.{stage.name}.devices' is {stage.devices}"
@@ -98,7 +98,7 @@ def _of_lanes(scenario: "Scenario") -> Iterator[str]:
 
 
 def _of_names(scenario: "Scenario") -> Iterator[str]:
-    """Stages that others speak of."""
+    """Yield references to stages that do not exist."""
     names = [stage.name for stage in scenario.stages]
     spoken = [(f"failures.{at}.stage", one.stage) for at, one in enumerate(scenario.failures)]
     if scenario.autoscale is not None:
@@ -119,14 +119,14 @@ def _of_names(scenario: "Scenario") -> Iterator[str]:
 
 
 def _of_host(scenario: "Scenario") -> Iterator[str]:
-    """Of what runs on shared cores, only measurements say what it takes."""
+    """Yield engines on shared cores without a calibration, which only measurements can describe."""
     for stage in scenario.stages:
         if scenario.cluster.host_cores is not None and stage.kind == "engine" and stage.calibration is None:
             yield f"'cluster.host_cores' needs a calibration of each engine: 'stages.{stage.name}' has none"
 
 
 def _of_room(scenario: "Scenario") -> Iterator[str]:
-    """More than the cluster has."""
+    """Yield needs that exceed the cluster."""
     cluster, scale = scenario.cluster, scenario.autoscale
     most = [
         scale.maximum if scale is not None and scale.stage == stage.name else stage.replicas

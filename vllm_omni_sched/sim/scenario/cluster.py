@@ -1,4 +1,4 @@
-"""What there is, what is promised, what breaks, and what grows."""
+"""Define the cluster, the targets, the failures and the scaling of a scenario."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from vllm_omni_sched.stage_options.base import Options
 
 
 class Cluster(Options):
-    """Nodes of one kind."""
+    """A cluster with nodes of one kind."""
 
     device: str = Field("a100-80gb", description="Accelerators: the name of one whose costs are known.")
     nodes: int = Field(1, ge=1, le=100_000, description="Nodes.")
@@ -24,32 +24,32 @@ class Cluster(Options):
 
 
 class ClassTargets(Options):
-    """What is promised to one SLA class."""
+    """Targets of one SLA class."""
 
     ttft_seconds: float = Field(gt=0, description="Time to first token.")
     itl_seconds: float = Field(gt=0, description="Each gap between tokens.")
 
 
 class Slo(Options):
-    """What is promised to requests."""
+    """Targets of requests."""
 
     ttft_seconds: float = Field(2.0, gt=0, description="Time to first token.")
     itl_seconds: float = Field(0.1, gt=0, description="Each gap between tokens.")
     itl_of: Literal["each", "mean"] = Field(
-        "each", description="`itl_seconds` is promised of each gap, or of a request's mean (its TPOT), as some do."
+        "each", description="`itl_seconds` is the target of each gap, or of a request's mean (its TPOT)."
     )
-    attainment: float = Field(0.9, gt=0, le=1, description="Part of the requests that has to meet both.")
+    attainment: float = Field(0.9, gt=0, le=1, description="Fraction of the requests that must meet both.")
 
 
 class Failures(Options):
-    """What dies, how often, and for how long."""
+    """Failures of replicas: which, how often, and for how long."""
 
-    stage: str = Field(description="Whose replicas die.")
+    stage: str = Field(description="Stage whose replicas die.")
     kind: Literal["replica", "rack"] = Field("replica", description="One replica, or `rack_replicas` at once.")
     every_seconds: float | None = Field(None, gt=0, description="Mean time between failures of the stage.")
-    at_seconds: tuple[float, ...] = Field((), description="Or when they happen.")
-    detection_seconds: float = Field(1.0, ge=0, description="Until a death is noticed.")
-    restart_seconds: float = Field(90.0, ge=0, description="Until a replica that is started again can work.")
+    at_seconds: tuple[float, ...] = Field((), description="Times of failures, instead of `every_seconds`.")
+    detection_seconds: float = Field(1.0, ge=0, description="Time until a death is noticed.")
+    restart_seconds: float = Field(90.0, ge=0, description="Time until a restarted replica can work.")
     rack_replicas: int = Field(8, ge=1, description="Replicas that a rack holds.")
 
     @field_validator("at_seconds", mode="before")
@@ -65,26 +65,26 @@ class Failures(Options):
 
 
 class Autoscale(Options):
-    """Replicas of a stage follow the load."""
+    """Scaling of a stage's replicas with the load."""
 
-    stage: str = Field(description="Whose replicas.")
+    stage: str = Field(description="Stage whose replicas are scaled.")
     minimum: int = Field(1, ge=1, description="Least replicas.")
     maximum: int = Field(ge=1, description="Most replicas.")
-    start_seconds: float = Field(90.0, ge=0, description="Until a new replica can work.")
+    start_seconds: float = Field(90.0, ge=0, description="Time until a new replica can work.")
     every_seconds: float = Field(30.0, gt=0, description="Time between decisions.")
     mode: Literal["reactive", "forecast", "forecast-unguarded"] = Field(
         "reactive",
-        description="By the load now; by the forecast, in which a guard lets the naive one speak while the model does "
-        "worse; or by what the model says even then, to see what the guard is worth.",
+        description="By the present load; by the forecast, whose guard uses the naive one while the model is "
+        "worse; or by the model even then, to measure the effect of the guard.",
     )
-    utilisation: float = Field(0.7, gt=0, le=1, description="Part of what replicas can do that is to be used.")
+    utilisation: float = Field(0.7, gt=0, le=1, description="Target utilisation of replicas.")
     at_once: int | None = Field(
         None,
         ge=1,
-        description="Requests that a replica serves well together, for `reactive`; default: what it may hold.",
+        description="Requests that a replica serves well together, for `reactive`; default: the most it may hold.",
     )
     capacity: float | None = Field(
-        None, gt=0, description="Requests per second that a replica can do, for forecasts; default: as measured."
+        None, gt=0, description="Requests per second that a replica can serve, for forecasts; default: as measured."
     )
     season_seconds: float = Field(86_400.0, gt=0, description="Length of a season of the load, for forecasts.")
     stabilisation_seconds: float = Field(

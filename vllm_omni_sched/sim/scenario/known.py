@@ -1,4 +1,4 @@
-"""Names that a scenario may use, as those who own them list them."""
+"""List the names that a scenario may use, as their owners define them."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True)
 class Known:
-    """What there are costs and workloads for.
+    """Names for which there are costs and workloads.
 
     ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
     of a ``[workload]`` table, and raises `ConfigError` where it cannot; ``where`` is for messages, files are named from
-    ``folder``. ``video_kinds``: workloads whose requests bring videos that have to be decoded. ``video_engines``: how
-    many a GPU has, by device.
+    ``folder``. ``video_kinds``: workloads whose requests bring videos that must be decoded. ``video_engines``: number
+    of video engines of a GPU, by device.
     """
 
     devices: Collection[str]
@@ -27,8 +27,8 @@ class Known:
 
 
 def installed() -> Known:
-    """What this package has."""
-    # not above: they need numpy
+    """Return the names that this package has."""
+    # not above: these modules need numpy
     from vllm_omni_sched.sim.costs.hardware import DEVICES
     from vllm_omni_sched.sim.costs.models import MODELS
     from vllm_omni_sched.sim.workloads.registry import KINDS, build

@@ -1,4 +1,4 @@
-"""A TOML file becomes a scenario, or one error that says all that is wrong with it."""
+"""Read a scenario from a TOML file, or raise one error that lists all problems."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -27,12 +27,12 @@ else:
     import tomli as tomllib
 
 STUDY_KEYS = ("variants", "cases", "tune", "sweep", "search", "ablation", "repeats")
-"""Keys of a file that are of a study, not of one run."""
+"""Keys of a file that belong to a study, not to one run."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a file says, and where: scenarios are made of it and of overrides.
+    """Content of a scenario file and its location; scenarios are made from it and overrides.
 
     ``raw``: without the keys of a study. ``folder``: from which it names files.
     """
@@ -43,17 +43,17 @@ class Source:
     known: Known
 
     def scenario(self, overrides: Mapping[str, Any] | None = None, which: str = "") -> Scenario:
-        """With the values of the overrides in place of its own; ``which`` they are, for messages.
+        """Return the scenario with the overrides applied; ``which`` names them in messages.
 
         Raises:
-            ConfigError: as `load`.
+            ConfigError: as for `load`.
         """
         where = f"{self.where}, {which}" if which else self.where
         return build(apply(self.raw, overrides or {}, where), where, self.folder, self.known)
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Scenario:
-    """The scenario in a TOML file; what it says about a study is left aside.
+    """Return the scenario in a TOML file; keys of a study are ignored.
 
     Args:
         overrides: values by dotted keys, such as ``{"stages.llm.replicas": 4}``.
@@ -61,16 +61,16 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | 
 
     Raises:
         ConfigError: the file cannot be read, or something in it or in the overrides is unknown, of the wrong type, out
-            of range, or cannot be. One message for all, with file and dotted keys.
+            of range, or impossible. One message for all, with file and dotted keys.
     """
     return read_source(path, known)[0].scenario(overrides)
 
 
 def read_source(path: Path, known: Known | None = None) -> tuple[Source, dict[str, Any]]:
-    """What a file says of its run, and what it says of a study.
+    """Return the keys of a file for its run, and those for a study.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML; with the line.
+        ConfigError: it cannot be read, or is not TOML; the message names the line.
     """
     raw = read_toml(path)
     study = {key: raw.pop(key) for key in STUDY_KEYS if key in raw}
@@ -78,10 +78,10 @@ def read_source(path: Path, known: Known | None = None) -> tuple[Source, dict[st
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds.
+    """Return the content of a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML; with the line.
+        ConfigError: it cannot be read, or is not TOML; the message names the line.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -90,20 +90,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
     except RecursionError:
-        raise ConfigError(f"{path}: values are nested more deeply than can be read; no scenario needs that") from None
+        raise ConfigError(f"{path}: values are nested too deeply to be read; no scenario needs that") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path.name}: not valid TOML: {' '.join(str(error).split())}") from None
 
 
 def build(raw: Mapping[str, Any], where: str, folder: Path, known: Known) -> Scenario:
-    """The scenario that a mapping holds.
+    """Return the scenario in a mapping.
 
     Args:
-        where: it was written, for messages.
-        folder: from which files are named.
+        where: source of the mapping, for messages.
+        folder: folder to which file names are relative.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: as for `load`.
     """
     values, problems = deepcopy(dict(raw)), []
     for key, read in (("policy", _policy), ("orchestration", _orchestration)):
@@ -126,7 +126,7 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: Known) -> Sce
 
 
 def _policy(options: Any) -> OmniSchedConfig:
-    """As vLLM's ``--additional-config`` is read, except for where it is said to be."""
+    """Read options like vLLM's ``--additional-config``, except for the location in messages."""
     if not isinstance(options, Mapping):
         raise ConfigError(f"'policy' must be a table, got {options!r}")
     try:
@@ -148,7 +148,7 @@ def _orchestration(options: Any) -> Any:
 
 
 def _resolve(values: dict[str, Any], folder: Path) -> None:
-    """Files are named from where the scenario lies."""
+    """Make file names relative to the folder of the scenario."""
     holders = [("calibration", one) for one in values.get("stages", ()) if isinstance(one, dict)]
     if isinstance(workload := values.get("workload"), dict):
         values["workload"] = workload = dict(workload)
@@ -159,7 +159,7 @@ def _resolve(values: dict[str, Any], folder: Path) -> None:
 
 
 def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
-    """Names and files that are not there."""
+    """Yield names and files that do not exist."""
     yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
     yield from _of_video_engines(scenario, known)
     for stage in scenario.stages:
@@ -169,7 +169,7 @@ def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
         file = getattr(stage, "calibration", None)
         if file is not None and not Path(file).is_file():
             yield (
-                f"'stages.{stage.name}.calibration': there is no file {Path(file).name!r} where the scenario lies; "
+                f"'stages.{stage.name}.calibration': there is no file {Path(file).name!r} relative to the scenario; "
                 "`vllm-omni-sched calibrate` writes one"
             )
     if scenario.orchestration is not None:
@@ -183,7 +183,7 @@ def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
 
 
 def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
-    """More of them than the GPUs have."""
+    """Yield stages with more video engines than the GPUs have."""
     device = scenario.cluster.device
     each = known.video_engines.get(device)
     if each is None:
@@ -197,7 +197,7 @@ def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
                 f"a node of {gpus} {device}" if stage.collaborative else f"the {device} that an API server decodes on"
             )
             key = f"stages.{stage.name}.per_replica"
-            yield f"'{key}' is {stage.per_replica}, and {whose} has {gpus * each} video engines: lower it"
+            yield f"'{key}' is {stage.per_replica}, but {whose} has {gpus * each} video engines: lower it"
 
 
 def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str
 
 
 def _kinds(table: Any) -> Iterator[str]:
-    """Of a workload, and of those it is made of."""
+    """Yield the kinds of a workload and of those inside it."""
     if isinstance(table, Mapping):
         if isinstance(kind := table.get("kind"), str):
             yield kind

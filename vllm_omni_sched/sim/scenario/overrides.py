@@ -1,4 +1,4 @@
-"""Values that take the place of those in the file, by dotted keys."""
+"""Apply values that override those in the file, by dotted keys."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ else:
 
 
 def value_of(text: str) -> Any:
-    """A value as TOML writes it; what is no TOML is text, so that quotes may be left out."""
+    """Return a value written in TOML; anything else is text, so that quotes may be left out."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -23,7 +23,7 @@ def value_of(text: str) -> Any:
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys of tables within tables; an empty table is a value.
+    """Return the values of nested tables by dotted keys; an empty table is a value.
 
     So ``{"policy.encode_ahead": true}`` and ``{"policy": {"encode_ahead": true}}`` are the same.
     """
@@ -41,7 +41,7 @@ def _flatten(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return all values by dotted keys; of equal keys the last one, at its later place.
 
-    `apply` goes by that order, so a later ``stages.llm.replicas`` changes a list ``stages`` that was set before it.
+    `apply` keeps that order, so a later ``stages.llm.replicas`` changes a list ``stages`` that was set before it.
     """
     found: dict[str, Any] = {}
     for table in tables:
@@ -52,15 +52,15 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def within(key: str, given: Iterable[str]) -> bool:
-    """Whether a dotted key is one of those, or a part of one of them: `stages.llm.replicas` is within `stages`."""
+    """Return whether a dotted key is one of the given ones or inside one: `stages.llm.replicas` is within `stages`."""
     return any(key == one or key.startswith(f"{one}.") for one in given)
 
 
 def apply(raw: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy in which each dotted key has its new value. Entries of lists are named by their ``name`` or number.
+    """Return a copy in which each dotted key has its new value. List entries are named by their ``name`` or number.
 
     Raises:
-        ConfigError: a key leads through what is no table, or names an entry that is not there.
+        ConfigError: a key leads through a value that is no table, or names an entry that does not exist.
     """
     changed = deepcopy(dict(raw))
     for key, value in flatten(overrides).items():
@@ -71,7 +71,7 @@ def apply(raw: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> d
 def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
     parts = key.split(".")
     if not all(parts):
-        raise ConfigError(f"{where}: '{key}' is no dotted key, such as 'stages.llm.replicas'")
+        raise ConfigError(f"{where}: '{key}' is not a dotted key such as 'stages.llm.replicas'")
     at: Any = tables
     for depth, part in enumerate(parts[:-1]):
         at = _entry(at, part, ".".join(parts[:depth]), where) if isinstance(at, list) else at.setdefault(part, {})
@@ -85,7 +85,7 @@ def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 
 def _entry(entries: list[Any], part: str, inside: str, where: str) -> Any:
-    """The entry of that name, or number."""
+    """Return the entry with that name or number."""
     names = {str(one.get("name", at)): one for at, one in enumerate(entries) if isinstance(one, dict)}
     if part in names:
         return names[part]

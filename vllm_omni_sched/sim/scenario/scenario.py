@@ -1,4 +1,4 @@
-"""One run: all that has to be known to simulate it."""
+"""Define the scenario of one run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from vllm_omni_sched.stage_options.base import Options
 
 
 class Workload(Options):
-    """What arrives."""
+    """Workload of a scenario."""
 
-    kind: str = Field(min_length=1, description="Which workload; further keys depend on it.")
+    kind: str = Field(min_length=1, description="Kind of workload; further keys depend on it.")
     rate: float | None = Field(
         None, gt=0, description="Mean requests per second; default: the workload's own, where it has one."
     )
@@ -24,10 +24,10 @@ class Workload(Options):
         None,
         ge=1,
         le=1_000_000,
-        description="A closed loop: so many requests are here at all times. The first ones come at `rate`; from then "
-        "on one comes when one leaves, until `duration_seconds`. Default: they come whether others leave or not.",
+        description="A closed loop: so many requests are present at all times. The first ones arrive at `rate`; then "
+        "one arrives when one leaves, until `duration_seconds`. Default: arrivals do not depend on others.",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="The further keys; written beside `kind`.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Further keys, written beside `kind`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -38,48 +38,48 @@ class Workload(Options):
         return own | {"options": {key: inner for key, inner in value.items() if key not in own}}
 
     def table(self) -> dict[str, Any]:
-        """As it is written, without its kind."""
+        """Return the table as written, without its kind."""
         return self.options if self.rate is None else {"rate": self.rate, **self.options}
 
 
 class Scenario(Options):
-    """One run. `loader.load` reads it and tells what is wrong; the checks here need nothing from outside."""
+    """One run. `loader.load` reads it and explains errors; the checks here need nothing from outside."""
 
-    name: str = Field(min_length=1, description="What is simulated, in a line.")
-    seed: int = Field(1, ge=0, description="Of all that is random.")
+    name: str = Field(min_length=1, description="Description of the simulation in a line.")
+    seed: int = Field(1, ge=0, description="Seed of all random draws.")
     duration_seconds: float = Field(600.0, gt=0, description="Time over which requests arrive.")
     requests: int | None = Field(
         None,
         ge=1,
-        description="In place of `duration_seconds`: about so many requests arrive after the warm-up, however fast "
-        "they come. Needs `workload.rate`; not with `workload.concurrency`.",
+        description="Instead of `duration_seconds`: about so many requests arrive after the warm-up, however fast "
+        "they arrive. Needs `workload.rate`; not with `workload.concurrency`.",
     )
     warm_up_seconds: float = Field(0.0, ge=0, description="Requests that arrive before are not measured.")
     drain_seconds: float | None = Field(
-        None, ge=0, description="How long to go on after the last arrival; default: until all have left."
+        None, ge=0, description="Time to go on after the last arrival; default: until all requests have left."
     )
-    slo: Slo = Field(Slo(), description="What is promised.")
+    slo: Slo = Field(Slo(), description="Targets of requests.")
     classes: dict[str, ClassTargets] = Field(
-        default_factory=dict, description="What is promised to an SLA class, in place of `slo`."
+        default_factory=dict, description="Targets of an SLA class, instead of `slo`."
     )
-    workload: Workload = Field(description="What arrives.")
-    cluster: Cluster = Field(Cluster(), description="What there is.")
+    workload: Workload = Field(description="Workload.")
+    cluster: Cluster = Field(Cluster(), description="Cluster.")
     policy: OmniSchedConfig = Field(OmniSchedConfig(), description="Options of the engine's scheduler; none: stock.")
     orchestration: StageSchedConfig | None = Field(
         None, description="Options of the scheduler over stages; absent: round robin, no gate, no recovery."
     )
-    stages: tuple[Stage, ...] = Field(description="What a request goes through, in order.")
-    failures: tuple[Failures, ...] = Field((), description="What dies.")
+    stages: tuple[Stage, ...] = Field(description="Stages of a request, in order.")
+    failures: tuple[Failures, ...] = Field((), description="Failures of replicas.")
     respawn: bool = Field(
         False,
-        description="Without recovery, start dead replicas again, as Kubernetes does; what they had at work fails.",
+        description="Without recovery, restart dead replicas, as Kubernetes does; their requests fail.",
     )
-    autoscale: Autoscale | None = Field(None, description="What follows the load; absent: nothing.")
+    autoscale: Autoscale | None = Field(None, description="Scaling with the load; absent: none.")
 
     @model_validator(mode="before")
     @classmethod
     def _long_enough(cls, value: Any) -> Any:
-        """A number of requests says how long requests arrive."""
+        """Derive the duration of arrivals from a number of requests."""
         if not isinstance(value, Mapping) or not isinstance(value.get("requests"), int):
             return value
         workload = value.get("workload")
@@ -105,10 +105,10 @@ class Scenario(Options):
         return self
 
     def stage(self, name: str) -> Stage:
-        """By its name.
+        """Return the stage with that name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such stage.
         """
         for stage in self.stages:
             if stage.name == name:
@@ -117,11 +117,11 @@ class Scenario(Options):
 
     @property
     def output_stage(self) -> int:
-        """Index of the stage whose output the client waits for."""
+        """Return the index of the stage whose output the client waits for."""
         return next((at for at, stage in enumerate(self.stages) if stage.output), len(self.stages) - 1)
 
     def encoder_of(self, stage: EngineStage) -> str:
-        """Where that engine's items are encoded: ``in_step``, ``lane`` or ``elsewhere``."""
+        """Return where that engine's items are encoded: ``in_step``, ``lane`` or ``elsewhere``."""
         if stage.encoder is not None:
             return stage.encoder
         before = self.stages[: self.stages.index(stage)]
@@ -130,6 +130,6 @@ class Scenario(Options):
         return "lane" if self.policy.encode_ahead else "in_step"
 
     def targets(self, sla: str) -> tuple[float, float]:
-        """Promised seconds of TTFT and of inter-token latency to that SLA class."""
+        """Return the targets of an SLA class: seconds of TTFT and of inter-token latency."""
         one: ClassTargets | Slo = self.classes.get(sla, self.slo)
         return one.ttft_seconds, one.itl_seconds

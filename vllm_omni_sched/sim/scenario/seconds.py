@@ -1,4 +1,4 @@
-"""How long a server of a stage `servers` works on a request."""
+"""Define the service times of a stage `servers`."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,31 +8,31 @@ from vllm_omni_sched.stage_options.base import Options
 
 
 class Deterministic(Options):
-    """Always as long."""
+    """A constant service time."""
 
     distribution: Literal["deterministic"] = Field(description="Always `mean`.")
     mean: float = Field(gt=0, description="Seconds.")
 
 
 class Exponential(Options):
-    """As in M/M/c."""
+    """An exponential service time, as in M/M/c."""
 
     distribution: Literal["exponential"] = Field(description="With `mean`.")
     mean: float = Field(gt=0, description="Seconds.")
 
 
 class Hyperexponential(Options):
-    """Of two exponentials with balanced means: more spread than one."""
+    """A mix of two exponentials with balanced means, which has more spread than one."""
 
     distribution: Literal["hyperexponential"] = Field(
         description="With `mean` and `cv`; of two phases, balanced means."
     )
     mean: float = Field(gt=0, description="Seconds.")
-    cv: float = Field(gt=1, description="Standard deviation as a part of the mean, above 1.")
+    cv: float = Field(gt=1, description="Standard deviation relative to the mean, above 1.")
 
 
 class Steps(Options):
-    """Denoising steps over pixels, as a diffusion transformer."""
+    """A service time of denoising steps over pixels, as of a diffusion transformer."""
 
     distribution: Literal["steps"] = Field(description="Work: denoising `steps` over `pixels`.")
     steps: int = Field(ge=1, description="Denoising steps of a request.")
@@ -42,12 +42,12 @@ class Steps(Options):
 
     @property
     def mean(self) -> float:
-        """Seconds of a request."""
+        """Return the seconds of a request."""
         return self.fixed_seconds + self.steps * self.seconds_per_step_megapixel * self.pixels / 1e6
 
 
 def _number(value: Any) -> Any:
-    """A bare number is that long, always."""
+    """Convert a bare number to a constant service time."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {"distribution": "deterministic", "mean": value}
     return value

@@ -1,4 +1,4 @@
-"""The kinds of stages a request goes through, in order."""
+"""Define the kinds of stages that a request goes through, in order."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -14,34 +14,32 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 
 
 class Link(Options):
-    """What carries a stage's output to the next one."""
+    """Link from a stage to the next one."""
 
     latency_seconds: float = Field(0.0, ge=0, description="Seconds that any message takes.")
-    bytes_per_second: float | None = Field(None, gt=0, description="Bandwidth; default: as if without bound.")
-    bytes_per_embed: float = Field(
-        0.0, ge=0, description="Bytes that go over it for each encoder embedding of a request."
-    )
+    bytes_per_second: float | None = Field(None, gt=0, description="Bandwidth; default: unlimited.")
+    bytes_per_embed: float = Field(0.0, ge=0, description="Bytes sent for each encoder embedding of a request.")
 
 
 class _Stage(Options):
-    """What all kinds have in common."""
+    """Options that all kinds of stages have."""
 
     name: str = Field(pattern=NAME, description="Unique; overrides use it: `stages.NAME.replicas`.")
-    replicas: int = Field(1, ge=1, le=100_000, description="At the start.")
+    replicas: int = Field(1, ge=1, le=100_000, description="Replicas at the start.")
     balance: Literal["round_robin", "least_queue", "cost"] | None = Field(
-        None, description="Which replica gets a request; default: what `[orchestration]` says, else `round_robin`."
+        None, description="Choice of a replica; default: as `[orchestration]` sets it, else `round_robin`."
     )
-    link: Link = Field(Link(), description="To the next stage.")
-    output: bool = Field(False, description="Its output is what the client waits for; default: the last stage's.")
+    link: Link = Field(Link(), description="Link to the next stage.")
+    output: bool = Field(False, description="The client waits for this stage's output; default: the last stage.")
 
     @property
     def devices_each(self) -> int:
-        """Accelerators of a replica."""
+        """Return the accelerators of a replica."""
         return 0
 
     @property
     def cores_each(self) -> int:
-        """Processor cores that a replica has for itself."""
+        """Return the processor cores that a replica has for itself."""
         return 0
 
 
@@ -51,9 +49,9 @@ class EngineStage(_Stage):
     kind: Literal["engine"] = Field(description="A vLLM engine.")
     model: str | None = Field(None, description="Name of a model whose costs are known.")
     calibration: str | None = Field(
-        None, description="File of measured costs, from where the scenario lies; in place of `model`."
+        None, description="File of measured costs, relative to the scenario; instead of `model`."
     )
-    devices: int = Field(1, ge=1, le=1024, description="Of a replica: tensor parallel.")
+    devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica (tensor parallel).")
     encoder: Literal["in_step", "lane", "elsewhere"] | None = Field(
         None,
         description="Where items are encoded; default: `elsewhere` behind an encoder stage, else `lane` with "
@@ -61,15 +59,15 @@ class EngineStage(_Stage):
     )
     max_num_seqs: int = Field(256, ge=1, description="Requests that run at once, as in vLLM.")
     max_num_batched_tokens: int = Field(8192, ge=1, description="Tokens of a step, as in vLLM.")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Part of the memory, as in vLLM.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Fraction of the memory, as in vLLM.")
     prompt_tokens: int | None = Field(
-        None, ge=1, description="Of each request, in a later stage of a pipeline; default: as the request has them."
+        None, ge=1, description="Prompt tokens of each request, in a later stage of a pipeline; default: the request's."
     )
     tokens_each: float = Field(
-        1.0, gt=0, description="Tokens that it makes for each output token of a request, as a talker makes codes."
+        1.0, gt=0, description="Tokens made for each output token of a request, such as the codes of a talker."
     )
     kv_tokens: int | None = Field(
-        None, ge=1, description="Room for KV cache of a replica, in tokens; default: what memory leaves."
+        None, ge=1, description="KV cache of a replica, in tokens; default: what fits in the memory."
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of the context, as in vLLM; default: the model's, if the KV cache holds them."
@@ -84,7 +82,7 @@ class EngineStage(_Stage):
     encoder_cache_embeds: int | None = Field(
         None,
         ge=1,
-        description="Room for encodings, in embeddings, to see what another size would do: vLLM has no flag for it. "
+        description="Size of the encoder cache in embeddings, to study other sizes: vLLM has no flag for it. "
         "Default, as in vLLM: the larger of `max_num_batched_tokens` and `largest_item_embeds`.",
     )
     encoder_budget_embeds: int | None = Field(
@@ -93,16 +91,16 @@ class EngineStage(_Stage):
         description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
         "either). Default: as for `encoder_cache_embeds`.",
     )
-    lane_items: int = Field(1, ge=1, description="Items that the lane of encode-ahead works at at a time.")
+    lane_items: int = Field(1, ge=1, description="Items that the encode-ahead lane encodes at a time.")
     lane_on: Literal["device", "beside", "shared"] = Field(
         "device",
-        description="The lane works on the engine's `device`; or on processors: `beside` those of the LLM, too, or "
-        "`shared` with it.",
+        description="The lane runs on the engine's `device`, or on processors: its own and the LLM's (`beside`), or "
+        "only the LLM's (`shared`).",
     )
 
     @property
     def devices_each(self) -> int:
-        """Accelerators of a replica."""
+        """Return the accelerators of a replica."""
         return self.devices
 
     @model_validator(mode="after")
@@ -116,13 +114,13 @@ class EncoderStage(_Stage):
 
     kind: Literal["encoder"] = Field(description="Encoders apart from the LLM.")
     model: str | None = Field(None, description="Name of a model whose costs are known.")
-    calibration: str | None = Field(None, description="File of measured costs, in place of `model`.")
-    devices: int = Field(1, ge=1, le=1024, description="Of a replica.")
-    batch_items: int = Field(8, ge=1, description="Items that are encoded together at most.")
+    calibration: str | None = Field(None, description="File of measured costs, instead of `model`.")
+    devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica.")
+    batch_items: int = Field(8, ge=1, description="Most items that are encoded together.")
 
     @property
     def devices_each(self) -> int:
-        """Accelerators of a replica."""
+        """Return the accelerators of a replica."""
         return self.devices
 
     @model_validator(mode="after")
@@ -147,13 +145,13 @@ class VideoStage(_Stage):
         description="Decoders of a node. Without `collaborative`, of `nvdec`: `hw_decoders` in vLLM's "
         "`--media-io-kwargs`, and the default is 2, as there.",
     )
-    collaborative: bool = Field(True, description="All decoders of a node work on one video; else one for each video.")
+    collaborative: bool = Field(True, description="All decoders of a node share a video; otherwise each video has one.")
     calibration: str | None = Field(None, description="File of measured costs; default: the published ones.")
     megapixels_per_second: float | None = Field(
-        None, gt=0, description="What one decoder decodes; default: as the costs say."
+        None, gt=0, description="Speed of one decoder; default: that of the costs."
     )
     piece_seconds: float | None = Field(
-        None, ge=0, description="To begin one more piece of a video; default: as the costs say."
+        None, ge=0, description="Time to begin one more piece of a video; default: that of the costs."
     )
 
     @model_validator(mode="before")
@@ -169,7 +167,7 @@ class VideoStage(_Stage):
 
     @property
     def cores_each(self) -> int:
-        """Processor cores that a replica has for itself."""
+        """Return the processor cores that a replica has for itself."""
         return self.per_replica if self.decoders == "cpu" else 0
 
 
@@ -179,19 +177,19 @@ class ServersStage(_Stage):
     kind: Literal["servers"] = Field(description="Servers for one request each: DiT, TTS, closed forms.")
     per_replica: int = Field(1, ge=1, le=100_000, description="Servers of a replica.")
     devices: int = Field(0, ge=0, le=1024, description="Accelerators of a replica.")
-    seconds: Seconds = Field(description="How long one works on a request: a number, or a distribution.")
+    seconds: Seconds = Field(description="Service time of a request: a number, or a distribution.")
 
     @property
     def devices_each(self) -> int:
-        """Accelerators of a replica."""
+        """Return the accelerators of a replica."""
         return self.devices
 
 
 Stage = Annotated[EngineStage | EncoderStage | VideoStage | ServersStage, Field(discriminator="kind")]
-"""One of the kinds, by its ``kind``."""
+"""One of the kinds of stages, by its ``kind``."""
 
 
 def _one_of(model: str | None, calibration: str | None) -> None:
     if (model is None) == (calibration is None):
-        given = "neither is there" if model is None else "both are there"
+        given = "neither is set" if model is None else "both are set"
         raise ValueError(f"give one of 'model' and 'calibration': {given}")

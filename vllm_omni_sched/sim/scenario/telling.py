@@ -1,4 +1,4 @@
-"""Errors of validation as one sentence each, with the dotted key as an override would have it."""
+"""Explain validation errors in one sentence each, with the dotted key that an override would use."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -11,13 +11,13 @@ from vllm_omni_sched.config import explain
 
 
 def tell(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
-    """One error of pydantic.
+    """Return a sentence for one error of pydantic.
 
     Args:
         error: an entry of ``ValidationError.errors()``.
-        model: what was validated.
+        model: the model that was validated.
         raw: the value it was validated from, for names of entries in lists.
-        within: the key that holds it all.
+        within: the key that contains the value.
     """
     path, owner, name = _walk(tuple(error["loc"]), model, raw)
     path = [within, *path] if within else path
@@ -50,7 +50,7 @@ def tell(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
 
 
 def _walk(loc: tuple[Any, ...], model: type[BaseModel], raw: Any) -> tuple[list[str], type[BaseModel], str]:
-    """The path of the tables, the model of the innermost one, and the key in it ("" for itself)."""
+    """Return the path of the tables, the model of the innermost one, and the key in it ("" for itself)."""
     path: list[str] = []
     name, value = "", raw
     annotation: Any = None
@@ -91,7 +91,7 @@ def _inside(value: Any, part: Any) -> Any:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """All models that an annotation may stand for."""
+    """Return all models that an annotation may stand for."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     origin = get_origin(annotation)
@@ -110,7 +110,7 @@ def _all_tags(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _tags(owner: type[BaseModel], name: str, key: str) -> list[str]:
-    """Values of the discriminator; `owner` may be the model that has the list, one step further out."""
+    """Return the values of the discriminator; `owner` may be the model with the list, one step further out."""
     field = owner.model_fields.get(name) or owner.model_fields["stages"]
     models = _models(field.annotation)
     return [str(get_args(model.model_fields[key].annotation)[0]) for model in models]

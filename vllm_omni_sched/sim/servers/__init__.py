@@ -1,1 +1,1 @@
-"""Replicas that are no LLM engine: plain servers, decoders of video, encoders on their own device."""
+"""Simulate replicas other than LLM engines: plain servers, video decoders, encoders on their own device."""

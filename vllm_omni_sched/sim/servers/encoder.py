@@ -1,4 +1,4 @@
-"""An encoder on a device of its own."""
+"""Simulate an encoder on a device of its own."""
 
 from collections import deque
 
@@ -14,9 +14,9 @@ class EncoderServer:
 
     (Singh et al., "Efficiently Serving Large Multimodal Models Using EPD Disaggregation", ICML 2025.)
 
-    1. Items wait in the order in which their requests came, first come first served.
-    2. A batch is the first items that wait, of one modality, at most ``batch_items``; one batch at a time.
-    3. A request is done with its last item; one without items at once.
+    1. Items wait in the order in which their requests arrived, first come first served.
+    2. A batch is the first waiting items of one modality, at most ``batch_items``; one batch at a time.
+    3. A request is done with its last item; one without items is done at once.
 
     Raises:
         ConfigError: ``batch_items`` is below 1.
@@ -29,10 +29,10 @@ class EncoderServer:
             raise ConfigError(f"batch_items must be 1 or more, got {batch_items}")
         self._sim, self._done, self._costs, self._most = sim, done, costs, batch_items
         self._waiting: deque[tuple[Job, Item]] = deque()
-        self._left: dict[Job, int] = {}  # items of each job that are not encoded
+        self._left: dict[Job, int] = {}  # items of each job that are not encoded yet
         self._batch: list[Job] = []
         self._began = 0.0
-        self._ends = -1.0  # of the batch that runs
+        self._ends = -1.0  # of the running batch
         self._busy = 0.0
 
     @property
@@ -49,7 +49,7 @@ class EncoderServer:
         self._next()
 
     def _finish(self, job: Job) -> None:
-        if self._left.get(job) != 0:  # it was taken back
+        if self._left.get(job) != 0:  # it was withdrawn
             return
         del self._left[job]
         job.first = self._sim.now
@@ -75,14 +75,14 @@ class EncoderServer:
         self._busy += self._ends - self._began
         self._ends = -1.0
         for job in batch:
-            if job in self._left:  # else it was taken back while it was encoded
+            if job in self._left:  # otherwise it was withdrawn while it was encoded
                 self._left[job] -= 1
         self._next()
         for job in dict.fromkeys(batch):
             self._finish(job)
 
     def abort(self, job: Job) -> None:
-        """What is being encoded of it goes on: a batch cannot be taken apart."""
+        """Forget a job; its items in the running batch are still encoded, since a batch cannot be split."""
         if self._left.pop(job, None) is not None:
             self._waiting = deque(one for one in self._waiting if one[0] is not job)
 

@@ -1,20 +1,20 @@
-"""What of a clip is decoded, and in which pieces. As `vllm_omni_sched.video.plan` cuts a file that has these facts."""
+"""Plan which frames of a clip are decoded, and in which pieces, as `vllm_omni_sched.video.plan` does for a file."""
 
 from vllm_omni_sched.sim.costs.base import DecoderCosts
 from vllm_omni_sched.sim.work import Clip
 
 PIECES_PER_DECODER = 6
 TIMES_ITS_OVERHEAD = 20
-"""Both as in `vllm_omni_sched.video.plan`; a test holds the pieces to be the same."""
+"""Both as in `vllm_omni_sched.video.plan`; a test checks that the pieces are the same."""
 
 
 def frames_of(clip: Clip) -> int:
-    """All of it, 1 or more."""
+    """Return the number of all frames, 1 or more."""
     return max(1, round(clip.seconds * clip.fps))
 
 
 def wanted_of(clip: Clip) -> list[int]:
-    """Numbers of the wanted frames, evenly spaced from the first to the last, each once."""
+    """Return the numbers of the wanted frames, evenly spaced from the first to the last, each once."""
     frames = frames_of(clip)
     count = min(clip.wanted, frames)
     if count < 2:
@@ -24,7 +24,7 @@ def wanted_of(clip: Clip) -> list[int]:
 
 
 def spans_of(clip: Clip) -> list[tuple[int, int]]:
-    """First and last frame of each group of pictures (GOP) that holds a wanted one, up to the last that is wanted."""
+    """Return the first and last frame of each group of pictures (GOP) with a wanted frame, up to the last of these."""
     spans: list[tuple[int, int]] = []
     for number in wanted_of(clip):
         first = number - number % clip.gop_frames
@@ -36,10 +36,10 @@ def spans_of(clip: Clip) -> list[tuple[int, int]]:
 
 
 def pieces_of(clip: Clip, costs: DecoderCosts, decoders: int) -> list[float]:
-    """Seconds of one decoder for each piece that a clip is cut into, longest first.
+    """Return the seconds of one decoder for each piece of a clip, longest first.
 
-    1. Each GOP with wanted frames is one, from its key frame to the last frame that is wanted.
-    2. Neighbours that touch are joined, up to what a decoder's share of the whole is worth.
+    1. Each GOP with wanted frames is a piece, from its key frame to the last wanted frame.
+    2. Adjacent pieces are joined, up to a decoder's share of the whole.
     """
     spans = spans_of(clip)
     begin = costs.piece_seconds
@@ -63,6 +63,8 @@ def sought_seconds(clip: Clip, costs: DecoderCosts) -> float:
 
 
 def whole_seconds(clip: Clip, costs: DecoderCosts) -> float:
-    """Of one decoder that goes through the file from its start to its end, whatever is wanted: as OpenCV's loop does,
-    which grabs every frame."""
+    """Return the seconds of one decoder that decodes the whole file, whatever is wanted.
+
+    OpenCV's loop does that: it grabs every frame.
+    """
     return costs.piece_seconds + costs.frames_seconds(clip, frames_of(clip))

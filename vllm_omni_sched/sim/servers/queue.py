@@ -1,4 +1,4 @@
-"""A plain server: places, and who came first is served first."""
+"""Simulate a plain server with places and a first come first served queue."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
 
 Service = Callable[[Job, Random], float]
-"""Seconds that a job takes at a place; asked when it begins."""
+"""Function that returns the seconds of a job at a place; called when it begins."""
 
 
 class QueueServer:
-    """So many places, each with one job at a time: a vocoder, a diffusion transformer, M/M/c, M/D/1.
+    """Places with one job at a time each: a vocoder, a diffusion transformer, M/M/c, M/D/1.
 
     1. A job begins when a place is free, first come first served.
-    2. It takes the seconds that ``service`` gives it, whoever else runs.
+    2. It takes the seconds that ``service`` returns, whatever else runs.
     3. Its first output is its last one.
 
     Args:
         places: jobs at once; ``service``: seconds of each, 0 or more.
-        kind: what busy seconds are counted as.
+        kind: kind of its busy seconds.
 
     Raises:
         ConfigError: ``places`` is below 1.
@@ -37,8 +37,8 @@ class QueueServer:
         self._sim, self._done, self._service, self._rng, self._kind = sim, done, service, rng, kind
         self._free = places
         self._waiting: deque[Job] = deque()
-        self._ends: dict[Job, float] = {}  # of what runs: when it ends
-        self._busy = 0.0  # with all of what runs
+        self._ends: dict[Job, float] = {}  # end of each running job
+        self._busy = 0.0  # including all of the running jobs
         self.in_flight = 0
 
     def submit(self, job: Job) -> None:
@@ -57,7 +57,7 @@ class QueueServer:
 
     def _end(self, job: Job) -> None:
         now = self._sim.now
-        if self._ends.get(job) != now:  # it was taken back
+        if self._ends.get(job) != now:  # it was withdrawn
             return
         del self._ends[job]
         self._leave()
@@ -65,7 +65,7 @@ class QueueServer:
         self._done(job)
 
     def _leave(self) -> None:
-        """A place is free."""
+        """Free a place, and begin the next job."""
         self.in_flight -= 1
         self._free += 1
         if self._waiting:

@@ -1,4 +1,4 @@
-"""The video decoders of one node."""
+"""Simulate the video decoders of one node."""
 
 from collections.abc import Mapping
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -14,28 +14,28 @@ from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.video.share import PieceLeft, Seat, Share, Take, VideoWork
 
 LOADER_THREADS = 8
-"""Of vLLM's media loader (VLLM_MEDIA_LOADING_THREAD_COUNT): so many files are read at once."""
+"""Threads of vLLM's media loader (VLLM_MEDIA_LOADING_THREAD_COUNT): so many files are read at once."""
 FFMPEG_THREADS = 16
-"""Of OpenCV's FFmpeg for one file at most; it takes as many as there are processors."""
+"""Most threads of OpenCV's FFmpeg for one file; it takes as many as there are processors."""
 THREAD_GAIN = 0.8
-"""What another thread adds of a core's work: assumed. Stock vLLM took 2.59 s on 2 cores for what took 4.75 s on one
-(`benchmarks/video`, clip `h264-gop60`), which is 0.83."""
+"""Work that another thread adds, relative to a core: assumed. Stock vLLM took 2.59 s on 2 cores for a job of 4.75 s
+on one (`benchmarks/video`, clip `h264-gop60`), which is 0.83."""
 
 _NO_CLIP_SECONDS = 1e-9
 
 
 class _Video:
-    """A request, and what is left to decode of its clips."""
+    """A request, and the remaining pieces of its clips."""
 
     __slots__ = ("job", "key", "left", "open", "sla")
 
     def __init__(self, key: int, job: Job, left: dict[int, PieceLeft], sla: SlaClass) -> None:
         self.key, self.job, self.left, self.sla = key, job, left, sla
-        self.open = len(left)  # pieces not decoded, with those that are being decoded
+        self.open = len(left)  # pieces not decoded yet, including running ones
 
 
 class _Run:
-    """A decoder at work."""
+    """A piece that a decoder is working on."""
 
     __slots__ = ("began", "lent", "video")
 
@@ -46,17 +46,17 @@ class _Run:
 class VideoServer:
     """Decoders that share all clips of the node by the real `Share`.
 
-    1. A clip is cut into pieces (`pieces_of`); those of all clips of a request are one video to the policy.
-    2. When a decoder is free, or a video comes, the policy says who takes what.
+    1. A clip is cut into pieces (`pieces_of`); the pieces of all clips of a request are one video to the policy.
+    2. When a decoder is free, or a video arrives, the policy assigns pieces to decoders.
     3. A piece with n threads takes its cost / (1 + ``thread_gain`` x (n - 1)).
-    4. A request is done with its last piece; one without clips at once.
+    4. A request is done with its last piece; one without clips is done at once.
 
     Args:
         decoders: cores, or engines of a GPU.
-        kind: of them: ``cpu`` or ``nvdec``.
-        threads: most that may work on a piece; 1 for engines of a GPU.
-        thread_gain: what another thread adds of a core's work; assumed.
-        classes: by the names that requests have.
+        kind: kind of decoder: ``cpu`` or ``nvdec``.
+        threads: most threads for a piece; 1 for engines of a GPU.
+        thread_gain: work that another thread adds, relative to a core; assumed.
+        classes: SLA classes by the names that requests use.
 
     Raises:
         ConfigError: ``decoders`` or ``threads`` is below 1.
@@ -141,14 +141,14 @@ class VideoServer:
             self._finish(run.video)
 
     def _finish(self, video: _Video) -> None:
-        if self._videos.pop(video.key, None) is None:  # it was taken back
+        if self._videos.pop(video.key, None) is None:  # it was withdrawn
             return
         del self._keys[video.job]
         video.job.first = self._sim.now
         self._done(video.job)
 
     def abort(self, job: Job) -> None:
-        """Pieces that are being decoded go on to their end; no other of its pieces is begun."""
+        """Forget a job; its running pieces are still decoded, and no other piece is begun."""
         key = self._keys.pop(job, None)
         if key is not None:
             del self._videos[key]
@@ -181,11 +181,11 @@ def stock_decoding(
     *,
     engines: bool = False,
 ) -> Server:
-    """Return decoders that do not collaborate: each request is decoded by itself, at most ``loaders`` at once.
+    """Return decoders that do not collaborate: each request is decoded separately, at most ``loaders`` at once.
 
     1. First come first served.
-    2. On cores, OpenCV goes through a clip from its start to its end. Its FFmpeg has as many threads as cores, up to
-       `FFMPEG_THREADS`, and so those that are decoded at once share the cores evenly.
+    2. On cores, OpenCV decodes a clip from start to end. Its FFmpeg has as many threads as cores, up to
+       `FFMPEG_THREADS`, so clips that are decoded at once share the cores evenly.
     3. With ``engines``, those of a GPU, each request has one. As vLLM's ``pynvvideocodec`` seeks, only frames from a
        key frame to the last wanted one behind it are decoded.
 

@@ -1,4 +1,4 @@
-"""Many runs of one scenario: variants, sweeps, searches, seeds."""
+"""Run many simulations of one scenario: variants, sweeps, searches, seeds."""
 
 from vllm_omni_sched.sim.study.evaluate import Finding, evaluate
 from vllm_omni_sched.sim.study.options import Ablation, Case, Search, StudyOptions, Tune, Variant

@@ -1,4 +1,4 @@
-"""What one point of a study shows."""
+"""Evaluate one point of a study."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ _MOST_SAMPLES = 400
 
 @dataclass
 class Finding:
-    """What was found at a point.
+    """Results at a point.
 
-    ``summary``: of its run; of a search, of the run that it ends at. ``found``: by the search, under ``value`` and
-    with how it was found. ``curves``: TTFT and ITL in seconds at the parts `PARTS`. ``timeline``: samples of the run;
-    ``over_time``: columns of bins. ``sources``: of costs. ``runs``: that it took. ``error``: why there is nothing else.
-    ``tuned``: which of its choices were made, and how.
+    ``summary``: of its run; for a search, of its final run. ``found``: result of the search, with ``value`` and
+    how it was found. ``curves``: TTFT and ITL in seconds at the fractions `PARTS`. ``timeline``: samples of the run;
+    ``over_time``: columns of bins. ``sources``: of costs. ``runs``: number of runs. ``error``: why the rest is missing.
+    ``tuned``: the choices that were made, and how.
     """
 
     variant: str
@@ -51,7 +51,7 @@ def evaluate(
     """Run a point, or search at it.
 
     Raises:
-        ConfigError: a scenario on the way cannot be.
+        ConfigError: a scenario on the way is impossible.
     """
     finding = Finding(point.variant, dict(point.values), point.seed, point.label)
 
@@ -73,8 +73,10 @@ def evaluate(
 
 
 def score(point: Point, search: Search | None, run: Run) -> float | None:
-    """What a point is worth when choices are compared: what is searched for, or the part within the SLO, and of equals
-    the lower P99 TTFT; None where it cannot be."""
+    """Return the score of a point for comparing choices; None if the point is impossible.
+
+    It is the value searched for, or the fraction within the SLO, and of equals the lower P99 TTFT.
+    """
     try:
         finding = evaluate(point, search, run)
     except ConfigError:
@@ -89,15 +91,15 @@ def score(point: Point, search: Search | None, run: Run) -> float | None:
     return float(value)
 
 
-_TIE = 1e-6  # below what one request in a million changes
+_TIE = 1e-6  # below the effect of one request in a million
 _One = Callable[[Mapping[str, Any]], Result]
 
 
 def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
-    """The largest value at which the SLO is met; a whole number is asked for where the key has one."""
+    """Search the largest value at which the SLO is met; whole numbers are used if the key has one."""
     attained: dict[float, float] = {}
     whole = isinstance(value_at(point, search.key), int) and search.key != "workload.rate"
-    kept: list[tuple[bool, float, Result]] = []  # one: results are large
+    kept: list[tuple[bool, float, Result]] = []  # at most one: results are large
     attainment = point.scenario().slo.attainment
 
     def holds(value: float) -> bool:
@@ -125,8 +127,11 @@ def _max_rate(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], 
 
 
 def _crossing(edge: Edge, attained: Mapping[float, float], attainment: float) -> float:
-    """Where the part within the SLO falls below what is asked for: by the straight line between the last value that
-    holds and the first one that fails, which are as near to each other as the search was told to be."""
+    """Return where the fraction within the SLO falls below the required one.
+
+    It is interpolated between the last value that holds and the first one that fails, whose distance is the search's
+    precision.
+    """
     low, high = edge.holds, edge.fails
     if not low or high is None or attained[low] <= attained[high]:
         return low
@@ -159,10 +164,10 @@ def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, An
 
 
 def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
-    """What is finished per second in the middle half of the time in which requests arrive.
+    """Measure the output per second in the middle half of the time in which requests arrive.
 
-    Where the scenario says how many `requests`, a quarter of them find out what can be served, and the others come
-    half as fast again: a slow system is measured on as many requests as a fast one.
+    If the scenario sets `requests`, a quarter of them measure the capacity, and the others arrive
+    at 1.5 times that: a slow system is measured on as many requests as a fast one.
     """
     rate = float(value_at(point, search.key)) * search.factor
     wanted = point.scenario().requests
@@ -174,7 +179,7 @@ def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any]
     return {"kind": search.kind, "key": search.key, **found}, result
 
 
-_BEYOND = 1.5  # of what can be served
+_BEYOND = 1.5  # of the capacity
 
 
 def _saturate(point: Point, key: str, rate: float, more: Mapping[str, Any], one: _One) -> tuple[dict[str, Any], Result]:

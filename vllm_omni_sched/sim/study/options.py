@@ -1,4 +1,4 @@
-"""What a file may say about a study."""
+"""Define the options of a study file."""
 
 from typing import Any, Literal
 
@@ -15,10 +15,10 @@ FOLLOWS = {
     "policy.interactive_ttft_ms": "ttft_seconds",
     "policy.realtime_ttft_ms": "ttft_seconds",
 }
-"""Options in milliseconds that may follow a target of the SLO, and which."""
+"""Options in milliseconds that may follow a target of the SLO, with that target."""
 
 NONE, ALL, ONLY, ALL_BUT = "none", "all", "only ", "all but "
-"""How an ablation names its variants; the last two are followed by the mechanism."""
+"""Names of an ablation's variants; the last two are followed by the mechanism."""
 
 
 class _Ways(Options):
@@ -45,31 +45,31 @@ class _Ways(Options):
 
 
 class Variant(_Ways):
-    """One way to run it."""
+    """One variant of the scenario."""
 
-    name: str = Field(min_length=1, description="As it stands in tables and pictures.")
+    name: str = Field(min_length=1, description="Name in tables and plots.")
 
 
 class Case(Options):
     """A situation in which every variant runs."""
 
-    name: str = Field(min_length=1, description="As it stands in tables and pictures, before the variant's name.")
+    name: str = Field(min_length=1, description="Name in tables and plots, before the variant's name.")
     set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for all variants.")
     variants: dict[str, _Ways] = Field(
-        default_factory=dict, description="By the name of a variant, what else it sets and chooses from in this case."
+        default_factory=dict, description="Further values and choices of a variant in this case, by its name."
     )
 
 
 class Tune(Options):
-    """How the best of a variant's `choices` is found. Every variant that has choices gets the same search."""
+    """Search for the best of a variant's `choices`. Every variant with choices gets the same search."""
 
-    trials: int = Field(24, ge=1, le=10_000, description="Combinations that are tried, of each variant in each case.")
-    finalists: int = Field(4, ge=1, le=1000, description="The best of them, which are tried again with more requests.")
-    seeds: int = Field(1, ge=1, le=100, description="Training seeds of each trial; never those that are reported.")
+    trials: int = Field(24, ge=1, le=10_000, description="Combinations tried for each variant in each case.")
+    finalists: int = Field(4, ge=1, le=1000, description="Best combinations, which are tried again with more requests.")
+    seeds: int = Field(1, ge=1, le=100, description="Training seeds of each trial; never reported seeds.")
     final_seeds: int = Field(2, ge=1, le=100, description="Training seeds of the finalists.")
     trial: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for trials.")
     final: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for the finalists.")
-    precision: float = Field(0.25, gt=0, lt=1, description="Of the searches on the way, relative.")
+    precision: float = Field(0.25, gt=0, lt=1, description="Relative precision of the searches in trials.")
 
 
 class Ablation(Options):
@@ -81,21 +81,21 @@ class Ablation(Options):
 
 
 class Search(Options):
-    """A number that is searched for, in place of what one run says."""
+    """Search for a number, instead of the results of one run."""
 
     kind: Literal["max_rate", "tightest_slo", "throughput"] = Field(
         description="`max_rate`: the largest rate that meets the SLO. `tightest_slo`: the smallest factor on its times "
-        "that is still met. `throughput`: what is finished per second when more arrives than can be served."
+        "that is still met. `throughput`: output per second when more arrives than can be served."
     )
-    key: str = Field("workload.rate", min_length=1, description="What is turned up by `max_rate` and `throughput`.")
+    key: str = Field("workload.rate", min_length=1, description="Key that `max_rate` and `throughput` raise.")
     start: float | None = Field(None, gt=0, description="First value tried by `max_rate`; default: the scenario's.")
-    precision: float = Field(0.05, gt=0, lt=1, description="Relative; how near the answer is.")
-    step: float = Field(2.0, gt=1, description="By what `max_rate` multiplies or divides until it knows two sides.")
-    doublings: int = Field(12, ge=1, le=40, description="How often `max_rate` does so at most.")
-    factor: float = Field(10.0, gt=1, description="By what `throughput` multiplies the rate.")
-    rounds: int = Field(6, ge=1, le=100, description="Runs of `tightest_slo` at most, where options follow.")
+    precision: float = Field(0.05, gt=0, lt=1, description="Relative precision of the answer.")
+    step: float = Field(2.0, gt=1, description="Factor of `max_rate` until one value holds and one fails.")
+    doublings: int = Field(12, ge=1, le=40, description="Most such steps of `max_rate`.")
+    factor: float = Field(10.0, gt=1, description="Factor of `throughput` on the rate.")
+    rounds: int = Field(6, ge=1, le=100, description="Most runs of `tightest_slo`, if options follow.")
     follow: tuple[str, ...] = Field(
-        (), description="Options that `tightest_slo` sets to the target they stand for: " + ", ".join(FOLLOWS) + "."
+        (), description="Options that `tightest_slo` sets to the corresponding target: " + ", ".join(FOLLOWS) + "."
     )
 
     @field_validator("follow", mode="before")
@@ -107,21 +107,21 @@ class Search(Options):
     def _may_follow(self) -> "Search":
         for key in self.follow:
             if key not in FOLLOWS:
-                raise ValueError(f"'follow': '{key}' stands for no target of the SLO; known: {', '.join(FOLLOWS)}")
+                raise ValueError(f"'follow': '{key}' corresponds to no target of the SLO; known: {', '.join(FOLLOWS)}")
         return self
 
 
 class StudyOptions(Options):
-    """What a file may say about a study, beside the scenario."""
+    """Options of a study, besides those of the scenario."""
 
-    variants: tuple[Variant, ...] = Field((), description="Ways to run it; absent: as it is.")
+    variants: tuple[Variant, ...] = Field((), description="Variants of the scenario; absent: the scenario itself.")
     cases: tuple[Case, ...] = Field((), description="Situations; each variant runs in each of them.")
     tune: Tune = Field(Tune.model_construct(), description="How the best of `choices` is found.")
-    ablation: Ablation | None = Field(None, description="In place of `variants`: mechanisms one by one.")
+    ablation: Ablation | None = Field(None, description="Mechanisms one by one, instead of `variants`.")
     sweep: dict[str, list[Any]] = Field(
-        default_factory=dict, description="Values to go through, by dotted key; of several keys each with each."
+        default_factory=dict, description="Values to run, by dotted key; all combinations of several keys."
     )
-    search: Search | None = Field(None, description="What is searched for at each point.")
+    search: Search | None = Field(None, description="Search at each point.")
     repeats: int = Field(1, ge=1, le=1000, description="Seeds: the scenario's, and those that follow.")
 
     @field_validator("sweep", mode="before")
@@ -139,24 +139,24 @@ class StudyOptions(Options):
         for key, entries in (("variants", self.variants), ("cases", self.cases)):
             names = [entry.name for entry in entries]
             for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-                raise ValueError(f"'{key}.{name}' is there twice: names of {key} must differ")
+                raise ValueError(f"'{key}.{name}' is given twice: names of {key} must differ")
         known = [variant.name for variant in self.variants]
         for case in self.cases:
             for name in case.variants:
                 if name not in known:
-                    raise ValueError(f"'cases.{case.name}.variants.{name}': there is no such variant: {known}")
+                    raise ValueError(f"'cases.{case.name}.variants.{name}': there is no such variant; known: {known}")
         if self.variants and self.ablation is not None:
-            raise ValueError("'ablation' and 'variants' are both there: keep one")
+            raise ValueError("'ablation' and 'variants' are both set: keep one")
         for key, values in self.sweep.items():
             if not values:
                 raise ValueError(f"'sweep.{key}' has no values: give some, or remove it")
         return self
 
     def all_variants(self) -> tuple[Variant, ...]:
-        """Those of the file, in each case, or of the ablation; one without a name otherwise.
+        """Return the variants of the file in each case, or of the ablation; else one without a name.
 
-        A variant in a case is named `CASE: VARIANT`. It has the case's values first, then its own, then those that it
-        has in this case alone; of choices, those of the case first.
+        A variant in a case is named `CASE: VARIANT`. It has the case's values first, then its own, then those for
+        this case alone; choices of the case come first.
         """
         if self.ablation is not None:
             variants = _ablated(self.ablation.mechanisms)

@@ -1,4 +1,4 @@
-"""A run bin by bin: what failures and scaling do is seen over time, not in one number."""
+"""Split a run into bins of time, which show the effects of failures and scaling."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ BINS = 60
 
 
 def over_time(result: Result, begin: float, end: float, bins: int = BINS) -> dict[str, list[Any]]:
-    """Columns, one value for each bin of arrivals from ``begin`` to ``end``, both in seconds.
+    """Return columns with one value for each bin of arrivals from ``begin`` to ``end``, both in seconds.
 
-    ``seconds``: where the bin begins; ``requests`` that arrived in it; of them, the part ``within_slo``, ``failed``,
-    and the 99th percentile of ``ttft_seconds`` (None without any); ``serving STAGE``: replicas that could work, on
-    average.
+    ``seconds``: begin of the bin; ``requests`` that arrived in it; of them, the fraction ``within_slo``, ``failed``,
+    and the 99th percentile of ``ttft_seconds`` (None without any); ``serving STAGE``: mean replicas that could
+    work.
     """
     width = (end - begin) / bins
     parts: list[list[Any]] = [[] for _ in range(bins)]

@@ -1,4 +1,4 @@
-"""The points of a study, each checked before any runs."""
+"""Make the points of a study, each checked before any runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,10 @@ from vllm_omni_sched.sim.study.options import Search, StudyOptions, Tune
 class Point:
     """One variant at one value of each swept key, with one seed.
 
-    ``overrides``: what makes it, of the source; ``values``: of the swept keys. ``choices``: by name, the values to
-    choose from: of a dotted key, or tables of several. ``start``: where `max_rate` begins, in place of the study's.
-    ``given``: values of the call, which no choice and no swept key replaces.
+    ``overrides``: values of the point, applied to the source; ``values``: of the swept keys. ``choices``: by name, the
+    values to
+    choose from: of a dotted key, or tables of several. ``start``: where `max_rate` begins, instead of the study's.
+    ``given``: values of the caller, which no choice and no swept key replaces.
     """
 
     variant: str
@@ -36,24 +37,24 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What tells it from others, as `stock, workload.rate 4`."""
+        """Return the label that distinguishes it from other points, such as `stock, workload.rate 4`."""
         return self.without_seed or f"seed {self.seed}"
 
     @property
     def without_seed(self) -> str:
-        """The label of all points that differ by their seed alone; "" where there is nothing to tell."""
+        """Return the label of all points that differ by their seed alone; "" if there is nothing to distinguish."""
         parts = [self.variant] if self.variant else []
         return ", ".join(parts + [f"{key} {value}" for key, value in self.values.items()])
 
     @property
     def without_choices(self) -> tuple[str, str]:
-        """The same for all points that are tuned together: those that differ by their seed alone."""
+        """Return a key that is equal for all points that are tuned together, which differ by their seed alone."""
         return self.variant, repr(sorted(self.values.items()))
 
     def chosen(self, options: Mapping[str, Any], seed: int | None = None, start: float | None = None) -> "Point":
-        """The point with a value of each of its choices.
+        """Return the point with a value for each of its choices.
 
-        Swept keys, and those of the call, keep their values whatever was chosen.
+        Swept keys and those of the caller keep their values.
         """
         overrides = merged(self.overrides, settings(options), self.values, self.given)
         if seed is not None:
@@ -64,23 +65,23 @@ class Point:
 
     @property
     def first_choice(self) -> "Point":
-        """With the first value of each of its choices."""
+        """Return the point with the first value of each choice."""
         return self.chosen({name: values[0] for name, values in self.choices.items()})
 
     def scenario(self, overrides: Mapping[str, Any] | None = None) -> Scenario:
-        """What is run at this point, with more overrides.
+        """Return the scenario of this point, with more overrides.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: the scenario is impossible.
         """
         return self.source.scenario(merged(self.overrides, flatten(overrides or {})), self.without_seed)
 
 
 @dataclass(frozen=True)
 class Study:
-    """Points, and what is searched for at each. ``base``: the scenario that all are made of.
+    """Points, and the search at each. ``base``: the scenario that all are made from.
 
-    ``tune``: how points with choices are tuned. ``systems``: the names of variants where there are cases, else none.
+    ``tune``: how points with choices are tuned. ``systems``: the names of variants if there are cases, else none.
     """
 
     base: Scenario
@@ -93,27 +94,27 @@ class Study:
 
     @property
     def single(self) -> bool:
-        """Whether it is one plain run."""
+        """Return whether the study is one plain run."""
         return len(self.points) == 1 and self.search is None
 
     @property
     def changes(self) -> bool:
-        """Whether replicas come and go at some point of it."""
+        """Return whether replicas are added or lost at any point."""
         runs = [point.scenario() for point in self.points]
         return any(run.failures or run.autoscale is not None for run in runs)
 
 
 def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Study:
-    """All that a TOML file asks for; a file that says nothing of a study asks for one run.
+    """Return the study of a TOML file; a file without study keys is one run.
 
     Args:
         overrides: values by dotted keys for all points, also of the study: ``{"search.precision": 0.1}``. They replace
-            what a variant, a case, the sweep or a choice says of the same key; only what a search turns, and what
-            `[tune]` says of its trials, replaces them.
+            the same key of a variant, a case, the sweep or a choice; only the key of a search, and
+            values of `[tune]` for its trials, replace them.
         known: names that may be used; default: what this package has.
 
     Raises:
-        ConfigError: the file, or one of the points, cannot be; the message names it.
+        ConfigError: the file, or one of the points, is impossible; the message names it.
     """
     flat = flatten(overrides or {})
     of_study = {key: value for key, value in flat.items() if key.split(".")[0] in STUDY_KEYS}
@@ -135,7 +136,7 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
 
 def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
     keys = {key: [common[key]] if key in common else values for key, values in options.sweep.items()}
-    given = {key: value for key, value in common.items() if key != "seed"}  # which each point has of its own
+    given = {key: value for key, value in common.items() if key != "seed"}  # each point has its own seed
     mechanisms = {} if options.ablation is None else options.ablation.mechanisms
     for name, own in mechanisms.items():
         if common and all(within(key, common) for key in flatten(own)):
@@ -155,7 +156,7 @@ def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) ->
 
 
 def _still_to_choose(choices: Mapping[str, Sequence[Any]], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return what is left of choices where some keys are given: values that differ in these alone are one."""
+    """Return the remaining choices when some keys are given; values that differ in these alone are merged."""
     left: dict[str, tuple[Any, ...]] = {}
     for name, values in choices.items():
         if not any(isinstance(value, Mapping) for value in values):
@@ -174,10 +175,10 @@ def _still_to_choose(choices: Mapping[str, Sequence[Any]], given: Mapping[str, A
 
 
 def _check(point: Point, search: Search | None) -> None:
-    """Whether what is searched for can be turned, and whether each choice can be made.
+    """Check that the key of the search can be raised, and that each choice is possible.
 
-    A value is checked with the first values of all other choices; a combination of others that cannot be is a trial
-    that failed.
+    A value is checked with the first values of all other choices; an impossible combination of others is a failed
+    trial.
     """
     first = {name: values[0] for name, values in point.choices.items()}
     for name, values in point.choices.items():
@@ -196,7 +197,7 @@ def _check(point: Point, search: Search | None) -> None:
 
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys of choices: a value that is a table sets all its keys, another one the key that names its choice."""
+    """Return the dotted keys of choices: a table sets all its keys, another value the key that names its choice."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         found |= flatten(value) if isinstance(value, Mapping) else {name: value}
@@ -204,7 +205,7 @@ def settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_at(point: Point, key: str) -> Any:
-    """What the point's scenario says under a dotted key; None where it says nothing."""
+    """Return the scenario's value at a dotted key; None if it has none."""
     at: Any = apply(point.source.raw, point.overrides, point.source.where)
     for part in key.split("."):
         if isinstance(at, list):

@@ -1,4 +1,4 @@
-"""One point after the other, or several at once."""
+"""Run the points of a study one after another, or several at once."""
 
 import multiprocessing
 import signal
@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.study.plan import Point, Study
 from vllm_omni_sched.sim.study.tuning import Tuned, tune
 
 FAILURES = (OmniSchedError, ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
-"""What may go wrong at one point without the others being in doubt."""
+"""Exceptions of one point that do not affect the others."""
 _DIED = "its process died; there may be too little memory: try fewer --jobs"
 
 
@@ -27,15 +27,15 @@ def run_study(
     progress: Callable[[Point, float, int], None] | None = None,
     spans: Spans | None = None,
 ) -> Iterator[Finding]:
-    """Findings as they come; a point that fails has its ``error``, and the others go on.
+    """Yield findings as they come; a point that fails has its ``error``, and the others go on.
 
     Points with choices are tuned first, once for all seeds. Results do not depend on ``jobs``.
 
     Args:
-        run: simulates one scenario; with several jobs it has to be importable where it is defined.
-        jobs: processes. With one, all runs here.
+        run: simulates one scenario; for several jobs it must be importable.
+        jobs: processes. With one, all runs are in this process.
         progress: called with the point, its simulated seconds and its events; not with several jobs.
-        spans: gets the trace of all runs; not with several jobs.
+        spans: records the trace of all runs; not with several jobs.
     """
     if jobs > 1 and len(study.points) > 1:
         yield from _at_once(study, run, min(jobs, len(study.points)))
@@ -47,7 +47,7 @@ def run_study(
 
 
 def _together(points: Sequence[Point]) -> list[list[Point]]:
-    """Points that are tuned together, each list in the order of its first."""
+    """Return the points that are tuned together, each list in the order of its first."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         groups.setdefault(point.without_choices, []).append(point)
@@ -55,7 +55,7 @@ def _together(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def _tuned(point: Point, study: Study, run: Run) -> Tuned | str:
-    """What was chosen, or why nothing was."""
+    """Return the tuned choices, or the error."""
     try:
         return tune(point, study.search, study.tune, lambda one, search: score(one, search, run))
     except FAILURES as error:
@@ -96,13 +96,13 @@ def _at_once(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
                         yield _failed(point, _DIED)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            if tuning or waiting:  # interrupted: nobody will want what they are at
+            if tuning or waiting:  # interrupted: their results are no longer needed
                 for child in multiprocessing.active_children():
                     child.terminate()
 
 
 def _die_on_interrupt() -> None:
-    """At Ctrl-C, which all processes get, without a word."""
+    """Let the process die silently at Ctrl-C, which all processes get."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

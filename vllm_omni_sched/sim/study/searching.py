@@ -1,4 +1,4 @@
-"""Searches over a function of one number; what it costs to ask is a run each."""
+"""Search over a function of one number, each evaluation of which is a run."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Edge:
-    """Where something stops to hold.
+    """Point at which a condition stops to hold.
 
     ``holds``: the largest value at which it did, 0 if at none; ``fails``: the smallest above at which it did not, None
-    if at none; ``monotone``: no value that held lies above one that did not, among all that were tried.
+    if at none; ``monotone``: no tried value that held lies above one that did not.
     """
 
     holds: float
@@ -20,18 +20,18 @@ class Edge:
 
 
 def largest(holds: Callable[[float], bool], start: float, precision: float, doublings: int, step: float = 2.0) -> Edge:
-    """The largest value that holds, by steps and bisection.
+    """Return the largest value that holds, by steps and bisection.
 
-    1. From ``start`` it goes up by factors of ``step`` while the value holds. Where ``step`` is 2 or more, it stops
-       when a value and the next one both fail: one failure may be chance, which a rate beyond it that holds shows.
-    2. If none of these holds, it goes down until a value holds: by ``step``, then by 2 where that is more.
+    1. From ``start`` it goes up by factors of ``step`` while the value holds. If ``step`` is 2 or more, it stops
+       when a value and the next one both fail: one failure may be chance, which a higher rate that holds shows.
+    2. If none of these holds, it goes down until a value holds: by ``step``, then by 2 if that is more.
     3. Between the largest that held and the next that failed it bisects, by the geometric mean, until they are within
        ``precision`` of each other.
 
     Args:
-        holds: asked once for each value.
-        precision: of the answer, relative.
-        doublings: as many steps up at most, and as many down.
+        holds: called once for each value.
+        precision: relative precision of the answer.
+        doublings: most steps up, and most steps down.
     """
     asked: dict[float, bool] = {}
 
@@ -66,7 +66,7 @@ def largest(holds: Callable[[float], bool], start: float, precision: float, doub
 
 
 def needed(factors: Sequence[float], attainment: float) -> float:
-    """The smallest factor that is enough for that part of the requests; ``inf`` without requests."""
+    """Return the smallest factor that suffices for that fraction of the requests; ``inf`` without requests."""
     if not factors:
         return math.inf
     ordered = sorted(factors)

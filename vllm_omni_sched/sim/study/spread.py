@@ -1,4 +1,4 @@
-"""The same point with several seeds, as one."""
+"""Summarise a point over several seeds."""
 
 import math
 import statistics
@@ -19,11 +19,11 @@ MEASURES = {
     "tokens_per_second": ("summary", "tokens_per_second"),
     "gpu_hours_per_1000_requests": ("summary", "gpu_hours_per_1000_requests"),
 }
-"""What is compared between points, and where a finding has it."""
+"""Measures that are compared between points, and their place in a finding."""
 
 
 def measure(finding: Finding, name: str) -> float | None:
-    """One of `MEASURES`; None where the finding has none."""
+    """Return one of `MEASURES`; None if the finding does not have it."""
     first, *rest = MEASURES[name]
     at: Any = getattr(finding, first)
     for key in rest:
@@ -37,7 +37,7 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of some seeds, and half of its 95 % interval by Student's t; 0 for a single seed, which says nothing."""
+    """Return the mean over seeds, and half of its 95 % interval by Student's t; 0 if there is a single seed."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, 0.0
@@ -46,20 +46,21 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """The ratio of two systems under the same seeds, and its 95 % interval: by Student's t over the logarithms of the
-    ratios seed by seed.
+    """Return the ratio of two systems under the same seeds, and its 95 % interval.
+
+    The interval is Student's t over the logarithms of the ratios seed by seed.
 
     Raises:
-        ValueError: there are not as many of both, or one is not above 0.
+        ValueError: the numbers of values differ, or one is not above 0.
     """
     if len(ours) != len(other) or not all(value > 0 for value in (*ours, *other)):
-        raise ValueError(f"a ratio needs as many of both, all above 0: got {list(ours)} and {list(other)}")
+        raise ValueError(f"a ratio needs equally many values of both, all above 0, got {list(ours)} and {list(other)}")
     mean, half = interval([math.log(one / two) for one, two in zip(ours, other, strict=True)])
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings that differ by their seed alone together, in the order of the first of each; failed ones left out."""
+    """Group findings that differ by their seed alone, in the order of the first of each; failed ones are left out."""
     together: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if not finding.error:
@@ -68,8 +69,10 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def spread(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """For each point its seeds, and of each measure that it has the median, the least, the most and the mean with its
-    interval (`interval`)."""
+    """Return the seeds of each point, and for each measure the median, least, most and mean with its `interval`.
+
+    Measures that a point does not have are left out.
+    """
     rows = []
     for group in groups(findings):
         row: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The best of a variant's choices, found under training seeds."""
+"""Find the best of a variant's choices under training seeds."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -13,16 +13,16 @@ from vllm_omni_sched.sim.study.options import Search, Tune
 from vllm_omni_sched.sim.study.plan import Point
 
 TRAINING = 1_000_000
-"""The first training seed. Seeds that are reported lie below."""
-_ASKED = 20  # times as often as there are trials: a combination that was tried before is none
+"""The first training seed. Reported seeds lie below."""
+_ASKED = 20  # times as many proposals as trials: a repeated combination is not a trial
 
 Score = Callable[[Point, Search | None], float | None]
-"""What a point is worth, the more the better; None where it cannot be."""
+"""Function that returns the score of a point, higher is better; None if it is impossible."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen, and how.
+    """The chosen options, and how they were found.
 
     ``options``: by the name of the choice. ``trials``: combinations that were tried, of ``possible``. ``finalists``:
     those that were tried again, best first, each with its ``value`` under the training seeds. ``runs``: simulations.
@@ -35,7 +35,7 @@ class Tuned:
     finalists: tuple[Mapping[str, Any], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For result files."""
+        """Return the values for result files."""
         return {
             "chosen": dict(self.options),
             "value_in_training": self.value,
@@ -46,18 +46,18 @@ class Tuned:
 
 
 def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tuned:
-    """Choose for one variant, in one case.
+    """Tune the choices of one variant in one case.
 
     1. ``trials`` different combinations are tried under the training seeds. The first has the first value of each
-       choice, a third is drawn at random, and the tree-structured Parzen estimator of Optuna proposes the others. Where
+       choice, a third is drawn at random, and the tree-structured Parzen estimator of Optuna proposes the others. If
        there are no more combinations than trials, all are tried.
-    2. The best ``finalists``, and the first combination in any case, are tried again with more requests and more seeds,
-       and the best of them is chosen. Of equals, the one that was better before.
-    3. A combination that cannot be, such as a model that does not fit, is a trial too, and is never chosen.
-    4. The result depends on nothing but the point and the options: not on other variants, nor on when it is tuned.
+    2. The best ``finalists``, and always the first combination, are tried again with more requests and more seeds,
+       and the best of them is chosen; of equals, the one that was better before.
+    3. An impossible combination, such as a model that does not fit, is a trial too, and is never chosen.
+    4. The result depends only on the point and the options, not on other variants or on when it is tuned.
 
     Raises:
-        ConfigError: Optuna is not installed, a training seed is one that is reported, or no combination can be.
+        ConfigError: Optuna is not installed, a training seed is a reported one, or no combination is possible.
     """
     if point.seed >= TRAINING:
         raise ConfigError(f"seeds from {TRAINING} on are for training: 'seed' {point.seed} must be below")
@@ -127,8 +127,10 @@ _WORST = -1e9
 
 
 def _below(point: Point, rate: float, search: Search | None, score: Score) -> float | None:
-    """What a combination is worth that does not hold the best rate so far: one run tells how far it stays below. None
-    if it holds it, or cannot be."""
+    """Return the score of a combination that does not hold the best rate so far, from one run.
+
+    The run shows how far it stays below. None if it holds the rate, or is impossible.
+    """
     assert search is not None
     held = score(_with(point, {search.key: rate}), None)
     if held is None or held >= (target := point.scenario().slo.attainment):
@@ -137,12 +139,12 @@ def _below(point: Point, rate: float, search: Search | None, score: Score) -> fl
 
 
 def _with(point: Point, more: Mapping[str, Any]) -> Point:
-    """With the values of trials, which no choice, no sweep and no value of the call replaces."""
+    """Return the point with the values of trials, which no choice, no sweep and no value of the caller replaces."""
     return replace(point, overrides=merged(point.overrides, more))
 
 
 def _rises(search: Search | None) -> bool:
-    """Whether a search begins at a value, and a good one helps the next."""
+    """Return whether a search begins at a value, so that a good one helps the next."""
     return search is not None and search.kind == "max_rate"
 
 
@@ -168,5 +170,5 @@ def _study(label: str, trials: int) -> Any:
 
 
 def _seed(label: str) -> int:
-    """The same in every process, unlike `hash`."""
+    """Return a seed that is the same in every process, unlike `hash`."""
     return crc32(label.encode())

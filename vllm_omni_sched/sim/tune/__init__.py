@@ -1,7 +1,7 @@
-"""Options for a user's trace and SLO.
+"""Tune options for a user's trace and SLO.
 
-space.py     which options, and between which bounds
-search.py    trials: what does best under the training seeds
-gain.py      what the best few bring under seeds that the search has not seen
-replay.py    a trace as an engine is given it, other under each seed
+space.py     the options, and their bounds
+search.py    trials: the best options under the training seeds
+gain.py      the gain of the best few under seeds that the search has not seen
+replay.py    a trace as the load of an engine, different under each seed
 """

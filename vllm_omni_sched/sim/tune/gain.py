@@ -1,4 +1,4 @@
-"""What options bring beyond what is there, under seeds that the search has not seen."""
+"""Measure the gain of options over the present ones, under seeds that the search has not seen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _DRAWS = 10_000
 
 
 class Verdict(str, Enum):
-    """What the interval of a gain says."""
+    """Verdict from the interval of a gain."""
 
     HELPS = "helps"  # all of it is above 0
     UNKNOWN = "unknown"  # contains 0
@@ -31,7 +31,7 @@ class Gain:
 
     @property
     def verdict(self) -> Verdict:
-        """What it says."""
+        """Return the verdict from the interval."""
         if self.low > 0:
             return Verdict.HELPS
         return Verdict.HARMS if self.high < 0 else Verdict.UNKNOWN
@@ -40,10 +40,10 @@ class Gain:
 def paired_gain(
     ours: Sequence[float], default: Sequence[float], random: np.random.Generator, confidence: float = 0.95
 ) -> Gain:
-    """What ours have more, seed by seed, with a percentile bootstrap interval (Efron and Tibshirani, 1993, ch. 13).
+    """Return the mean paired difference with a percentile bootstrap interval (Efron and Tibshirani, 1993, ch. 13).
 
     Raises:
-        ValueError: there are not as many, or fewer than 2.
+        ValueError: the numbers of values differ, or there are fewer than 2.
     """
     if len(ours) != len(default) or len(ours) < 2:
         raise ValueError(f"pairs are needed, at least 2: got {len(ours)} and {len(default)}")
@@ -55,8 +55,7 @@ def paired_gain(
 
 @dataclass(frozen=True)
 class Gains:
-    """What options bring beyond a baseline. ``attainment``: the gain in it; ``ttft_p99``: in seconds, below 0 is
-    sooner."""
+    """Gains of options over a baseline. ``attainment``: gain in it; ``ttft_p99``: in seconds, negative is sooner."""
 
     attainment: Gain
     ttft_p99: Gain
@@ -72,14 +71,14 @@ class Compared:
 
     @property
     def helps(self) -> bool:
-        """Whether it is known to be better than each of the baselines."""
+        """Return whether it is known to be better than each baseline."""
         return all(one.attainment.verdict is Verdict.HELPS for one in self.over.values())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The best few beside the baselines, by name: first what is there now, then the server's defaults where those are
-    others.
+    """The best few and the baselines, by name: first the present options, then the server's defaults if those
+    differ.
     """
 
     baselines: Mapping[str, Compared]
@@ -89,16 +88,16 @@ class Comparison:
 
     @property
     def now(self) -> str:
-        """The name of what is there now."""
+        """Return the name of the present options."""
         return next(iter(self.baselines))
 
     @property
     def proposed(self) -> tuple[str, Compared]:
-        """What to serve with, and its name where it is a baseline.
+        """Return the options to serve with, and their name if they are a baseline.
 
-        1. Of the options that are known to help over all baselines, those with the largest gain over what is there.
-        2. Else the baseline that is known to help over what is there: the server's defaults.
-        3. Else what is there.
+        1. Of the options that are known to help over all baselines, those with the largest gain over the present ones.
+        2. Otherwise the baseline that is known to help over the present options: the server's defaults.
+        3. Otherwise the present options.
         """
         helps = [one for one in self.compared if one.helps]
         if helps:
@@ -119,11 +118,11 @@ def compare(
 ) -> Comparison:
     """Run the candidates and the baselines under held-out seeds.
 
-    1. The same seed brings the same requests to all: differences are paired.
-    2. Intervals hold for all that is compared together with 95 % (Bonferroni): to choose the best costs nothing.
+    1. The same seed gives all the same requests: differences are paired.
+    2. Intervals hold for all comparisons together with 95 % (Bonferroni), so choosing the best does not bias them.
 
     Args:
-        baselines: all options of each, by name; the first is what is there now.
+        baselines: all options of each, by name; the first is the present one.
 
     Raises:
         ConfigError: a seed is one that the search has seen, or there are fewer than 2.

@@ -1,4 +1,4 @@
-"""A trace as an engine is given it, other under each seed."""
+"""Replay a trace as the load of an engine, different under each seed."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
 from vllm_omni_sched.sim.workloads.trace import Trace
 
 BLOCKS = 20
-"""That the requests of a trace are cut into, at least."""
+"""Least number of blocks into which a trace is cut."""
 HELD_OUT = 1_000_000
-"""The first of the seeds that are held out; those below are for training."""
+"""The first held-out seed; those below are for training."""
 
 
 def on_trace(
@@ -31,9 +31,9 @@ def on_trace(
     promise: tuple[float, float],
     drain_seconds: float = 60.0,
 ) -> Evaluate:
-    """Return what simulates one engine under a trace, with all of the given options and no others.
+    """Return a function that simulates one engine under a trace, with exactly the given options.
 
-    What a trace of intervals brings is drawn anew under each seed; of a trace of requests see `resample`.
+    Requests of a trace of intervals are drawn anew under each seed; for a trace of requests see `resample`.
 
     Args:
         promise: TTFT and inter-token latency of the SLO, in seconds.
@@ -61,12 +61,12 @@ def resample(
     held_out: bool,
     block_seconds: float = 30.0,
 ) -> Iterator[Request]:
-    """Requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
+    """Yield requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
 
-    1. Blocks are ``block_seconds`` long, or shorter where the trace has fewer than ``BLOCKS`` of them: what is
-       correlated over longer times is lost.
-    2. Every other block is for training, those between are held out: neither sees requests of the other.
-    3. As many blocks are drawn as make half the trace. Contents of a block that is drawn again are others than before.
+    1. Blocks are ``block_seconds`` long, or shorter if the trace has fewer than ``BLOCKS`` of them; correlation
+       over longer times is lost.
+    2. Every other block is for training, the others are held out: neither half has requests of the other.
+    3. The drawn blocks make half the trace. A block that is drawn again gets new contents.
 
     Raises:
         ConfigError: one of the halves has no request.

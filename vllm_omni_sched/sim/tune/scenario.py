@@ -1,4 +1,4 @@
-"""A scenario, with other options of its policy."""
+"""Change the policy options of a scenario."""
 
 from typing import Any
 
@@ -13,19 +13,19 @@ from vllm_omni_sched.sim.tune.space import Options
 
 
 def own_options(scenario: Scenario) -> Options:
-    """Return what the scenario's ``[policy]`` says, as a file of options has it."""
+    """Return the options in the scenario's ``[policy]``, in the form of an options file."""
     options: dict[str, Any] = scenario.policy.model_dump(mode="json", exclude_unset=True)
     return options
 
 
 def with_options(scenario: Scenario, options: Options) -> Scenario:
-    """Return the scenario as a server with these options and no others would serve it.
+    """Return the scenario as served with exactly these options.
 
     Raises:
         ConfigError: a server would refuse them; the message says why.
     """
     policy = load_config({KEY: dict(options)})
-    # where items are encoded follows the policy, as in a server
+    # where items are encoded follows from the policy, as in a server
     stages = tuple(
         stage.model_copy(update={"encoder": None})
         if isinstance(stage, EngineStage) and stage.encoder in ("lane", "in_step")
@@ -39,12 +39,12 @@ def with_options(scenario: Scenario, options: Options) -> Scenario:
 
 
 def on_scenario(scenario: Scenario, simulate: Run) -> Evaluate:
-    """Return what simulates the scenario with all of the given options, and no others, under other seeds."""
+    """Return a function that simulates the scenario with exactly the given options, under other seeds."""
 
     def evaluate(options: Options, seed: int) -> Measured:
         result = simulate(with_options(scenario, options).model_copy(update={"seed": seed}))
         late = result.summary()["ttft_seconds"]["p99"]
-        # nobody has had a first token: as late as the run was long
+        # no request has had a first token: as late as the run was long
         return Measured(result.attainment, result.seconds if late is None else late)
 
     return evaluate
@@ -54,7 +54,7 @@ def tunable(scenario: Scenario) -> EngineStage:
     """Return the stage whose options are searched.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such stage.
     """
     engines = [stage for stage in scenario.stages if isinstance(stage, EngineStage)]
     if not engines:
@@ -63,7 +63,7 @@ def tunable(scenario: Scenario) -> EngineStage:
 
 
 def has_lane(scenario: Scenario) -> bool:
-    """Whether all engines that have the encoder may encode ahead."""
+    """Return whether all engines that have the encoder may encode ahead."""
     engines = [stage for stage in scenario.stages if isinstance(stage, EngineStage)]
     return not any(
         refusal(LaneFacts(workers=stage.devices, other_connector=scenario.encoder_of(stage) == "elsewhere"))

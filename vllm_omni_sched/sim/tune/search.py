@@ -1,4 +1,4 @@
-"""Trials: which options do best under the training seeds."""
+"""Search for the options that do best under the training seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,40 +12,40 @@ from vllm_omni_sched.sim.tune.space import Options, Parameter, suggest
 
 
 class Measured(NamedTuple):
-    """One run. ``attainment``: part of the requests within the SLO; ``ttft_p99``: in seconds."""
+    """Result of one run. ``attainment``: fraction of the requests within the SLO; ``ttft_p99``: in seconds."""
 
     attainment: float
     ttft_p99: float
 
 
 Evaluate = Callable[[Options, int], Measured]
-"""What options bring under a seed; the same requests for the same seed, whatever the options."""
+"""Function that measures options under a seed; the same seed gives the same requests, whatever the options."""
 
-_TIE = 1e-6  # below what one request in a million changes: P99 TTFT decides among equals and nothing else
+_TIE = 1e-6  # below the effect of one request in a million: P99 TTFT decides only among equals
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Options, and what they brought under each training seed."""
+    """Options, and their results under each training seed."""
 
     options: Options
     runs: tuple[Measured, ...]
 
     @property
     def attainment(self) -> float:
-        """Mean over seeds."""
+        """Return the mean attainment over seeds."""
         return float(np.mean([run.attainment for run in self.runs]))
 
     @property
     def score(self) -> float:
-        """What is maximised: attainment; of equal ones, the lower P99 TTFT."""
+        """Return the score to maximise: attainment; of equals, the lower P99 TTFT."""
         late = float(np.mean([run.ttft_p99 / (1 + run.ttft_p99) for run in self.runs]))
         return self.attainment - _TIE * late
 
 
 @dataclass(frozen=True)
 class Search:
-    """All that was tried, best first; of equal ones the fewest options. ``interrupted``: before the last trial."""
+    """All options that were tried, best first; of equals the fewest. ``interrupted``: before the last trial."""
 
     tried: tuple[Tried, ...]
     trials: int
@@ -61,16 +61,16 @@ def search(
     progress: Callable[[int, Tried], None] | None = None,
     accepted: Callable[[Options], bool] = lambda options: True,
 ) -> Search:
-    """Search by the tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of Optuna.
+    """Search with the tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of Optuna.
 
     1. Each trial runs under all training seeds, the same for each trial (common random numbers).
-    2. Options that came before are not run again, and those that a server would refuse are not run at all.
-    3. An interrupt ends the search after what was tried so far.
+    2. Repeated options are not run again, and those that a server would refuse are not run at all.
+    3. An interrupt ends the search with what was tried so far.
 
     Args:
-        seed: of the search.
-        progress: told the number of trials so far, and the best of them.
-        accepted: whether a server would start with these options.
+        seed: seed of the search.
+        progress: called with the number of trials so far, and the best of them.
+        accepted: returns whether a server would start with these options.
 
     Raises:
         ConfigError: Optuna is not installed, there is no seed, or ``trials`` is below 1.
@@ -102,10 +102,10 @@ def search(
 
 
 def told(options: Options, default: Mapping[str, Any]) -> Options:
-    """Those of them that are not as by default.
+    """Return the options that differ from the defaults.
 
     Args:
-        default: what an option is when it is not there.
+        default: the default value of each option.
     """
     return {name: value for name, value in options.items() if value != default.get(name)}
 
@@ -116,8 +116,8 @@ def pruned(
     seeds: Sequence[int],
     accepted: Callable[[Options], bool] = lambda options: True,
 ) -> Tried:
-    """Return the same without options that do no good under the training seeds, one after another; an interrupt ends
-    that. What is not ``accepted`` by a server is not tried.
+    """Return the best options without those that do no good under the training seeds, tested one after another.
+    An interrupt ends that. Options that a server would refuse are not tried.
     """
     kept = best
     try:

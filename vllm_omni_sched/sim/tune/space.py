@@ -1,31 +1,31 @@
-"""The options that are searched, and their bounds."""
+"""Define the options that are searched, and their bounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Options = dict[str, Any]
-"""As under ``omni_sched`` in vLLM's ``--additional-config``; what is not there has its default."""
+"""Options as under ``omni_sched`` in vLLM's ``--additional-config``; missing ones have their defaults."""
 
 
 class Trial(Protocol):
-    """Names values; one of Optuna's."""
+    """Proposes values; a trial of Optuna."""
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of them."""
+        """Propose one of the choices."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """Between them."""
+        """Propose a number between the bounds."""
 
     def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
-        """Between them."""
+        """Propose a whole number between the bounds."""
 
 
 @dataclass(frozen=True)
 class Parameter:
     """An option that is one of ``values``, or a number between ``low`` and ``high`` (whole with ``whole``).
 
-    ``when``: it is asked for only where one of these options has one of these values.
+    ``when``: it is only searched if one of these options has one of these values.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Parameter:
     when: Mapping[str, tuple[Any, ...]] | None = None
 
     def asked(self, options: Options) -> bool:
-        """Whether it matters beside those."""
+        """Return whether it has an effect beside those options."""
         return self.when is None or any(options.get(name) in values for name, values in self.when.items())
 
     def suggest(self, trial: Trial) -> Any:
-        """A value; numbers to three digits, so that one can read them."""
+        """Return a proposed value; numbers are rounded to three digits for readability."""
         if self.values:
             return trial.suggest_categorical(self.name, self.values)
         if self.whole:
@@ -53,10 +53,10 @@ _STEERED = ("pid", "aimd", "adaptive", "learned")
 
 
 def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num_seqs: int = 256) -> list[Parameter]:
-    """What is searched for an engine.
+    """Return the parameters that are searched for an engine.
 
     Args:
-        itl_seconds: of the SLO; targets lie between a fifth of it and all of it.
+        itl_seconds: ITL target of the SLO; targets lie between a fifth of it and all of it.
         encodes: the engine has the encoder.
         paced: its encoder shares processors with the LLM, as on a CPU.
     """
@@ -89,7 +89,7 @@ def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num
 
 
 def suggest(parameters: Sequence[Parameter], trial: Trial) -> Options:
-    """Options of one trial: those that matter."""
+    """Return the options of one trial, without those that have no effect."""
     options: Options = {}
     for parameter in parameters:
         if parameter.asked(options):

@@ -1,4 +1,4 @@
-"""Requests with images of a large service, where most have one and some have hundreds."""
+"""Generate image requests of a large service, most of which have one image and some have hundreds."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -26,8 +26,10 @@ IMAGES = Counts(
 class AzureOptions(ServedOptions):
     """Options of ``azure-lmm``."""
 
-    max_images: int = Field(520, ge=1, description="Requests with more images bring so many: what the server accepts.")
-    burst_ratio: float = Field(5.0, ge=1, le=100, description="The rate in a burst by that between bursts.")
+    max_images: int = Field(
+        520, ge=1, description="Most images of a request, which the server accepts; larger requests are cut to it."
+    )
+    burst_ratio: float = Field(5.0, ge=1, le=100, description="The rate in a burst relative to that between bursts.")
     burst_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="Mean length of a burst.")
     burst_every_seconds: float = Field(
         1800.0, gt=0, allow_inf_nan=False, description="Mean time from the end of a burst to the next."
@@ -39,8 +41,8 @@ class AzureImages:
 
     1. Images per request: 66 % have 1, 71 % up to 4, 86 % up to 9, 92 % up to 25, 95 % up to 100, and 4 % about 500.
     2. Bursts at random times, of random lengths, in which the rate is ``burst_ratio`` times that between them. The
-       mean over all time is ``rate``. (Of bursts only a peak is known, 22,500 images a minute; the options are ours.)
-    3. Tokens of images, of text and of outputs are not published: those of ServeGen.
+       mean over all time is ``rate``. (Only a peak of bursts is published, 22,500 images a minute; options are ours.)
+    3. Tokens of images, of text and of outputs are not published: those of ServeGen are used.
 
     Source: Azure LMM inference traces 2025, as read off the figures of ModServe (arXiv 2502.00937), +/- 2 points.
     """
@@ -56,7 +58,7 @@ class AzureImages:
         self._options = options
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         options = self._options
         times, counts, tokens, names, texts, outputs = random.spawn(6)
         images = endless(lambda n: np.minimum(IMAGES.draw(counts, n), options.max_images))

@@ -1,4 +1,4 @@
-"""What every workload is: options, a mean rate, a source, and a stream of arrivals."""
+"""Define the interface of workloads: options, a mean rate, a source, and a stream of arrivals."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.work import Item, Request
 
 
 class Arrival(NamedTuple):
-    """A request before it has its number: what `Request` has, as it has it."""
+    """A request without its number; fields as in `Request`."""
 
     at: float
     text_tokens: int
@@ -21,22 +21,22 @@ class Arrival(NamedTuple):
 
 
 class Workload(Protocol):
-    """A law that requests arrive by. It keeps no state: each stream begins at time 0."""
+    """A law of arrivals. It keeps no state: each stream begins at time 0."""
 
     @property
     def source(self) -> str:
-        """Where its statistics are from, and which are assumed; for results."""
+        """Return the source of its statistics, and which are assumed; for results."""
 
     @property
     def rate(self) -> float:
-        """Mean requests per second."""
+        """Return the mean requests per second."""
 
     @property
     def thinnable(self) -> bool:
-        """Whether it makes sense to leave some of its requests out."""
+        """Return whether some of its requests may be left out."""
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Everybody who comes, in order of time, made as they are asked for; without an end unless it says so."""
+        """Yield all arrivals in order of time, made on demand; without end unless the workload says otherwise."""
 
 
 class WorkloadOptions(BaseModel):
@@ -54,9 +54,9 @@ class ServedOptions(WorkloadOptions):
 
 
 def requests(workload: Workload, seed: int) -> Iterator[Request]:
-    """The stream of a workload; the same for the same seed.
+    """Yield the requests of a workload; the same for the same seed.
 
-    Kinds draw times and contents from generators of their own: another rate brings the same requests, at other times.
+    Kinds draw times and contents from separate generators: another rate gives the same requests, at other times.
 
     Raises:
         ValueError: the seed is negative.

@@ -1,4 +1,4 @@
-"""Questions about short videos."""
+"""Generate questions about short videos."""
 
 from collections.abc import Iterator
 
@@ -16,16 +16,16 @@ class ClipsOptions(ServedOptions):
     """Options of ``video-clips``."""
 
     cv: float = Field(1.0, ge=0, le=20, description="Coefficient of variation of Gamma gaps; 1: Poisson.")
-    frames: list[int] = Field([30, 60], min_length=1, description="Frames that are wanted of a clip; each as likely.")
+    frames: list[int] = Field([30, 60], min_length=1, description="Wanted frames of a clip, with equal probability.")
     tokens_per_frame: int = Field(433, ge=1, description="Encoder embeddings of a frame.")
     seconds: float = Field(15.0, gt=0, allow_inf_nan=False, description="Length of a clip.")
     fps: float = Field(30.0, gt=0, le=1000, description="Frames per second in the file.")
-    width: int = Field(640, ge=1, description="Of its frames, in pixels.")
-    height: int = Field(360, ge=1, description="Of its frames, in pixels.")
-    gop_frames: int = Field(250, ge=1, description="Frames from one that can be decoded alone to the next.")
-    codec: str = Field("h264", min_length=1, description="As in `Clip`.")
-    question_tokens: int = Field(60, ge=1, description="Mean text tokens; evenly from a half of it to one and a half.")
-    distinct: int = Field(0, ge=0, description="So many different clips, each as likely; 0: all are new.")
+    width: int = Field(640, ge=1, description="Width of the frames, in pixels.")
+    height: int = Field(360, ge=1, description="Height of the frames, in pixels.")
+    gop_frames: int = Field(250, ge=1, description="Frames from one key frame to the next.")
+    codec: str = Field("h264", min_length=1, description="Codec of the file.")
+    question_tokens: int = Field(60, ge=1, description="Mean text tokens; uniform from half to one and a half of it.")
+    distinct: int = Field(0, ge=0, description="Number of different clips, with equal probability; 0: all are new.")
 
     @field_validator("frames")
     @classmethod
@@ -40,7 +40,7 @@ class VideoClips:
 
     1. 60 frames are about 26K tokens: 433 each.
     2. The lengths of questions, frames per second and the GOP are assumed. Outputs are ServeGen's mm-image.
-    3. A clip that is asked about again has the same ``content``, with whatever number of frames.
+    3. A clip that is asked about again has the same ``content``, with any number of frames.
 
     Source: MMVU (arXiv 2501.12380) as used by UnifiedServe (arXiv 2512.17574).
     """
@@ -60,7 +60,7 @@ class VideoClips:
         ]
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         options = self._options
         times, kinds, names, questions, outputs = random.spawn(5)
         kind = endless(lambda n: kinds.integers(len(self._clips), size=n))

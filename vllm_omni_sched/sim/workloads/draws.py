@@ -1,4 +1,4 @@
-"""Distributions through quoted quantiles, and endless draws of them."""
+"""Define distributions through published quantiles, and endless draws from them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,23 +9,23 @@ _BLOCK = 256
 
 
 def endless(draw: Callable[[int], Any]) -> Iterator[Any]:
-    """The values of ``draw(n)``, an array of n of them, one by one and without an end; drawn in blocks."""
+    """Yield the values of ``draw(n)``, an array of n of them, one by one without end; drawn in blocks."""
     while True:
         yield from draw(_BLOCK).tolist()
 
 
 def contents(random: np.random.Generator) -> Iterator[int]:
-    """Contents of items that are all different."""
+    """Yield contents of items that are all different."""
     return endless(lambda number: random.integers(1 << 62, size=number))
 
 
 class Quantiles:
-    """Whole numbers whose distribution passes through quoted quantiles: straight lines between them in log(value).
+    """Whole numbers whose distribution passes through published quantiles: straight lines between them in log(value).
 
-    1. ``points`` are (part, value): so large a part of all is not above it. Both rise. The last part is 1: the largest.
-    2. The least value, of part 0, is fitted so that the mean is the quoted one.
+    1. ``points`` are (fraction, value): that fraction does not exceed the value. Both rise. The last fraction is 1.
+    2. The least value, at fraction 0, is fitted so that the mean is the published one.
 
-    Source: the way is ours, the points are whoever quotes them.
+    Source: the method is ours, the points come from the caller.
 
     Raises:
         ValueError: the points do not rise, or no least value gives that mean.
@@ -45,16 +45,16 @@ class Quantiles:
         self._logs = np.log((low, *values))
 
     def draw(self, random: np.random.Generator, number: int) -> Any:
-        """So many of them, 1 or more each."""
+        """Return so many draws, each 1 or more."""
         return self.at(random.random(number))
 
     def at(self, parts: Any) -> Any:
-        """The values of these quantiles, each between 0 and 1."""
+        """Return the values of these quantiles, each between 0 and 1."""
         return np.maximum(1, np.rint(np.exp(np.interp(parts, self._parts, self._logs)))).astype(np.int64)
 
 
 def _mean(parts: Any, values: Sequence[float]) -> float:
-    """Of lines in log(value) between (part, value): the integral of exp over each."""
+    """Return the mean for straight lines in log(value): the integral of exp over each."""
     found = np.array(values)
     return float((np.diff(parts) * np.diff(found) / np.diff(np.log(found))).sum())
 
@@ -74,12 +74,12 @@ class Counts:
         self._ends = ends / ends[-1]
 
     def draw(self, random: np.random.Generator, number: int) -> Any:
-        """So many of them."""
+        """Return so many draws."""
         return self._values[np.searchsorted(self._ends, random.random(number), side="right")]
 
 
 def spread(values: Sequence[int], probability: float, mean: float | None = None) -> dict[int, float]:
-    """A probability over whole numbers: evenly, or falling by one factor from each to the next so as to have a mean."""
+    """Spread a probability over whole numbers: evenly, or geometrically so that they have the given mean."""
     low, high = -2.0, 2.0
     found = np.array(values, dtype=float)
     weights = np.ones(len(found))

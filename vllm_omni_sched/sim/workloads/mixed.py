@@ -1,4 +1,4 @@
-"""The load of the benchmark ``mixed``: text, and now and then some pictures."""
+"""Generate the load of the benchmark ``mixed``: text, and occasionally images."""
 
 from collections.abc import Iterator
 from heapq import merge
@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.workloads.base import Arrival, ServedOptions
 from vllm_omni_sched.sim.workloads.draws import Counts, contents, endless
 from vllm_omni_sched.sim.workloads.times import gamma_times
 
-_BOS = 1  # a token before the words, which are about one each
+_BOS = 1  # a token before the words, which are about one token each
 _TEXT_PART = 2.0 / 2.4  # of requests: 2.0 a second at load 1, beside 0.4 with images
 _IMAGES = Counts({1: 0.80, 2: 0.07, 3: 0.08, 4: 0.03, 9: 0.02})
 _IMAGE_CV = 2.0
@@ -23,8 +23,8 @@ class MixedOptions(ServedOptions):
 
     embeds: int = Field(64, ge=1, description="Encoder embeddings of an image.")
     text_output_tokens: int = Field(300, ge=1, description="Output tokens of a request without images.")
-    frames: int = Field(0, ge=0, description="When not 0, one request more, with so many images at once.")
-    frames_at_seconds: float = Field(30.0, ge=0, allow_inf_nan=False, description="When it comes.")
+    frames: int = Field(0, ge=0, description="If not 0, one additional request with so many images.")
+    frames_at_seconds: float = Field(30.0, ge=0, allow_inf_nan=False, description="Arrival time of that request.")
 
 
 class MixedLoad:
@@ -46,7 +46,7 @@ class MixedLoad:
         self._options = options
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         options = self._options
         text, images, names = random.spawn(3)
         content = contents(names)
@@ -66,7 +66,7 @@ class MixedLoad:
             yield Arrival(at, next(words) + _BOS, self._options.text_output_tokens, (), self._options.sla)
 
     def _with_images(self, random: np.random.Generator) -> Iterator[tuple[float, int, int, int]]:
-        """(time, images, words, output tokens)."""
+        """Yield (time, images, words, output tokens)."""
         times, counts, lengths, outputs = random.spawn(4)
         return zip(
             gamma_times(times, self.rate * (1 - _TEXT_PART), _IMAGE_CV),

@@ -1,4 +1,4 @@
-"""Workloads made of others: a mix, and one whose rate goes up and down."""
+"""Combine workloads: a mix, and one whose rate goes up and down."""
 
 from collections.abc import Iterator, Mapping
 from heapq import merge
@@ -11,7 +11,7 @@ from vllm_omni_sched.sim.workloads.base import Arrival, Workload, WorkloadOption
 from vllm_omni_sched.sim.workloads.draws import endless
 from vllm_omni_sched.sim.workloads.season import Season, SeasonOptions
 
-_CLIENTS_APART = 1_000_000  # clients of parts of a mix do not meet
+_CLIENTS_APART = 1_000_000  # distance between the client numbers of two parts
 
 
 class MixOptions(WorkloadOptions):
@@ -19,14 +19,14 @@ class MixOptions(WorkloadOptions):
 
     parts: list[dict[str, Any]] = Field(
         min_length=1,
-        description="Tables of other kinds, without `rate`, each with a `weight`: its part of all requests.",
+        description="Tables of other kinds, without `rate`, each with a `weight`: its share of all requests.",
     )
 
 
 class Mix:
     """Several workloads side by side, in order of time.
 
-    1. Each part has its weight's part of the rate.
+    1. Each part has a share of the rate by its weight.
     2. Clients of different parts are different.
     """
 
@@ -35,21 +35,21 @@ class Mix:
 
     @property
     def rate(self) -> float:
-        """Of all parts."""
+        """Return the rate of all parts."""
         return sum(part.rate for part in self._parts)
 
     @property
     def source(self) -> str:
-        """Of each part."""
+        """Return the sources of all parts."""
         return "a mix of: " + "; ".join(f"{part.rate:g}/s of {part.source}" for part in self._parts)
 
     @property
     def thinnable(self) -> bool:
-        """Whether all parts are."""
+        """Return whether all parts are thinnable."""
         return all(part.thinnable for part in self._parts)
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """As long as any part has some."""
+        """Yield arrivals for as long as any part has some."""
 
         def one(number: int, part: Workload, generator: np.random.Generator) -> Iterator[Arrival]:
             for arrival in part.arrivals(generator):
@@ -61,7 +61,7 @@ class Mix:
 
 
 class DayNightOptions(WorkloadOptions, SeasonOptions):
-    """Options of ``day-night``: those of `SeasonOptions`, and whose rate it is."""
+    """Options of ``day-night``: those of `SeasonOptions`, and the workload to vary."""
 
     of: Mapping[str, Any] = Field(description="The table of another kind, without `rate`.")
 
@@ -69,10 +69,10 @@ class DayNightOptions(WorkloadOptions, SeasonOptions):
 class DayNight:
     """Another workload, with a rate that follows `Season`.
 
-    1. The other one runs at the highest rate there can be; of its requests so many are left out, at random and each on
-       its own, that the rate is right at every time ("thinning": Lewis and Shedler, 1979). Between bursts of its own,
-       little is left of how uneven its gaps were.
-    2. ``rate`` is the mean over whole weeks, bursts and the change aside.
+    1. The other workload runs at the highest possible rate; requests are left out independently at random so
+       that the rate is right at every time ("thinning": Lewis and Shedler, 1979). Between its own bursts,
+       little is left of the unevenness of its gaps.
+    2. ``rate`` is the mean over whole weeks, without bursts and the change.
     """
 
     thinnable = True
@@ -88,11 +88,11 @@ class DayNight:
 
     @staticmethod
     def highest_rate(options: DayNightOptions) -> float:
-        """What the other workload has to run at."""
+        """Return the rate at which the other workload must run."""
         return options.rate * Season.largest(options)
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """As long as the other one has some."""
+        """Yield arrivals for as long as the other workload has some."""
         inner, whether, season_random = random.spawn(3)
         season, limit = Season(self._options, season_random), Season.largest(self._options)
         chances = endless(whether.random)

@@ -1,4 +1,4 @@
-"""Arrivals and service as in the textbooks of queueing, to hold a simulation against closed forms."""
+"""Generate arrivals and service of queueing theory, to compare a simulation with closed forms."""
 
 import math
 from collections.abc import Iterator
@@ -18,10 +18,12 @@ class PoissonOptions(ServedOptions):
     service: Literal["deterministic", "exponential", "hyperexponential"] = Field(
         "exponential", description="Distribution of output tokens."
     )
-    output_tokens: int = Field(1000, ge=1, description="Their mean.")
-    service_cv: float = Field(2.0, gt=1, le=20, description="Coefficient of variation, where it is hyperexponential.")
-    arrival_cv: float = Field(1.0, ge=0, le=20, description="Of Gamma gaps; 1: Poisson, 0: evenly spaced.")
-    text_tokens: int = Field(0, ge=0, description="Of the prompt; 0: service is output alone.")
+    output_tokens: int = Field(1000, ge=1, description="Mean output tokens.")
+    service_cv: float = Field(2.0, gt=1, le=20, description="Coefficient of variation of a hyperexponential service.")
+    arrival_cv: float = Field(
+        1.0, ge=0, le=20, description="Coefficient of variation of Gamma gaps; 1: Poisson, 0: evenly spaced."
+    )
+    text_tokens: int = Field(0, ge=0, description="Prompt tokens; 0: service is output alone.")
 
     @model_validator(mode="after")
     def _both_sorts_have_tokens(self) -> "PoissonOptions":
@@ -34,11 +36,11 @@ class PoissonOptions(ServedOptions):
 
 
 class Poisson:
-    """Poisson arrivals of requests that are nothing but output tokens.
+    """Poisson arrivals of requests with output tokens only.
 
-    1. ``deterministic``: all have the mean. ``exponential``: geometric from 1, which is exponential to a token.
-    2. ``hyperexponential``: one of two geometric sorts, both with the same part of all tokens ("balanced means"), so
-       that the coefficient of variation is ``service_cv``, to a token.
+    1. ``deterministic``: all have the mean. ``exponential``: geometric from 1, which is exponential up to a token.
+    2. ``hyperexponential``: one of two geometric sorts, each with half of all tokens ("balanced means"), so
+       that the coefficient of variation is ``service_cv``, up to a token.
 
     Source: Kleinrock, Queueing Systems I, 1975; balanced means: Allen, Probability, Statistics and Queueing Theory,
     1990.
@@ -52,7 +54,7 @@ class Poisson:
         self._options = options
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         options = self._options
         times, service = random.spawn(2)
         outputs = endless(lambda n: self._outputs(service, n))
@@ -71,5 +73,5 @@ class Poisson:
 
 
 def _more_often(cv: float) -> float:
-    """The probability of the shorter of two sorts with balanced means."""
+    """Return the probability of the shorter of two sorts with balanced means."""
     return (1 + math.sqrt((cv**2 - 1) / (cv**2 + 1))) / 2

@@ -1,4 +1,4 @@
-"""Sessions that send a little all the time."""
+"""Generate live sessions that send small items all the time."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -18,7 +18,7 @@ class RealtimeOptions(WorkloadOptions):
 
     item_seconds: float = Field(0.08, gt=0, allow_inf_nan=False, description="A session sends an item this often.")
     session_items: int = Field(7500, ge=1, description="Mean items of a session; 7500 of 80 ms are ten minutes.")
-    modality: str = Field("audio", min_length=1, description="Of its items.")
+    modality: str = Field("audio", min_length=1, description="Modality of the items.")
     embeds: int = Field(1, ge=1, description="Encoder embeddings of an item.")
 
 
@@ -26,8 +26,8 @@ class Realtime:
     """Live sessions: one item per ``item_seconds``, each a request of class ``realtime`` with one output token.
 
     1. ``rate`` counts items. There are always rate x item_seconds sessions, rounded, at least one.
-    2. Sessions begin at random phases. The number of items of one is geometric; where one ends, another ``client``
-       goes on in its place. The rate is therefore exact to the rounding.
+    2. Sessions begin at random phases. The number of items of a session is geometric; when it ends, another ``client``
+       takes its place. The rate is therefore exact up to the rounding.
 
     Source: streaming audio in frames of 80 ms (12.5 Hz); lengths of sessions are assumed.
     """
@@ -41,7 +41,7 @@ class Realtime:
         self.rate = self._sessions / options.item_seconds
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         options = self._options
         phases, lengths, names = random.spawn(3)
         length = endless(lambda n: lengths.geometric(1 / options.session_items, size=n))

@@ -1,6 +1,6 @@
-"""From what a vLLM server counts to the intervals of a trace. Pure: two looks at it make one interval.
+"""Turn the counters of a vLLM server into intervals of a trace. Pure: two scrapes make one interval.
 
-Read are, of vLLM 0.30 (``vllm/v1/metrics/loggers.py``): ``vllm:request_success_total``, ``vllm:num_requests_running``,
+It reads, of vLLM 0.30 (``vllm/v1/metrics/loggers.py``): ``vllm:request_success_total``, ``vllm:num_requests_running``,
 ``vllm:num_requests_waiting``, ``vllm:mm_cache_queries_total`` (items, of whatever modality), and the histograms
 ``vllm:request_prompt_tokens``, ``vllm:request_generation_tokens`` and ``vllm:request_params_max_tokens``.
 Of ours, where `slo_metrics` is on: ``vllm:omni_sched_slo_met_total`` and ``vllm:omni_sched_slo_missed_total`` by class.
@@ -32,14 +32,14 @@ _STARTED = "process_start_time_seconds"
 
 @dataclass
 class Scrape:
-    """One look: counters and gauges by name, requests by class, and of histograms the cumulative counts by bound."""
+    """One scrape: counters and gauges by name, requests by class, and for histograms the cumulative counts by bound."""
 
     values: dict[str, float] = field(default_factory=dict)
     classes: dict[str, float] = field(default_factory=dict)
     buckets: dict[str, dict[float, float]] = field(default_factory=dict)
 
     def counters(self) -> dict[str, float]:
-        """All that a server which goes on never lowers."""
+        """Return all values that never fall while a server runs."""
         found = {name: value for name, value in self.values.items() if name not in (_RUNNING, _WAITING)}
         found |= {f"class {name}": value for name, value in self.classes.items()}
         for name, buckets in self.buckets.items():
@@ -48,10 +48,10 @@ class Scrape:
 
 
 def read_metrics(text: str) -> Scrape:
-    """What a page of metrics says of the load.
+    """Return the load metrics of a page.
 
     Raises:
-        ConfigError: it is not in the text format of Prometheus, or not that of a vLLM server.
+        ConfigError: it is not in the text format of Prometheus, or not from a vLLM server.
     """
     found = Scrape()
     try:
@@ -62,7 +62,7 @@ def read_metrics(text: str) -> Scrape:
         raise ConfigError(f"not metrics in the text format of Prometheus: {error}") from None
     missing = [name for name in (_FINISHED, _RUNNING, _WAITING) if name not in found.values]
     if missing:
-        raise ConfigError(f"no metrics of a vLLM server: there is no {missing[0]}")
+        raise ConfigError(f"not the metrics of a vLLM server: {missing[0]} is missing")
     return found
 
 
@@ -79,14 +79,14 @@ def _take(found: Scrape, name: str, labels: Mapping[str, str], value: float) -> 
 
 
 class Recorder:
-    """Makes intervals of looks at a server.
+    """Makes intervals from scrapes of a server.
 
-    1. Who finished is counted by the server. Who arrived is who finished, and how many more are waiting or running than
-       before. These are not counted at the very same instant: where that makes it negative, arrivals are 0 and the rest
-       is taken off the next interval, so that their sum stays right.
-    2. If a counter is lower than before, or the process another, the server has restarted: all it has counted since is
-       of this interval, and the interval says so. What it did between the look before and its end is lost.
-    3. Items have no modality on a page of metrics: "unknown".
+    1. The server counts finished requests. Arrivals are the finished ones plus the increase of waiting and running
+       ones. These are not counted at the very same instant: if that makes arrivals negative, they are 0 and the rest
+       is subtracted from the next interval, so that their sum stays right.
+    2. If a counter has fallen, or the process is another, the server has restarted: all that it has counted since
+       belongs to this interval, which is marked. What it did between the last scrape and its end is lost.
+    3. Items have no modality on a metrics page: "unknown".
     """
 
     def __init__(self, first: Scrape, now: float) -> None:
@@ -95,14 +95,14 @@ class Recorder:
         self._owed = 0
 
     def interval(self, scrape: Scrape, now: float) -> Interval:
-        """From the look before to this one, which was at ``now``, later, by the same clock.
+        """Return the interval from the last scrape to this one, taken at ``now`` by the same clock.
 
         Raises:
-            ValueError: it is not later.
+            ValueError: ``now`` is not later.
         """
         at, end = round(self._last - self._begin, 3), round(now - self._begin, 3)
         if not end > at:
-            raise ValueError(f"a look at {now} is not later than the one at {self._last}")
+            raise ValueError(f"a scrape at {now} is not later than the last one at {self._last}")
         before, restarted = self._before, self._restarted(scrape)
         if restarted:
             before = Scrape()
@@ -142,7 +142,7 @@ def _whole(now: Mapping[str, float], before: Mapping[str, float], name: str) -> 
 
 
 def _tokens(now: Scrape, before: Scrape, name: str) -> Tokens:
-    """What a histogram has more than before, by bucket; without those that have nothing more."""
+    """Return the increase of a histogram by bucket, without empty buckets."""
     key = _HISTOGRAMS[name]
     then = before.buckets.get(key, {})
     buckets: list[tuple[float | None, int]] = []
@@ -152,7 +152,7 @@ def _tokens(now: Scrape, before: Scrape, name: str) -> Tokens:
         number = round(more - below)
         if number > 0:
             if bottom is not None and (not buckets or buckets[-1][0] != bottom):
-                buckets.append((bottom, 0))  # an empty bucket tells where the next begins
+                buckets.append((bottom, 0))  # an empty bucket marks the begin of the next one
             buckets.append((None if math.isinf(bound) else bound, number))
         below, bottom = more, bound
     return Tokens(tuple(buckets), max(0.0, now.values.get(name + "_sum", 0.0) - before.values.get(name + "_sum", 0.0)))

@@ -1,4 +1,4 @@
-"""All kinds of workloads by name, and how to make one of a table of options."""
+"""List all kinds of workloads by name, and make one from a table of options."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -39,12 +39,12 @@ KINDS: dict[str, type[BaseModel]] = {kind: options for kind, (options, _) in _MA
 
 
 def build(table: Mapping[str, Any], where: str = "[workload]", folder: Path | None = None) -> Workload:
-    """The workload that a table describes: ``kind``, and the options of that kind.
+    """Return the workload of a table: ``kind``, and the options of that kind.
 
     Args:
         table: as read from TOML.
-        where: it was written, for messages.
-        folder: what the file of a trace is relative to; default: the working directory.
+        where: source of the table, for messages.
+        folder: folder to which the file of a trace is relative; default: the working directory.
 
     Raises:
         ConfigError: an option is unknown, missing, of the wrong type or out of range, or a trace cannot be used. The
@@ -83,7 +83,7 @@ def _day_night(options: DayNightOptions, where: str, folder: Path | None) -> Day
     inner = _inner(options.of, DayNight.highest_rate(options), f"{where} of", folder)
     if not inner.thinnable:
         raise ConfigError(
-            f"{where} of: the items of 'realtime' come at fixed times, none can be left out: put it in a 'mix'"
+            f"{where} of: the items of 'realtime' arrive at fixed times and cannot be thinned: put it in a 'mix'"
         )
     return DayNight(options, inner)
 
@@ -91,5 +91,5 @@ def _day_night(options: DayNightOptions, where: str, folder: Path | None) -> Day
 def _inner(table: Mapping[str, Any], rate: float, where: str, folder: Path | None) -> Workload:
     if "rate" in table or "scale" in table:
         key = "rate" if "rate" in table else "scale"
-        raise ConfigError(f"{where}: option {key!r} is for the table around it: leave it out here")
+        raise ConfigError(f"{where}: option {key!r} belongs to the enclosing table: remove it here")
     return build({**table, "rate": rate}, where, folder)

@@ -1,4 +1,4 @@
-"""Playing a recorded trace again."""
+"""Replay a recorded trace."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -22,40 +22,40 @@ class TraceOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    file: str = Field(min_length=1, description="The trace.")
+    file: str = Field(min_length=1, description="File of the trace.")
     rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Mean requests per second; default: as recorded. Not with `scale`."
     )
-    scale: float = Field(1.0, gt=0, le=1e6, description="The rate is multiplied by it.")
-    repeat: int = Field(1, ge=0, description="So many times, one after the other; 0: without an end.")
-    item_modality: str = Field("image", min_length=1, description="Of items whose modality the trace does not tell.")
+    scale: float = Field(1.0, gt=0, le=1e6, description="Factor on the recorded rate.")
+    repeat: int = Field(1, ge=0, description="Number of times that the trace is played; 0: without end.")
+    item_modality: str = Field("image", min_length=1, description="Modality of items for which the trace has none.")
     item_embeds: int = Field(
         0, ge=0, description="Encoder embeddings of an item, for traces of intervals; 0: prompts are all text."
     )
-    sla: str = Field("interactive", min_length=1, description="The class of requests that the trace does not tell.")
+    sla: str = Field("interactive", min_length=1, description="Class of requests for which the trace has none.")
 
     @model_validator(mode="after")
     def _one_rate(self) -> "TraceOptions":
         if self.rate is not None and self.scale != 1:
-            raise ValueError("options 'rate' and 'scale' say the same: keep one")
+            raise ValueError("options 'rate' and 'scale' both set the rate: keep one")
         return self
 
 
 class Replay:
-    """A recorded trace, once or again and again.
+    """A recorded trace, played once or repeatedly.
 
-    Of a trace of requests: these very requests; ``scale`` divides their times. Of a trace of intervals:
+    Of a trace of requests: exactly these requests; ``scale`` divides their times. Of a trace of intervals:
 
     1. An interval has its arrivals x ``scale``, rounded up or down at random so that the mean is right. Their times
-       have Gamma gaps of its ``cv``; without one they are even at random over the interval.
-    2. Prompt and output tokens are drawn from its histograms, each on its own. Within a bucket log(tokens) is spread so
-       that the mean is the recorded one, evenly where it is not known. A bucket without a bound ends at twice its
+       have Gamma gaps with its ``cv``; without one they are uniform over the interval.
+    2. Prompt and output tokens are drawn independently from its histograms. Within a bucket log(tokens) is spread so
+       that the mean is the recorded one, evenly if it is not known. A bucket without a bound ends at twice its
        begin.
-    3. An interval in which nothing finished takes the histograms of the last one before it that has some, or else of
+    3. An interval in which no request finished takes the histograms of the last one before it that has some, or else of
        the first after it.
     4. Items are drawn as a Poisson number with the recorded mean per finished request, with ``item_embeds`` each, as
-       far as the prompt has room for them. Classes are drawn in their recorded parts.
-    5. All contents differ: a trace does not know which were the same.
+       far as the prompt has room for them. Classes are drawn in their recorded proportions.
+    5. All contents differ: a trace does not record which were equal.
     """
 
     thinnable = True
@@ -72,7 +72,7 @@ class Replay:
         self._options = options
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Until the trace has been played so often."""
+        """Yield arrivals until the trace has been played ``repeat`` times."""
         trace = self._trace
         seconds = trace.seconds / self._scale if trace.requests else trace.seconds
         play = self._exactly if trace.requests else self._drawn
@@ -132,17 +132,17 @@ class Replay:
 
 
 def spread_times(random: np.random.Generator, number: int, cv: float | None) -> Any:
-    """So many times from 0 to 1, in order, with Gamma gaps; a coefficient of variation of 1: even at random."""
+    """Return so many times from 0 to 1, in order, with Gamma gaps; a coefficient of variation of 1 is uniform."""
     ends = np.cumsum(random.standard_gamma(1 / (cv or 1.0) ** 2, number + 1))
     return ends[:-1] / ends[-1] if ends[-1] > 0 else np.sort(random.random(number))
 
 
 @lru_cache(maxsize=4096)
 def token_draws(tokens: Tokens) -> Callable[[np.random.Generator, int], Any]:
-    """How to draw numbers of tokens from a histogram that is not empty (rule 2 of `Replay`)."""
+    """Return a function that draws numbers of tokens from a histogram that is not empty (rule 2 of `Replay`)."""
     bounds = [bound for bound, _ in tokens.buckets]
     tops = [(2 * (bounds[at - 1] or 1.0) if at else 1.0) if bound is None else bound for at, bound in enumerate(bounds)]
-    # a bucket has what is above the bound of the one before: whole tokens, so from one more
+    # a bucket holds values above the bound of the one before: whole tokens, so from one more
     lows = np.array([1.0] + [math.floor(top) + 1.0 for top in tops[:-1]])
     highs = np.maximum(lows, np.floor(tops))
     numbers = np.array([number for _, number in tokens.buckets], dtype=float)

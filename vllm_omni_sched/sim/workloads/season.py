@@ -1,4 +1,4 @@
-"""How load goes up and down: seasons, weeks, noise, bursts, and a change that nobody announced."""
+"""Vary the load: seasons, weeks, noise, bursts, and an unannounced change."""
 
 import math
 
@@ -9,7 +9,7 @@ from vllm_omni_sched.sim.workloads.times import Bursts
 
 _DAYS, _WEEKEND = 7, (5, 6)
 _NOISE_LIMIT = 3.0  # standard deviations
-_NOISE_STEPS = 96  # a season: quarters of an hour of a day
+_NOISE_STEPS = 96  # per season: quarters of an hour of a day
 
 
 class SeasonOptions(BaseModel):
@@ -17,11 +17,14 @@ class SeasonOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    season_seconds: float = Field(86_400.0, gt=0, allow_inf_nan=False, description="Length of a season, as a day.")
-    peak_ratio: float = Field(2.0, ge=1, le=20, description="The rate at the peak of a season by its mean.")
-    peak_at: float = Field(0.6, ge=0, lt=1, description="When the peak is, as a part of the season.")
+    season_seconds: float = Field(86_400.0, gt=0, allow_inf_nan=False, description="Length of a season, such as a day.")
+    peak_ratio: float = Field(2.0, ge=1, le=20, description="The rate at the peak of a season relative to its mean.")
+    peak_at: float = Field(0.6, ge=0, lt=1, description="Time of the peak, as a fraction of the season.")
     weekend_ratio: float = Field(
-        1.0, ge=0, le=10, description="The rate of the last 2 of 7 seasons by that of the others; 1: no weekly pattern."
+        1.0,
+        ge=0,
+        le=10,
+        description="The rate of the last 2 of 7 seasons relative to the others; 1: no weekly pattern.",
     )
     noise: float = Field(
         0.0, ge=0, le=1, description="Standard deviation of log(rate) from one 96th of a season to another."
@@ -30,25 +33,25 @@ class SeasonOptions(BaseModel):
         0.0, ge=0, allow_inf_nan=False, description="Mean time from one unforeseen burst to the next; 0: none."
     )
     burst_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="Mean length of a burst.")
-    burst_ratio: float = Field(3.0, ge=1, le=100, description="What the rate is multiplied by in a burst.")
+    burst_ratio: float = Field(3.0, ge=1, le=100, description="Factor on the rate in a burst.")
     change_at_seconds: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="From then on all is otherwise, for good; 0: never."
+        0.0, ge=0, allow_inf_nan=False, description="Time of a lasting change of the load; 0: never."
     )
-    change_ratio: float = Field(2.0, ge=0, le=100, description="What the rate is multiplied by after it.")
+    change_ratio: float = Field(2.0, ge=0, le=100, description="Factor on the rate after the change.")
     change_shift: float = Field(
-        0.0, ge=0, lt=1, description="How much earlier peaks are after it, as a part of the season."
+        0.0, ge=0, lt=1, description="How much earlier peaks are after the change, as a fraction of the season."
     )
 
 
 class Season:
-    """What the mean rate is multiplied by at a time; times are asked for in order.
+    """Factor on the mean rate as a function of time; times must be requested in order.
 
     1. A season is exp(k cos x) / I0(k), with k such that its peak is ``peak_ratio``; its mean is 1.
     2. The last 2 of 7 seasons are multiplied by ``weekend_ratio``; the mean of a week stays 1.
-    3. Noise is lognormal of mean 1, another for each 96th of a season, cut off at 3 standard deviations.
-    4. Bursts and the change come on top: they are what a forecast did not know, and raise the mean.
+    3. Noise is lognormal with mean 1, drawn for each 96th of a season, cut off at 3 standard deviations.
+    4. Bursts and the change are added: a forecast does not know them, and they raise the mean.
 
-    Source: the form is that of von Mises, as a positive season with one peak; the parameters are whoever sets them.
+    Source: the form is that of von Mises, as a positive season with one peak; the parameters come from the caller.
     """
 
     def __init__(self, options: SeasonOptions, random: np.random.Generator) -> None:
@@ -64,16 +67,16 @@ class Season:
 
     @staticmethod
     def largest(options: SeasonOptions) -> float:
-        """What it never exceeds with these options."""
+        """Return the upper bound of the factor with these options."""
         burst = options.burst_ratio if options.burst_every_seconds else 1.0
         change = max(1.0, options.change_ratio) if options.change_at_seconds else 1.0
         week = max(1.0, options.weekend_ratio) / (1 + (options.weekend_ratio - 1) * len(_WEEKEND) / _DAYS)
         noise = math.exp(options.noise * _NOISE_LIMIT)
-        # the season is fitted to the peak, so it may be above it by rounding
+        # the season is fitted to the peak, so it may exceed it by rounding
         return options.peak_ratio * (1 + 1e-9) * week * noise * burst * change
 
     def at(self, when: float) -> float:
-        """At that many seconds; not before the last time asked for."""
+        """Return the factor at that many seconds, which must not be before the last time requested."""
         options = self._options
         season = when / options.season_seconds
         day = int(season)
@@ -97,7 +100,7 @@ class Season:
 
 
 def _sharpness(peak_ratio: float) -> float:
-    """k for which exp(k) / I0(k) is the ratio; about sqrt(2 pi k) for large k."""
+    """Return k for which exp(k) / I0(k) is the ratio; about sqrt(2 pi k) for large k."""
     low, high = 0.0, 700.0
     for _ in range(80):
         middle = (low + high) / 2

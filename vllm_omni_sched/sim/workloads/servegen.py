@@ -1,4 +1,4 @@
-"""Production traffic with images, and without, after the statistics of ServeGen."""
+"""Generate production traffic with and without images, from the statistics of ServeGen."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ TEXT_TOKENS = Quantiles(((0.5, 106), (0.9, 1914), (0.99, 3064), (1, 16384)), mea
 OUTPUT_TOKENS = Quantiles(((0.5, 100), (0.9, 264), (0.99, 587), (1, 2048)), mean=130)
 IMAGE_TOKENS = Quantiles(((0.5, 540), (0.9, 1224), (0.99, 1271), (1, 1280)), mean=650)
 IMAGES = Counts(
-    {0: 0.006, 1: 0.798, 2: 0.066, 3: 0.076, 4: 0.021}  # quoted; the rest so that P99 is 9 and the mean 1.59
+    {0: 0.006, 1: 0.798, 2: 0.066, 3: 0.076, 4: 0.021}  # published; the rest so that P99 is 9 and the mean 1.59
     | spread(range(5, 10), 0.024)
     | spread(range(10, 50), 0.009, mean=20.0)
 )
@@ -55,7 +55,7 @@ class ServeGenText:
         self._options = options
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         times, texts, outputs = random.spawn(3)
         sizes = zip(
             endless(lambda n: TEXT_TOKENS.draw(texts, n)),
@@ -67,7 +67,7 @@ class ServeGenText:
             yield Arrival(at, text, output, (), sla, client)
 
     def times(self, random: np.random.Generator) -> Iterator[tuple[float, int]]:
-        """When which client sends something."""
+        """Yield the time and the client of each arrival."""
         return client_times(random, clients(self.rate) if self._options.clients else [(self.rate, 1.0)])
 
 
@@ -83,7 +83,7 @@ class ServeGenImages(ServeGenText):
     source = _SOURCE.format(what="images, tokens per image, text and output tokens, clients")
 
     def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
-        """Without an end."""
+        """Yield arrivals without end."""
         text, counts, tokens, names = random.spawn(4)
         images = endless(lambda n: IMAGES.draw(counts, n))
         embeds = endless(lambda n: IMAGE_TOKENS.draw(tokens, n))
@@ -94,7 +94,7 @@ class ServeGenImages(ServeGenText):
 
 
 def clients(rate: float) -> list[tuple[float, float]]:
-    """(rate, coefficient of variation) of each, largest first."""
+    """Return (rate, coefficient of variation) of each client, largest first."""
     parts = skewed(_CLIENTS, _FIRST, _THEIR_PART)
     cvs = [1.0] * _CLIENTS
     before = 0.0

@@ -1,4 +1,4 @@
-"""When requests arrive: Gamma gaps, clients together, times of more and of less."""
+"""Generate arrival times: Gamma gaps, several clients, bursts."""
 
 import math
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from vllm_omni_sched.sim.workloads.draws import endless
 
 
 def gamma_times(random: np.random.Generator, rate: float, cv: float = 1.0) -> Iterator[float]:
-    """Times with Gamma gaps of that mean rate and coefficient of variation; 1: a Poisson process, 0: evenly spaced.
+    """Yield times with Gamma gaps of that mean rate and coefficient of variation; 1: a Poisson process, 0: even gaps.
 
-    Somebody begins to look at a process that has been running: the first time is the rest of a gap, so the rate is the
+    The process has been running before time 0: the first time is the rest of a gap, so the rate is the
     same from the start. (With an ordinary first gap, (cv^2 - 1) / 2 arrivals too many would come early: Cox, Renewal
     Theory, 1962.)
     """
@@ -30,7 +30,7 @@ def gamma_times(random: np.random.Generator, rate: float, cv: float = 1.0) -> It
 
 
 def client_times(random: np.random.Generator, clients: list[tuple[float, float]]) -> Iterator[tuple[float, int]]:
-    """(time, client) of several clients that each have a (rate, coefficient of variation)."""
+    """Yield (time, client) of several clients that each have a (rate, coefficient of variation)."""
 
     def one(number: int, generator: np.random.Generator, rate: float, cv: float) -> Iterator[tuple[float, int]]:
         return ((at, number) for at in gamma_times(generator, rate, cv))
@@ -40,9 +40,9 @@ def client_times(random: np.random.Generator, clients: list[tuple[float, float]]
 
 
 class Bursts:
-    """Times of bursts: they come at random, last for random times, and are asked for in order.
+    """Random bursts of random lengths; times must be requested in order.
 
-    ``every_seconds``: mean from the end of one to the begin of the next; ``seconds``: mean of one. Both exponential.
+    ``every_seconds``: mean from the end of a burst to the begin of the next; ``seconds``: mean length; exponential.
     """
 
     def __init__(self, random: np.random.Generator, every_seconds: float, seconds: float) -> None:
@@ -52,7 +52,7 @@ class Bursts:
         self._until = random.exponential(self._means[self._on])
 
     def at(self, when: float) -> bool:
-        """Whether there is one at that time; times never go back."""
+        """Return whether there is a burst at that time; times must not go back."""
         while when >= self._until:
             self._on = not self._on
             self._until += self._random.exponential(self._means[self._on])
@@ -60,7 +60,7 @@ class Bursts:
 
 
 def skewed(number: int, first: int, part: float) -> list[float]:
-    """Parts of ``number`` that sum to 1, the n-th as 1/n^s; s so that the first ones together have ``part``."""
+    """Return ``number`` fractions that sum to 1, the n-th as 1/n^s, with s such that the first ones sum to ``part``."""
     low, high = 0.0, 8.0
     ranks = np.arange(1, number + 1, dtype=float)
     weights = ranks

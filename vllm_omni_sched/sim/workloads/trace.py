@@ -1,12 +1,12 @@
-"""The trace format: what arrived, in numbers, without content and without ids.
+"""Define the trace format: arrivals in numbers, without content and without ids.
 
 A text file of JSON, one value a line. The first line is the header::
 
     {"format": "vllm-omni-sched trace", "version": 1, "interval_seconds": 10.0, "source": "...", "begins": "..."}
 
-After it come either lines of kind ``interval`` (as `vllm-omni-sched record` writes them: what a server counted between
-two looks at it; a replay has the same rates and distributions, but draws each request), or lines of kind ``request``
-(exact traces, such as a benchmark writes: a replay has these very requests). A file has one of the two, never both.
+Then follow either lines of kind ``interval`` (as `vllm-omni-sched record` writes them: counts of a server between
+two scrapes; a replay has the same rates and distributions, but draws each request), or lines of kind ``request``
+(exact traces, such as a benchmark writes: a replay has exactly these requests). A file has one of the two, never both.
 
 Intervals follow each other without gaps; requests are in order of time.
 """
@@ -33,10 +33,11 @@ Bucket = tuple[Annotated[float, msgspec.Meta(gt=0)] | None, Count]
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line.
+    """The first line of a trace.
 
-    ``interval_seconds``: about how long intervals are. ``source``: what was recorded, in words. ``begins``: the wall
-    time of second 0 as ISO 8601, empty where it is not known.
+    ``interval_seconds``: approximate length of intervals. ``source``: description of the recording. ``begins``: the
+    wall
+    time of second 0 as ISO 8601, empty if it is not known.
     """
 
     format: str
@@ -50,7 +51,7 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A histogram of tokens of the requests that finished in an interval.
 
     ``buckets``: (most tokens, requests), rising, not cumulative; None for the last, which has no bound. ``total``:
-    tokens of all of them, 0 where it is not known.
+    total tokens, 0 if not known.
     """
 
     buckets: tuple[Bucket, ...] = ()
@@ -58,17 +59,17 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def requests(self) -> int:
-        """In all buckets."""
+        """Return the requests in all buckets."""
         return sum(number for _, number in self.buckets)
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="interval"):
-    """What happened from ``at``, for ``seconds``.
+    """Counts of an interval from ``at`` of length ``seconds``.
 
-    ``arrivals``: requests that came. The rest describes those that ``finished`` in it: their tokens, their multimodal
-    ``items`` by modality ("unknown" where the server does not tell), their ``classes``. ``max_tokens``: the output that
-    was allowed. ``waiting``, ``running``: requests at its end. ``cv``: coefficient of variation of the gaps between
-    arrivals, where known. ``restarted``: the server began anew in it, what was before is lost.
+    ``arrivals``: requests that arrived. The rest describes those that ``finished`` in it: their tokens, multimodal
+    ``items`` by modality ("unknown" if the server does not tell), their ``classes``. ``max_tokens``: the allowed
+    output. ``waiting``, ``running``: requests at its end. ``cv``: coefficient of variation of the gaps between
+    arrivals, if known. ``restarted``: the server restarted in it, and earlier counts are lost.
     """
 
     at: Seconds
@@ -87,7 +88,7 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="request"):
-    """One request. ``items``: (modality, encoder embeddings) each; ``client``: a number, the same for the same one."""
+    """One request. ``items``: (modality, encoder embeddings) each; ``client``: a number that identifies the client."""
 
     at: Seconds
     text_tokens: Count
@@ -99,7 +100,7 @@ class Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 
 @dataclass(frozen=True)
 class Trace:
-    """A file that was read: one of ``intervals`` and ``requests`` is empty."""
+    """A trace that was read: one of ``intervals`` and ``requests`` is empty."""
 
     header: Header
     intervals: tuple[Interval, ...] = ()
@@ -107,19 +108,19 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From its begin to the end of its last interval, or a mean gap after its last request."""
+        """Return the seconds to the end of its last interval, or to a mean gap after its last request."""
         if self.intervals:
             return self.intervals[-1].at + self.intervals[-1].seconds
         return self.requests[-1].at * (1 + 1 / len(self.requests)) or self.header.interval_seconds
 
     @property
     def arrivals(self) -> int:
-        """All of them."""
+        """Return the number of all arrivals."""
         return len(self.requests) or sum(interval.arrivals for interval in self.intervals)
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in a file.
+    """Return the trace in a file.
 
     Raises:
         ConfigError: it cannot be read, or a line of it is wrong: not JSON, cut off, of another version, with a key that
@@ -131,7 +132,7 @@ def read_trace(path: str | Path) -> Trace:
         raise ConfigError(f"trace {str(path)!r} cannot be read: {error.strerror or error}") from None
     lines = data.split(b"\n")
     if lines[-1]:
-        raise ConfigError(f"{path}, line {len(lines)}: the last line is cut off: delete it, or copy the file again")
+        raise ConfigError(f"{path}, line {len(lines)}: the last line is incomplete: delete it, or copy the file again")
     header = _header(lines[0] if data else None, f"{path}, line 1")
     intervals: list[Interval] = []
     requests: list[Exact] = []
@@ -146,12 +147,12 @@ def read_trace(path: str | Path) -> Trace:
         else:
             if requests and entry.at < requests[-1].at:
                 raise ConfigError(
-                    f"{where}: at is {entry.at:g}, before that of the line above, {requests[-1].at:g}: sort it"
+                    f"{where}: at is {entry.at:g}, before that of the line above, {requests[-1].at:g}: sort the lines"
                 )
             requests.append(entry)
     trace = Trace(header, tuple(intervals), tuple(requests))
     if not trace.arrivals:
-        raise ConfigError(f"{path}: there is no request in it")
+        raise ConfigError(f"{path}: the trace has no requests")
     return trace
 
 
@@ -167,7 +168,9 @@ def _header(line: bytes | None, where: str) -> Header:
     if not isinstance(found, Mapping) or found.get("format") != FORMAT:
         raise ConfigError(f'{where}: not a trace: its first line must have "format": "{FORMAT}"')
     if found.get("version") != VERSION:
-        raise ConfigError(f"{where}: version {found.get('version')!r} of the format; this release reads {VERSION}")
+        raise ConfigError(
+            f"{where}: version {found.get('version')!r} of the format is not supported; this release reads {VERSION}"
+        )
     header: Header = _decoded(_HEADER, line, where)
     return header
 
@@ -198,14 +201,16 @@ def _check_interval(entry: Interval, before: Interval | None, where: str) -> Non
     if late > _TOUCH_SECONDS:
         raise ConfigError(f"{where}: there is a gap of {late:g} s before it: fill it with an interval without arrivals")
     if late < -_TOUCH_SECONDS:
-        raise ConfigError(f"{where}: at is {entry.at:g}, before {end:g}, where the interval above ends: sort it")
+        raise ConfigError(
+            f"{where}: at is {entry.at:g}, before {end:g}, where the previous interval ends: sort the lines"
+        )
 
 
 class TraceWriter:
-    """Writes a trace beside its place, and puts it there when it is closed; only whole lines.
+    """Writes a trace to a temporary file, and moves it to its place when it is closed; whole lines only.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -216,12 +221,12 @@ class TraceWriter:
         self._write(header)
 
     def add(self, entry: Interval | Exact) -> None:
-        """One more line."""
+        """Add a line."""
         self._write(entry)
         self.lines += 1
 
     def close(self) -> bool:
-        """Put the file in its place, unless it has nothing but a header; whether it is there."""
+        """Move the file to its place unless it has only a header; return whether it is there."""
         self._file.close()
         if self.lines:
             self._beside.replace(self.path)
@@ -235,10 +240,10 @@ class TraceWriter:
 
 
 def write_trace(path: Path, header: Header, entries: Iterable[Interval | Exact]) -> None:
-    """A trace with these lines.
+    """Write a trace with these lines.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     writer = TraceWriter(path, header)
     try:

@@ -53,5 +53,5 @@ def test_pixels_and_frames_are_what_counts(decoder):
 def test_a_codec_that_cannot_be_decoded():
     with pytest.raises(ConfigError, match="'a100-80gb' decode h264, hevc, vp9, not 'av1': set decoders = 'cpu'"):
         NvdecDecoder(device("a100-80gb")).frames_seconds(HD._replace(codec="av1"), 1)
-    with pytest.raises(ConfigError, match="of a core, av1, h264, hevc were measured, not 'h265'"):
+    with pytest.raises(ConfigError, match="decoding on a core was measured for av1, h264, hevc, not for 'h265'"):
         CoreDecoder().frames_seconds(HD._replace(codec="h265"), 1)

@@ -127,7 +127,7 @@ def drop(*keys):
         (put("answer_seconds", value=float("inf")), "key 'answer_seconds': .*finite"),
         (put("lane_slowdown", value=0), "key 'lane_slowdown': .*greater than 0, got 0"),
         (put("frontend", "per_item", "image", value=-1.0), "key 'frontend.per_item.image'"),
-        (drop("kv_tokens"), "key 'kv_tokens' is missing; have the file written again"),
+        (drop("kv_tokens"), "key 'kv_tokens' is missing; write the file again"),
         (drop("encode", "image", "per_item"), "key 'encode.image.per_item' is missing"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_chunk_ends_before_an_item_for_which_the_encoder_has_no_budget_left() 
 
 @pytest.mark.parametrize("smaller", ["encoder_budget_embeds", "encoder_cache_embeds"])
 def test_an_item_larger_than_budget_or_cache_is_refused_as_vllm_does(smaller: str) -> None:
-    with pytest.raises(ConfigError, match="request 7 has an item of 400 embeddings, and the engine takes items of 150"):
+    with pytest.raises(ConfigError, match="item of 400 embeddings, but the engine accepts at most 150"):
         Run(limits={smaller: 150}).serve([Request(7, 0.0, 50, 1, (picture(100), picture(400, 2)))])
 
 
@@ -94,7 +94,7 @@ def test_where_kv_memory_ends_the_last_one_gives_way_and_all_tokens_are_made_onc
 
 
 def test_what_never_fits_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="request 3 needs 101 tokens of KV cache, and a replica has 100"):
+    with pytest.raises(ConfigError, match="request 3 needs 101 tokens of KV cache, but a replica has 100"):
         Run(limits={"kv_tokens": 100}).serve([Request(3, 0.0, 100, 1)])
 
 

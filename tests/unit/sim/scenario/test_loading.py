@@ -83,7 +83,7 @@ def test_an_empty_table_empties(tmp_path: Path) -> None:
         ("stages.7.replicas", "there is no 'stages.7'; there are video, llm, speech"),
         ("stages.llm", "'stages.llm' is an entry; name a key of it"),
         ("seed.more", "'seed.more' cannot be set: 'seed' is 3, no table"),
-        ("stages..replicas", "'stages..replicas' is no dotted key"),
+        ("stages..replicas", "'stages..replicas' is not a dotted key"),
         ("workload.tempo", "unknown option 'workload.tempo'"),
         ("stages.llm.replica", "unknown option 'stages.llm.replica'; did you mean 'stages.llm.replicas'?"),
     ],
@@ -187,11 +187,11 @@ def test_stock_decodes_on_a_gpu_with_as_many_decoders_as_vllm_has_by_default(
     [
         (
             'decoders = "nvdec"\ncollaborative = false\nper_replica = 6',
-            "'stages.video.per_replica' is 6, and the a100-80gb that an API server decodes on has 5 video engines",
+            "'stages.video.per_replica' is 6, but the a100-80gb that an API server decodes on has 5 video engines",
         ),
         (
             'decoders = "nvdec"\nper_replica = 41',
-            "'stages.video.per_replica' is 41, and a node of 8 a100-80gb has 40 video engines",
+            "'stages.video.per_replica' is 41, but a node of 8 a100-80gb has 40 video engines",
         ),
     ],
 )

@@ -97,9 +97,9 @@ def test_intervals_follow_each_other_without_gaps():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("<html>nothing here</html>", "not metrics in the text format|no metrics of a vLLM server"),
-        ("", "no metrics of a vLLM server: there is no vllm:request_success_total"),
-        ("process_cpu_seconds_total 3\n", "no metrics of a vLLM server"),
+        ("<html>nothing here</html>", "not metrics in the text format|not the metrics of a vLLM server"),
+        ("", "not the metrics of a vLLM server: vllm:request_success_total is missing"),
+        ("process_cpu_seconds_total 3\n", "not the metrics of a vLLM server"),
         ("vllm:request_success_total x\n", "not metrics in the text format"),
     ],
 )

@@ -57,16 +57,16 @@ def test_requests_are_read(tmp_path):
         (["x"], "line 1: not JSON"),
         ([{"version": 1}], "line 1: not a trace: its first line must have"),
         (["[1]"], "line 1: not a trace"),
-        ([{**HEADER, "version": 2}, FIRST], "line 1: version 2 of the format; this release reads 1"),
+        ([{**HEADER, "version": 2}, FIRST], "line 1: version 2 of the format is not supported; this release reads 1"),
         ([{**HEADER, "interval": 1}, FIRST], "line 1: Object contains unknown field `interval`"),
         ([{**HEADER, "interval_seconds": 0}, FIRST], "line 1: Expected `float` > 0"),
-        ([HEADER], "there is no request in it"),
-        ([HEADER, SECOND | {"at": 0.0}], "there is no request in it"),
+        ([HEADER], "the trace has no requests"),
+        ([HEADER, SECOND | {"at": 0.0}], "the trace has no requests"),
         ([HEADER, FIRST, "{"], "line 3: not JSON"),
         ([HEADER, FIRST, ""], "line 3: not JSON"),
         ([HEADER, {**FIRST, "at": 1.0}], "line 2: the first interval must begin at 0, got 1"),
         ([HEADER, FIRST, {**SECOND, "at": 20.0}], "line 3: there is a gap of 10 s before it"),
-        ([HEADER, FIRST, {**SECOND, "at": 5.0}], "line 3: at is 5, before 10, where the interval above ends"),
+        ([HEADER, FIRST, {**SECOND, "at": 5.0}], "line 3: at is 5, before 10, where the previous interval ends"),
         ([HEADER, {**FIRST, "arrivals": -1}], r"line 2: Expected `int` >= 0 - at `\$.arrivals`"),
         ([HEADER, {**FIRST, "arrivals": 1.5}], "line 2: Expected `int`, got `float`"),
         ([HEADER, {**FIRST, "seconds": 0}], r"line 2: Expected `float` > 0.0 - at `\$.seconds`"),
@@ -92,9 +92,9 @@ def test_what_is_wrong_is_said_with_file_and_line(tmp_path, lines, said):
 
 
 def test_a_cut_off_line_is_no_line(tmp_path):
-    with pytest.raises(ConfigError, match="line 3: the last line is cut off"):
+    with pytest.raises(ConfigError, match="line 3: the last line is incomplete"):
         read_trace(written(tmp_path, HEADER, FIRST, json.dumps(SECOND)[:-9], end=""))
-    with pytest.raises(ConfigError, match="line 2: the last line is cut off"):
+    with pytest.raises(ConfigError, match="line 2: the last line is incomplete"):
         read_trace(written(tmp_path, HEADER, FIRST, end=""))
 
 
