@@ -40,8 +40,8 @@ class Prompts:
         """A prompt that the front end has to make tokens of."""
         return {"prompt": " ".join(["word"] * words)}
 
-    def images(self, number: int, words: int = 0) -> dict[str, Any]:
-        """So many images of noise, each another one, and some words behind them."""
+    def images(self, number: int) -> dict[str, Any]:
+        """So many images of noise, each another one."""
         from PIL import Image
 
         assert self.image_size is not None, "the model takes no images"
@@ -49,7 +49,7 @@ class Prompts:
         drawn = [
             Image.fromarray(self._random.integers(0, 255, (height, width, 3), dtype=np.uint8)) for _ in range(number)
         ]
-        text = self._dummy.get_dummy_text({"image": number}) + " ".join(["word"] * words)
+        text = self._dummy.get_dummy_text({"image": number})
         return {"prompt": text, "multi_modal_data": {"image": drawn}}
 
     def _word_tokens(self) -> list[int]:

@@ -1,6 +1,6 @@
 """Which model would have forecast this history best."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,7 @@ class Score:
     quantiles: Series
 
 
-def rolling_origin(
-    history: Series, season: int, steps: int, holdout: int, models: Sequence[ModelChoice] | None = None
-) -> Mapping[ModelChoice, Score]:
+def rolling_origin(history: Series, season: int, steps: int, holdout: int) -> Mapping[ModelChoice, Score]:
     """Forecast the last ``holdout`` values from every origin in them, ``steps`` ahead, by every model.
 
     Models are fitted once, before the first origin, and from there take one value after the other: none sees what
@@ -46,7 +44,7 @@ def rolling_origin(
     origins = range(cut, len(history) - steps + 1)
     actual = np.stack([roots[origin : origin + steps] for origin in origins])
     scores = {}
-    for choice in models or choices(cut, season):
+    for choice in choices(cut, season):
         model = fit(choice, roots[:cut], season)
         forecasts = np.empty_like(actual)
         for row, origin in enumerate(origins):
