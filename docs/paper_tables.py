@@ -272,7 +272,7 @@ def headline(body: Mapping[str, Any], throughput: Mapping[str, Any] | None) -> s
     least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
     said = (
         f"Simulated on a node of 8 A100 that answers questions about videos, and compared with vLLM tuned by the same "
-        f"search, this package serves {ratios[least]:.2g} ({least}) to {ratios[most]:.2g} times ({most}) the requests "
+        f"search, this package serves {ratios[least]:.3g} ({least}) to {ratios[most]:.3g} times ({most}) the requests "
         "within the SLO"
     )
     if throughput is not None:
@@ -282,7 +282,7 @@ def headline(body: Mapping[str, Any], throughput: Mapping[str, Any] | None) -> s
             if OURS in found and BEST in found
         ]
         if gains:
-            said += f", and {min(gains):.2g} to {max(gains):.2g} times the throughput when saturated"
+            said += f", and {min(gains):.3g} to {max(gains):.3g} times the throughput when saturated"
     return said + ". No GPU has run it yet.\n"
 
 

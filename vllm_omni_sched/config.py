@@ -1,7 +1,7 @@
-"""Reading the options of `options.py`, once at start-up.
+"""Reads the options of `options.py`, once at start-up.
 
-They ride in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, or in a YAML
-file that is named there: ``{"omni_sched": "/etc/omni_sched.yaml"}``.
+They are given in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, or in a YAML file that is named there:
+``{"omni_sched": "/etc/omni_sched.yaml"}``.
 """
 
 import difflib
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 KEY = "omni_sched"
-_NEAR = 0.85  # similarity above which another key is ours, misspelt
-MOST_CHARACTERS = 1 << 20  # of a file of options; the largest that makes sense has some thousands
+_NEAR = 0.85  # similarity above which a key counts as a misspelling of ours
+MOST_CHARACTERS = 1 << 20  # bound on a file of options; real files have at most some thousands
 MOST_VALUES = 100_000
 MOST_NESTED = 64
 
@@ -45,17 +45,17 @@ _Options = TypeVar("_Options", bound=BaseModel)
 
 
 def load_config(additional_config: Any) -> OmniSchedConfig:
-    """The options in a vLLM ``additional_config``.
+    """Return the options in a vLLM ``additional_config``.
 
     Raises:
-        ConfigError: it is no mapping, the file it names cannot be read, or an option is
-            unknown, of the wrong type, out of range, or needs another one. The message names the key.
+        ConfigError: it is not a mapping, the file that it names cannot be read, or an option is unknown, of the wrong
+            type, out of range, or needs another one. The message names the key.
     """
     if additional_config is None:
         return OmniSchedConfig()
     if not isinstance(additional_config, Mapping):
         raise ConfigError(
-            f"--additional-config must be a mapping to carry our options, got {type(additional_config).__name__}; "
+            f"--additional-config must be a mapping to hold our options, got {type(additional_config).__name__}; "
             f'write it as {{"{KEY}": {{...}}}}'
         )
     for key in additional_config:
@@ -78,7 +78,7 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
 
 
 def is_nearly_ours(key: Any) -> bool:
-    """Return whether a key is nearly `KEY`: keys of other plugins are theirs."""
+    """Return whether a key looks like a misspelling of `KEY`; other keys belong to other plugins."""
     if not isinstance(key, str) or key == KEY:
         return False
     letters = re.sub(r"[^a-z]", "", key.lower()).removeprefix("vllm")
@@ -89,13 +89,13 @@ def is_nearly_ours(key: Any) -> bool:
 def read_options(
     model: type[_Options], options: Mapping[Any, Any], where: str = f"additional_config[{KEY!r}]", *, group: str = ""
 ) -> _Options:
-    """The options that a mapping holds, as `model`.
+    """Return the options of a mapping as an instance of ``model``.
 
     Args:
         model: pydantic model that forbids unknown keys.
-        options: as the operator wrote them.
-        where: he wrote them, for messages.
-        group: the key that holds them, where they are options of an option.
+        options: the options as the operator wrote them.
+        where: the place of the options, for messages.
+        group: the key that holds the options, if they are a group in other options.
 
     Raises:
         ConfigError: an option is unknown, of the wrong type or out of range. The message names the key.
@@ -108,7 +108,7 @@ def read_options(
 
 
 def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
-    """What was asked for and lacks what it needs."""
+    """Yield a message for each option that lacks another one that it needs."""
     host = config.encoder_cache_host_bytes
     if host and not config.encode_ahead:
         yield (
@@ -121,14 +121,14 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
 
 
 def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
-    """What a YAML file holds; an empty one holds an empty mapping.
+    """Return the content of a YAML file; an empty mapping for an empty file.
 
     Args:
-        only: the key at its top that is ours, where the rest is somebody else's.
+        only: the key at the top level whose options are ours, if the rest of the file belongs to another program.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has a key twice. The message names it, and `named_by` which
-            names it.
+        ConfigError: it cannot be read, is not YAML, or has a key twice. The message names the file, and `named_by`
+            where the file cannot be read.
     """
     import yaml
 
@@ -147,7 +147,7 @@ def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
         _refuse_large(path, root)
         for key, first, again in _twice(root):
             if only is None or key.split(".")[0] == only:
-                raise ConfigError(f"{path}: option {key!r} is there twice, in lines {first} and {again}: keep one")
+                raise ConfigError(f"{path}: option {key!r} is given twice, in lines {first} and {again}: keep one")
         options = loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
@@ -155,7 +155,7 @@ def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
 
 
 def _refuse_nested(path: str, text: str) -> None:
-    """Refuse a YAML text that is nested more deeply than any options are, before it is taken apart recursively."""
+    """Refuse a YAML text that is nested more deeply than any options, before it is parsed recursively."""
     import yaml
 
     depth = 0
@@ -164,20 +164,20 @@ def _refuse_nested(path: str, text: str) -> None:
             depth += 1
             if depth > MOST_NESTED:
                 line = event.start_mark.line + 1 if event.start_mark is not None else 0
-                raise ConfigError(f"{path}: line {line} is nested more than {MOST_NESTED} deep; no option is")
+                raise ConfigError(f"{path}: line {line} is nested more than {MOST_NESTED} levels deep; no option is")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
 def _refuse_large(path: str, root: Any) -> None:
-    """Refuse a YAML document that becomes too large or too deep when its aliases are written out, or never ends."""
+    """Refuse a YAML document that becomes too large or too deep when its aliases are expanded, or contains itself."""
     import yaml
 
     sizes: dict[int, tuple[int, int]] = {}  # values and depth of each node
 
     def measure(node: Any, above: frozenset[int]) -> tuple[int, int]:
         if id(node) in above:
-            raise ConfigError(f"{path}: an alias in line {node.start_mark.line + 1} holds itself; write it out")
+            raise ConfigError(f"{path}: an alias in line {node.start_mark.line + 1} contains itself; write it out")
         if id(node) not in sizes:
             inner: list[Any] = []
             if isinstance(node, yaml.SequenceNode):
@@ -199,9 +199,9 @@ def _refuse_large(path: str, root: Any) -> None:
 
 
 def _twice(root: Any) -> Iterator[tuple[str, int, int]]:
-    """Keys of YAML nodes that a mapping has twice, of which YAML takes the last: their paths, and both lines.
+    """Yield path and both lines of each key that a YAML mapping has twice; YAML would silently use the last.
 
-    1 and "1" are the same: both name a stage.
+    1 and "1" count as the same key, because both name a stage.
     """
     import yaml
 
@@ -228,7 +228,7 @@ def _twice(root: Any) -> Iterator[tuple[str, int, int]]:
 
 @dataclass(frozen=True)
 class ResolvedOption:
-    """An option with the value that it has; ``given``: by the operator, else it is the default."""
+    """An option with its value; ``given`` tells whether the operator set it, or it is the default."""
 
     name: str
     value: Any
@@ -239,7 +239,7 @@ class ResolvedOption:
 
     @property
     def shown(self) -> str:
-        """The value, as it is written in YAML."""
+        """The value as it is written in YAML."""
         return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 
@@ -247,7 +247,7 @@ def resolved(options: BaseModel, *, group: str = "") -> list[ResolvedOption]:
     """Return all options with their values, as the operator would write them.
 
     Args:
-        group: the key that holds them, where they are options of an option.
+        group: the key that holds the options, if they are a group in other options.
     """
     prefix = f"{group}." if group else ""
     return [
@@ -257,8 +257,8 @@ def resolved(options: BaseModel, *, group: str = "") -> list[ResolvedOption]:
 
 
 def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
-    """One validation error in one sentence that says what would be right."""
-    by_name = error["loc"][-1:] == ("[key]",)  # of a mapping whose keys are not options, but names
+    """Return one validation error as one sentence that names the fix."""
+    by_name = error["loc"][-1:] == ("[key]",)  # a mapping whose keys are names, not options
     if by_name or error["type"] == "invalid_key":
         at = (prefix + ".".join(map(str, error["loc"][: -2 if by_name else -1]))).removesuffix(".")
         return (
@@ -266,8 +266,8 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
             + f" must be text, got {error['input']!r}; put it in quotes, or correct it (YAML takes a bare on, off, yes "
             "or no for true or false)"
         )
-    name = str(error["loc"][0]) if error["loc"] else ""  # what follows are the branches of a union
-    if not name:  # of several options together, in our own words
+    name = str(error["loc"][0]) if error["loc"] else ""  # the further parts are the branches of a union
+    if not name:  # an error about several options together, from our own validator
         return str(error["msg"]).removeprefix("Value error, ")
     key = prefix + name
     if error["type"] == "extra_forbidden":

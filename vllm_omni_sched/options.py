@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-"""Processors, as in ``1,4-7``."""
+"""Pattern of a list of processors, such as ``1,4-7``."""
 
 
 class Toggle(str, Enum):
-    """``auto``: where this vLLM has the extension points; ``on``: or refuse to start; ``off``: never."""
+    """State of a feature: ``auto`` if this vLLM has the extension points; ``on`` or refuse to start; ``off`` never."""
 
     AUTO = "auto"
     ON = "on"
@@ -19,21 +19,21 @@ class Toggle(str, Enum):
 
 
 class ReleaseMode(str, Enum):
-    """What becomes of the raw data of committed items."""
+    """Treatment of the raw data of committed items."""
 
     SPILL = "spill"
     KEEP = "keep"
 
 
 class EvictionOrder(str, Enum):
-    """Which freeable encoding leaves the encoder cache first."""
+    """Order in which freeable encodings leave the encoder cache."""
 
     AGE = "age"  # the one that has been freeable for longest, as in vLLM
     WORTH = "worth"  # the one worth least
 
 
 class OrderMode(str, Enum):
-    """In which order waiting requests run."""
+    """Order in which waiting requests run."""
 
     ARRIVAL = "arrival"
     SLA = "sla"
@@ -48,7 +48,7 @@ class ClientClass(str, Enum):
 
 
 class ControlMode(str, Enum):
-    """What steers a limit."""
+    """Controller of a limit."""
 
     OFF = "off"
     PID = "pid"
@@ -64,7 +64,7 @@ class OmniSchedConfig(BaseModel):
 
     windows: Toggle = Field(
         Toggle.AUTO,
-        description="Visit only the items in a step's window, where vLLM scans them all or needs sorted ends.",
+        description="Visit only the items in a step's window, where vLLM scans all items or needs sorted ends.",
     )
     encoder_cache: Toggle = Field(
         Toggle.AUTO,
@@ -72,14 +72,14 @@ class OmniSchedConfig(BaseModel):
     )
     encoder_cache_order: EvictionOrder = Field(
         EvictionOrder.AGE,
-        description="Which encoding goes when the encoder cache is full: the one unused longest, as in vLLM, or the "
-        "one of least worth, seconds to encode it again × recent uses / bytes.",
+        description="Encoding that is evicted when the encoder cache is full: the one unused longest ('age'), as in "
+        "vLLM, or the one of least worth ('worth'): seconds to encode it again × recent uses / bytes.",
     )
     encoder_cache_host_bytes: int = Field(
         0,
         ge=0,
-        description="Host memory for encodings that left the encoder cache, in bytes: they are restored, not encoded "
-        "again, where that is quicker. Needs `encode_ahead`; 0 keeps none.",
+        description="Host memory for evicted encodings, in bytes: they are restored instead of encoded again, if that "
+        "is quicker. Needs `encode_ahead`; 0 keeps none.",
     )
     strip_frontier: Toggle = Field(
         Toggle.AUTO,
@@ -99,24 +99,26 @@ class OmniSchedConfig(BaseModel):
     )
     mrope_append: Toggle = Field(
         Toggle.AUTO,
-        description="Extend the M-RoPE positions of a session, not recompute them, for models where that is exact: "
-        "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-ASR, GLM-4.1V, ERNIE-4.5-VL and models that inherit their positions.",
+        description="Extend the M-RoPE positions of a session instead of recomputing them, for models where "
+        "that is exact: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-ASR, GLM-4.1V, ERNIE-4.5-VL and models that inherit "
+        "their positions.",
     )
     release: ReleaseMode = Field(
         ReleaseMode.SPILL,
-        description="Raw data of a session's committed items: 'spill' to a private file, read back on preemption, "
-        "or 'keep' in memory.",
+        description="Treatment of the raw data of a session's committed items: 'spill' it to a private file and "
+        "read it back on preemption, or 'keep' it in memory.",
     )
     release_batch_items: int = Field(
         64,
         ge=1,
         le=65536,
-        description="Items that are released together; also the number a session must commit before any is.",
+        description="Number of items that are released together; a session must commit that many before any is "
+        "released.",
     )
     spill_dir: str | None = Field(
         None,
         description="Folder of the spill files; default is the system's temporary folder. "
-        "Not a memory-backed one, or nothing is saved.",
+        "It must not be memory-backed, or no memory is saved.",
     )
     spill_max_bytes: int = Field(
         8 << 30,
@@ -125,7 +127,8 @@ class OmniSchedConfig(BaseModel):
     )
     encode_ahead: bool = Field(
         False,
-        description="Encode the items of waiting requests in a lane beside the LLM, so that tokens of others go on.",
+        description="Encode the items of waiting requests in a lane beside the LLM, while other requests go on "
+        "decoding.",
     )
     encode_lane_nice: int | None = Field(
         None,
@@ -135,9 +138,9 @@ class OmniSchedConfig(BaseModel):
     )
     encode_lane_cpus: str = Field(
         "auto",
-        description="CPUs only: where encoder processes work. 'auto': one on the cores that no thread of the LLM is "
-        "bound to, if those are at least half as many, and one on the LLM's; 'shared': one on the LLM's; or a list of "
-        "its processors, such as '1,4-7'.",
+        description="CPUs only: processors of the encoder processes. 'auto': one process on the cores that no "
+        "thread of the LLM is bound to, if these are at least half as many as the LLM's, and one on the LLM's; "
+        "'shared': one process on the LLM's; or a list of processors for one process, such as '1,4-7'.",
     )
     encode_lane_sms: int | None = Field(
         None,
@@ -145,42 +148,51 @@ class OmniSchedConfig(BaseModel):
         description="CUDA only: streaming multiprocessors that the lane may use, as a green context; default is all.",
     )
     encode_lane_min_share: float = Field(
-        0.1, gt=0.0, le=1.0, description="Part of the time that the lane may take however slow tokens come, in (0, 1]."
+        0.1,
+        gt=0.0,
+        le=1.0,
+        description="Least share of the device's time that the lane gets, however slow decoding is, in (0, 1].",
     )
     itl_target_ms: float = Field(
         50.0,
         gt=0.0,
         le=60_000.0,
-        description="Inter-token latency to keep, in milliseconds; above it the lane's share falls. Where "
-        "`prefill_control` aims at longer steps, the share falls above that aim only.",
+        description="Target inter-token latency, in milliseconds; above it the lane's share falls. If "
+        "`prefill_control` aims at longer steps, the share falls only above that aim.",
     )
     decode_pace: float | None = Field(
         None,
         ge=0.0,
         le=1.0,
-        description="While an encode runs on a CPU, steps come no faster than this part of the inter-token-latency "
-        "target, so that the encoder gets its share of the processors; default is 0.8, or 0.3 where it has some of its "
-        "own; 0 for as fast as they can.",
+        description="While an encode runs on a CPU, steps are spaced by at least this fraction of the "
+        "inter-token-latency target, so that the encoder gets its share of the processors; default is 0.8, or 0.3 if "
+        "the encoder has processors of its own; 0 does not slow steps.",
     )
     waiting_order: OrderMode = Field(
         OrderMode.ARRIVAL,
-        description="Waiting requests run in the order of 'arrival' (vLLM's own queue), or of 'sla': class, deadline "
-        "slack, priority, cost, what they share, and age.",
+        description="Order in which waiting requests run: 'arrival' (vLLM's own queue), or 'sla': by class, deadline "
+        "slack, priority, cost, shared items, and age.",
     )
     max_wait_seconds: float = Field(
         30.0,
         gt=0.0,
         le=3600.0,
-        description="A request that waited as long as this runs before all others; with `waiting_order: sla`.",
+        description="A request that has waited this long runs before all others; with `waiting_order: sla`.",
     )
-    realtime_ttft_ms: float = Field(300.0, gt=0.0, description="TTFT promised to streaming sessions.")
-    realtime_itl_ms: float = Field(50.0, gt=0.0, description="Inter-token latency promised to streaming sessions.")
-    interactive_ttft_ms: float = Field(2000.0, gt=0.0, description="TTFT promised to all other requests.")
-    interactive_itl_ms: float = Field(100.0, gt=0.0, description="Inter-token latency promised to them.")
+    realtime_ttft_ms: float = Field(300.0, gt=0.0, description="TTFT target of streaming sessions, in milliseconds.")
+    realtime_itl_ms: float = Field(
+        50.0, gt=0.0, description="Inter-token latency target of streaming sessions, in milliseconds."
+    )
+    interactive_ttft_ms: float = Field(
+        2000.0, gt=0.0, description="TTFT target of all other requests, in milliseconds."
+    )
+    interactive_itl_ms: float = Field(
+        100.0, gt=0.0, description="Inter-token latency target of all other requests, in milliseconds."
+    )
     client_classes: tuple[ClientClass, ...] = Field(
         (ClientClass.INTERACTIVE, ClientClass.BATCH),
-        description="Classes that a request may name in `omni_class`; one that names another is refused. Streaming "
-        "sessions are realtime without naming it; add `realtime` where every client may go before all others.",
+        description="Classes that a request may name in `omni_class`; a request that names another class is refused. "
+        "Streaming sessions are realtime without naming it; add `realtime` if every client may go before all others.",
     )
     client_ttft_ms_min: float | None = Field(
         None,
@@ -195,37 +207,45 @@ class OmniSchedConfig(BaseModel):
         "`realtime_itl_ms`, 0 for any.",
     )
     slo_metrics: bool = Field(
-        False, description="Measure TTFT, inter-token latency and goodput by class; some microseconds a step."
+        False, description="Measure TTFT, inter-token latency and goodput by class; costs some microseconds per step."
     )
     batch_control: ControlMode = Field(
-        ControlMode.OFF, description="What steers how many requests run at once, on the latency of steps."
+        ControlMode.OFF, description="Controller of the number of running requests, from the step time."
     )
-    batch_min: int = Field(1, ge=1, description="Least requests that may run at once, under `batch_control`.")
-    batch_max: int = Field(32, ge=1, description="Most requests that may run at once, under `batch_control`.")
+    batch_min: int = Field(1, ge=1, description="Least number of running requests under `batch_control`.")
+    batch_max: int = Field(32, ge=1, description="Largest number of running requests under `batch_control`.")
     prefill_control: ControlMode = Field(
         ControlMode.OFF,
-        description="What steers how many prompt tokens a step computes beside decodes, on the latency of steps; "
-        "'adaptive' learns what a token costs; 'learned' has it aim higher or lower, as a bandit chooses that was "
-        "trained in the simulator to keep `interactive_itl_ms`.",
+        description="Controller of the prompt tokens that a step computes beside decodes, from the step time; "
+        "'adaptive' learns the cost of a token; 'learned' also raises or lowers the aim, as chosen by a bandit "
+        "that was trained in the simulator to keep `interactive_itl_ms`.",
     )
-    prefill_min_tokens: int = Field(64, ge=1, description="Least prompt tokens of a step, under `prefill_control`.")
+    prefill_min_tokens: int = Field(
+        64, ge=1, description="Least number of prompt tokens of a step under `prefill_control`."
+    )
     control_interval_ms: float = Field(
-        1000.0, gt=0.0, le=60_000.0, description="Time between decisions of 'pid', 'aimd' and 'learned'."
+        1000.0,
+        gt=0.0,
+        le=60_000.0,
+        description="Time between decisions of 'pid', 'aimd' and 'learned', in milliseconds.",
     )
     control_target_ms: float = Field(
-        50.0, gt=0.0, le=60_000.0, description="Latency of a step that the controls aim at."
+        50.0, gt=0.0, le=60_000.0, description="Step time that the controllers aim at, in milliseconds."
     )
     pieces: bool = Field(
-        False, description="Long prompts go in pieces, while others wait: each gets a fair part of a step's tokens."
+        False,
+        description="Split long prompts into pieces while others wait, so that each gets a fair part of a "
+        "step's tokens.",
     )
     encoder_split: bool = Field(
         False,
-        description="Beside decodes, encode in a step what itl_target_ms allows; split it fairly among modalities.",
+        description="While requests decode, encode in a step only what `itl_target_ms` allows, split fairly "
+        "among modalities.",
     )
     encode_rounds: bool = Field(
         False,
-        description="Items whose encode would break the inter-token latency of those who decode are held back, and "
-        "several requests' items are encoded while nobody decodes; for engines that encode in the step.",
+        description="Hold back items whose encode would break the inter-token latency of decoding requests, and encode "
+        "the items of several requests while no request decodes; for engines that encode in the step.",
     )
     video: dict[str, Any] = Field(
         default_factory=dict,
@@ -298,19 +318,22 @@ class OmniSchedConfig(BaseModel):
             )
         if self.encode_rounds and self.encode_ahead:
             raise ValueError(
-                "options 'encode_rounds' and 'encode_ahead' exclude each other: with the lane nothing is held up that "
-                "rounds could spare; leave one of them out"
+                "options 'encode_rounds' and 'encode_ahead' exclude each other: encodes in the lane do not "
+                "delay decodes, so that rounds have nothing to save; leave one of them out"
             )
         if self.batch_control in (ControlMode.ADAPTIVE, ControlMode.LEARNED):
             raise ValueError(
                 f"option 'batch_control' must be 'off', 'pid' or 'aimd': '{self.batch_control.value}' is for "
-                "prefill_control"
+                "prefill_control alone"
             )
         return self
 
     @property
     def share_target_seconds(self) -> float:
-        """Above this inter-token latency the lane's share falls; steps that prompts fill are not the lane's doing."""
+        """The inter-token latency above which the lane's share falls, in seconds.
+
+        The lane does not slow down for steps that `prefill_control` makes longer.
+        """
         aims = self.control_target_ms if self.prefill_control is not ControlMode.OFF else 0.0
         return max(self.itl_target_ms, aims) / 1e3
 

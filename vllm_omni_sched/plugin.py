@@ -1,10 +1,8 @@
 """`register()`, the entry point in ``vllm.general_plugins``.
 
-vLLM calls it in the API server, the engine core, every worker and the subprocess
-that inspects models, sometimes twice. It hooks two methods, both of which ask
-first whether this engine was started with our scheduler or our video loader, and
-do nothing else when it was not; and it gives our video loader a name. Where
-vLLM-Omni is loaded, or once its engine is, that asks us about its stages, too.
+vLLM calls it in the API server, the engine core, every worker and the subprocess that inspects models, sometimes twice.
+It hooks two methods, which do nothing unless this engine was started with our scheduler or our video loader, and it
+registers our video loader. If vLLM-Omni is loaded, or once its engine is, our connectors are registered there, too.
 """
 
 import functools
@@ -31,8 +29,8 @@ def register() -> None:
     """Hook vLLM. Idempotent; either all hooks are set or none.
 
     Raises:
-        MissingSymbolError: never; a vLLM without these methods is left alone, and
-            starting our scheduler there says what is missing.
+        MissingSymbolError: never; a vLLM without these methods is left unchanged, and starting our scheduler there
+            reports what is missing.
     """
     hooks = [
         (compat.ARG_UTILS, "EngineArgs", "create_engine_config", _check_options_early),
@@ -43,14 +41,14 @@ def register() -> None:
         methods = [getattr(cls, name) for cls, name, _ in found]
         loaders = import_module(compat.VIDEO).VIDEO_LOADER_REGISTRY
     except (ImportError, AttributeError) as error:
-        logger.warning("vllm-omni-sched is not active: this vLLM has no such extension point (%s)", error)
+        logger.warning("vllm-omni-sched is not active, because this vLLM lacks an extension point: %s", error)
         return
     for (cls, name, wrap), method in zip(found, methods, strict=True):
         if not hasattr(method, _MARK):
             wrapper = functools.wraps(method)(wrap(method))
             setattr(wrapper, _MARK, True)
             setattr(cls, name, wrapper)
-    loaders.register(NAME)(FlashCodecLoader)  # a name, until somebody chooses it
+    loaders.register(NAME)(FlashCodecLoader)  # only a name, until an operator chooses it
 
     if "vllm_omni" in sys.modules:
         _know_stages()

@@ -126,7 +126,7 @@ def test_no_descriptor_for_a_result_is_an_error_of_the_lane(process_lane: Proces
     select.select([process_lane], [], [], LONG)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        with pytest.raises(LaneError, match="cannot be taken"):
+        with pytest.raises(LaneError, match="reading a result of the encoder process failed"):
             process_lane.poll()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

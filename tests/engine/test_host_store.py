@@ -56,7 +56,7 @@ def test_a_slice_does_not_keep_the_batch_that_it_is_part_of():
 
 def test_what_is_not_there_is_an_error_and_never_an_empty_tensor():
     cache: dict[str, torch.Tensor] = {}
-    with pytest.raises(EncodingLostError, match="the encoding a was to be restored"):
+    with pytest.raises(EncodingLostError, match="encoding a cannot be restored"):
         HostStore(64).restore(HostOrders(restore=("a",)), cache)
     assert cache == {}
 

@@ -10,7 +10,7 @@ from tests.engine.harness.engines import VARIANTS, stock_engines
 from tests.engine.harness.scenarios import ITEMS_OF_LONG_SESSION, SCENARIOS
 from tests.engine.harness.workload import Session
 
-OTHER_DECISIONS = ("encode-ahead", "steered", "worth")
+OTHER_DECISIONS = ("encode-ahead", "encode-rounds", "steered", "worth")
 SCENARIOS_OF_STOCK = {spec.name: spec.scenarios for spec in stock_engines("llava", "voxtral")}
 CASES = [
     pytest.param(variant, scenario, id=f"{variant.name}-{scenario}")

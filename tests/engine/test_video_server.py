@@ -103,8 +103,8 @@ def test_many_at_once(servers):
 @pytest.mark.parametrize(
     ("video", "kwargs", "says"),
     [
-        (b"not a video" * 100, {}, "this is no video file that can be read"),
-        (audio_only, {}, "there is no video stream in the file"),
+        (b"not a video" * 100, {}, "the file is not a readable video"),
+        (audio_only, {}, "the file has no video stream"),
         (lambda: clip("h264"), {"sampling": "qwen2_vll"}, "sampling is 'qwen2_vll', which is none of vLLM's"),
         (lambda: clip("h264"), {"omni_class": "urgent"}, "omni_class is 'urgent'; it must be one of"),
     ],

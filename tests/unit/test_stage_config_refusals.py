@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named(tmp_path, text, says):
     ],
 )
 def test_what_is_there_twice_is_refused(tmp_path, text, key, lines):
-    says = f"ours.yaml: option '{key}' is there twice, in lines {lines}: keep one"
+    says = f"ours.yaml: option '{key}' is given twice, in lines {lines}: keep one"
     file = deploy(tmp_path, text, "ours.yaml")
     with pytest.raises(ConfigError, match=says):
         load_stage_config(None, {VARIABLE: str(file)})
@@ -144,9 +144,9 @@ def test_what_is_there_twice_is_refused(tmp_path, text, key, lines):
 def test_in_the_deploy_yaml_only_what_is_ours_is_refused(tmp_path):
     theirs = deploy(tmp_path, "stages: []\nstages: [{a: 1, a: 2}]\nomni_sched: {}\n")
     assert load_stage_config(theirs, {}) == StageSchedConfig()
-    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched.pools' is there twice, in lines 1 and 1"):
+    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched.pools' is given twice, in lines 1 and 1"):
         load_stage_config(deploy(tmp_path, "omni_sched: {pools: {}, pools: {}}\n"), {})
-    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched' is there twice"):
+    with pytest.raises(ConfigError, match=r"deploy.yaml: option 'omni_sched' is given twice"):
         load_stage_config(deploy(tmp_path, "omni_sched: {}\nomni_sched: {}\n"), {})
 
 
@@ -176,7 +176,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (NESTED, "nested"),
         ("batching:\n" + "".join(" " * i + "- \n" for i in range(1, 200)), "nested"),
         (BOMB, "aliases"),
-        ("batching: &self {stages: *self}\n", "holds itself"),
+        ("batching: &self {stages: *self}\n", "contains itself"),
         ("# " + "x" * (1 << 20) + "\n", "characters"),
     ],
     ids=["flow", "block", "bomb", "circle", "long"],

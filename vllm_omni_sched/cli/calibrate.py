@@ -1,4 +1,6 @@
-"""``vllm-omni-sched calibrate``: what work costs on the engine that runs here, as a file for the simulator."""
+"""``vllm-omni-sched calibrate``: measures the cost of work on the engine of this machine, as a file for the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def calibrate(
 ) -> None:
     """Measure what steps, encodes and the front end cost on this machine, and write it as a file for `simulate`.
 
-    Exit status: 0 when the file is written, 1 when the engine fails, 2 when the call makes no sense.
+    Exit status: 0 if the file is written, 1 if the engine fails, 2 if an argument is invalid.
     """
     arguments = _parsed(engine_args)
     size = _size(image_size)
@@ -50,7 +52,7 @@ def calibrate(
     if find_spec("vllm") is None:
         _leave(_USAGE, f"vLLM is not installed: {how_to_install('vllm')}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # not above: they need vLLM
+    # imported late: these modules need vLLM
     from vllm_omni_sched.engine.calibration.measure import Plan, measure
     from vllm_omni_sched.sim.costs import calibration_file
     from vllm_omni_sched.sim.costs.fit import fit
@@ -85,7 +87,7 @@ def calibrate(
 
 
 def screen(costs: dict[str, Any]) -> Table:
-    """The costs on one page."""
+    """Return the costs as one page."""
     shown = Table(box=None, pad_edge=False, show_header=False)
     shown.add_column()
     shown.add_column(justify="right")

@@ -1,4 +1,4 @@
-"""``vllm-omni-sched decode``: some frames of a video, decoded as the server would decode them, and what it took."""
+"""``vllm-omni-sched decode``: decodes frames of a video as the server would, and reports the time of each stage."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def decode(
     file: Annotated[Path, typer.Argument(help="A video.", show_default=False)],
     frames: Annotated[
         int | None,
-        typer.Option(min=1, help=f"So many frames, evenly spaced; {_FRAMES} if nothing is said.", show_default=False),
+        typer.Option(min=1, help=f"Number of frames, evenly spaced; default: {_FRAMES}.", show_default=False),
     ] = None,
-    fps: Annotated[float | None, typer.Option(help="So many frames per second.", show_default=False)] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames per second.", show_default=False)] = None,
     every: Annotated[bool, typer.Option("--all", help="Every frame.")] = False,
     decoders: Annotated[
         int | None,
@@ -38,11 +38,11 @@ def decode(
     contact_sheet: Annotated[
         Path | None, typer.Option(metavar="PICTURE", help="Write the frames as one picture here.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Decode some frames of a video by all processors, and say where the time went.
+    """Decode some frames of a video on all processors, and report the time of each stage.
 
-    Exit status: 0 when all is well, 1 when the video cannot be decoded, 2 when the call makes no sense.
+    Exit status: 0 on success, 1 if the video cannot be decoded, 2 if an argument is invalid.
     """
     if sum((frames is not None, fps is not None, every)) > 1:
         _leave(_USAGE, "give one of --frames, --fps and --all")
@@ -51,7 +51,7 @@ def decode(
     _need("av", "PyAV")
     if contact_sheet is not None:
         _need("PIL", "Pillow")
-    # not above: they need numpy and what the extra brings
+    # imported late: these modules need numpy and the packages of the extra
     from vllm_omni_sched.cli import decode_rules, decode_view
 
     rule: Rule = decode_rules.uniform(frames or _FRAMES)
@@ -123,6 +123,6 @@ def _need(module: str, name: str) -> None:
 
 
 def _leave(status: int, said: str) -> NoReturn:
-    """End with one line."""
+    """Print a one-line error and exit."""
     typer.echo(f"vllm-omni-sched decode: {' '.join(said.split())}", err=True)
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""Which frames `decode` decodes, and what it says of a video's structure. Pure."""
+"""The choice of the frames that `decode` decodes, and facts on a video's structure. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex
 
 Rule = Callable[["VideoIndex"], list[int]]
-"""Numbers of wanted frames, in display order."""
+"""Returns the numbers of the frames to decode, in display order."""
 
 
 def all_frames(index: VideoIndex) -> list[int]:
-    """Every frame."""
+    """Choose every frame."""
     return list(range(shown_frames(index)))
 
 
 def uniform(count: int) -> Rule:
-    """So many, evenly spaced from the first to the last, as vLLM samples by number of frames."""
+    """Choose ``count`` frames, evenly spaced from the first to the last, as vLLM samples by number of frames."""
 
     def rule(index: VideoIndex) -> list[int]:
         total = shown_frames(index)
@@ -37,7 +37,7 @@ def uniform(count: int) -> Rule:
 
 
 def per_second(fps: float) -> Rule:
-    """The frame that is shown at each tick of 1 / fps seconds from the first frame; none twice."""
+    """Choose the frame that is shown at each tick of 1 / fps seconds from the first frame; none twice."""
 
     def rule(index: VideoIndex) -> list[int]:
         times = frame_times(index)
@@ -51,7 +51,7 @@ def per_second(fps: float) -> Rule:
 
 
 def frame_times(index: VideoIndex) -> npt.NDArray[np.float64]:
-    """When each frame is shown, in seconds from the first; by its number and the mean rate where there are no pts."""
+    """Return when each frame is shown, in seconds from the first; without pts, by its number and the mean rate."""
     if index.order is Order.PTS:
         numerator, denominator = index.time_base
         pts = shown_pts(index)
@@ -60,7 +60,7 @@ def frame_times(index: VideoIndex) -> npt.NDArray[np.float64]:
 
 
 def gop_starts(index: VideoIndex) -> list[int]:
-    """Numbers of the frames where decoding may begin; empty where frames are only counted."""
+    """Return the numbers of the frames where decoding may begin; empty if frames are only counted."""
     if index.order is not Order.PTS:
         return []
     starts = index.packets[(index.packets["flags"] & PacketFlag.START) > 0]

@@ -1,4 +1,4 @@
-"""The sampled frames as one picture."""
+"""Contact sheets: the sampled frames as one picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = (_WIDE - 2 * _MARGIN + _GAP) // (_CELL + _GAP)
 
 
 class Layout(NamedTuple):
-    """Cells of a sheet, in pixels."""
+    """The grid of a contact sheet: numbers of columns and rows, and the size of a cell in pixels."""
 
     columns: int
     rows: int
@@ -33,11 +33,11 @@ class Layout(NamedTuple):
 
 
 def layout(count: int, width: int, height: int) -> Layout:
-    """A grid about as wide as a screen, whose cells have the shape of the frames, and are no larger than these.
+    """Return a grid about as wide as a screen, whose cells have the shape of the frames and are no larger.
 
     Args:
-        count: of frames; at least one.
-        width, height: of a frame.
+        count: number of frames; at least one.
+        width, height: size of a frame, in pixels.
     """
     shape = height / width
     ideal = math.sqrt(count * shape * _SCREEN)
@@ -53,10 +53,10 @@ def layout(count: int, width: int, height: int) -> Layout:
 
 
 def write_sheet(path: Path, name: str, decoded: Decoded) -> None:
-    """Write the picture; its kind is told by the path's ending. At most `MAX_CELLS` frames, evenly chosen.
+    """Write a contact sheet of at most `MAX_CELLS` frames, evenly chosen; the path's suffix gives the format.
 
     Raises:
-        OSError, ValueError: it cannot be written there, or such pictures cannot be written.
+        OSError, ValueError: the file cannot be written, or the format is not supported.
     """
     count = len(decoded.indices)
     chosen = range(count) if count <= MAX_CELLS else np.linspace(0, count - 1, MAX_CELLS, dtype=int).tolist()
@@ -100,7 +100,7 @@ def _header(draw: ImageDraw.ImageDraw, width: int, name: str, decoded: Decoded, 
 
 
 def _cut(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: int) -> str:
-    """As much of it as fits."""
+    """Return as much of the text as fits into ``room`` pixels."""
     if draw.textlength(text, font) <= room:
         return text
     while text and draw.textlength(text + "…", font) > room:

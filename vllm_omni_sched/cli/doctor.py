@@ -1,4 +1,4 @@
-"""``vllm-omni-sched doctor``: does our scheduler work here, with which features, and if not, why."""
+"""``vllm-omni-sched doctor``: reports whether our scheduler works here, with which features, and otherwise why not."""
 
 import contextlib
 import dataclasses
@@ -42,16 +42,17 @@ def doctor(
         typer.Option(help="With --stages: the model that is served, where the deploy YAML names no pipeline."),
     ] = None,
 ) -> None:
-    """Say in one screen what is installed, which features are active and why, and what would keep vLLM from starting.
+    """Report on one screen what is installed, which features are active and why, and what prevents vLLM from starting.
 
-    Exit status: 0 when vllm serve can start with our scheduler, and with the stages that were asked about; 1 when it
-    cannot.
+    Exit status: 0 if vllm serve can start with our scheduler, and with the given stages; 1 if it cannot.
     """
     if stages is None and os.environ.get(VARIABLE):
         stages = Path(os.environ[VARIABLE])
     if model is not None and stages is None:
-        raise typer.BadParameter("it is for --stages; give that too, or leave --model out", param_hint="--model")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # importing vLLM logs to stdout, where the answer goes
+        raise typer.BadParameter(
+            "it is used with --stages only; give that too, or leave --model out", param_hint="--model"
+        )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # importing vLLM logs to stdout, where the findings go
     waiting = Console(stderr=True).status("Importing vLLM ...")
     with waiting, contextlib.redirect_stdout(sys.stderr):
         findings = diagnose(_parsed(additional_config))
@@ -65,8 +66,8 @@ def doctor(
 
 
 def screen(findings: Diagnosis, *, with_options: bool = False) -> RenderableType:
-    """The findings as one page: versions, options if they are asked for, features, video, extension points, verdict;
-    and stages, if they are asked for.
+    """Return the findings as one page: versions, options if given, features, video, extension points, verdict, and
+    stages if given.
     """
     parts: list[RenderableType] = [_versions(findings)]
     if with_options and findings.options:
@@ -109,7 +110,7 @@ def _probes(findings: Diagnosis) -> Table:
 
 
 def _short(symbol: str) -> str:
-    """Class and method, or the function: where it lives is in ``--json``."""
+    """Return class and method, or the function; ``--json`` has the full path."""
     parts = symbol.split(".")
     return ".".join(parts[-2:] if parts[-2][:1].isupper() else parts[-1:])
 

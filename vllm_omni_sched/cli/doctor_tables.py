@@ -1,4 +1,4 @@
-"""Tables of what `doctor` has found."""
+"""Tables for the findings of `doctor`."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def section(title: str, *columns: str) -> Table:
 
 
 def options_table(title: str, options: Sequence[ResolvedOption]) -> Table:
-    """Return the options with their values, and where these come from."""
+    """Return a table of the options with their values and sources."""
     table = section(title, "option", "value", "source")
     for option in options:
         style, source = ("bold", "given") if option.given else ("dim", "default")
@@ -29,7 +29,7 @@ def options_table(title: str, options: Sequence[ResolvedOption]) -> Table:
 
 
 def statuses_table(title: str, statuses: Sequence[Status]) -> Table:
-    """Return features with a tick where they are active, and the reason."""
+    """Return a table of features, with a tick for the active ones, and the reasons."""
     table = section(title, "mark", "feature", "reason")
     for status in statuses:
         table.add_row(Text("  ") + (YES if status.active else ABSENT), status.feature, Text(status.reason, "dim"))
@@ -37,7 +37,7 @@ def statuses_table(title: str, statuses: Sequence[Status]) -> Table:
 
 
 def problems_table(title: str, problems: Sequence[str]) -> Table:
-    """Return what keeps a server from starting."""
+    """Return a table of the problems that prevent a server from starting."""
     table = section(title, "mark", "problem")
     table.title_style = "bold red"
     for problem in problems:

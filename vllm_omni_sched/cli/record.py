@@ -1,4 +1,4 @@
-"""``vllm-omni-sched record``: the load of a running vLLM server as a trace, to be simulated."""
+"""``vllm-omni-sched record``: records the load of a running vLLM server as a trace for the simulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_omni_sched.sim.workloads.trace import TraceWriter
 
 _PROBLEM, _USAGE = 1, 2
-_PATIENCE = 3  # looks in a row that may fail
+_PATIENCE = 3  # failed scrapes in a row after which recording ends
 _TIMEOUT_SECONDS = 10.0
 _LEAST_SECONDS = 0.1
 
@@ -32,15 +32,14 @@ _LEAST_SECONDS = 0.1
 def record(
     url: Annotated[str, typer.Argument(help="A vLLM server, as http://localhost:8000.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the trace here.", show_default=False)],
-    seconds: Annotated[float, typer.Option(help="Record for so long.", show_default=False)],
-    interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="How long to record, in seconds.", show_default=False)],
+    interval: Annotated[float, typer.Option(help="Seconds between scrapes of the metrics.")] = 10.0,
 ) -> None:
-    """Record how many requests a server gets and how many tokens they have, from its metrics; nothing of what they say.
+    """Record how many requests a server gets, and how many tokens they have, from its metrics; no content is recorded.
 
-    Ends early with Ctrl-C, or when the server does not answer three times in a row; the trace until then is kept.
-
-    Exit status: 0 when all is well, also after Ctrl-C; 1 when the server is gone, or nothing was recorded; 2 when the
-    call makes no sense.
+    Recording ends early with Ctrl-C, or when the server does not answer three times in a row; the trace until then is
+    kept. Exit status: 0 on success, also after Ctrl-C; 1 if the server stopped answering, or nothing was recorded; 2 if
+    an argument is invalid.
     """
     if not all(_LEAST_SECONDS <= length < math.inf for length in (seconds, interval)):
         _leave(_USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
@@ -82,7 +81,7 @@ def record(
 def _record(
     first: Scrape, look: Callable[[], Scrape], writer: TraceWriter, seconds: float, interval: float
 ) -> str | None:
-    """Intervals until the time is over; or why the server is gone."""
+    """Write intervals until the time is over; return why the server stopped answering, or None."""
     from vllm_omni_sched.sim.workloads.recorder import Recorder
 
     begin = monotonic_seconds()
@@ -100,7 +99,7 @@ def _record(
         task = bar.add_task("Recording", total=looks)
         for number in range(1, looks + 1):
             wait = begin + min(number * interval, seconds) - monotonic_seconds()
-            if wait <= 0:  # the look before took so long
+            if wait <= 0:  # the previous scrape took longer than an interval
                 continue
             sleep_seconds(wait)
             try:
@@ -109,7 +108,7 @@ def _record(
                 failed += 1
                 bar.update(task, description=f"No answer, {failed} of {_PATIENCE}")
                 if failed == _PATIENCE or number == looks:
-                    return f"no answer to {failed} looks in a row: {_said(error)}"
+                    return f"no answer to {failed} scrapes in a row: {_said(error)}"
                 continue
             failed = 0
             entry = recorder.interval(scrape, monotonic_seconds())
@@ -120,14 +119,14 @@ def _record(
 
 
 def _metrics_address(url: str) -> str:
-    """Where the metrics of a server are; of a bare address, at /metrics."""
+    """Return the address of a server's metrics; a bare address gets the path /metrics."""
     try:
         parts = urlsplit(url)
         found = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
     except ValueError:  # no port, or no address in brackets
         found = False
     if not found:
-        _leave(_USAGE, f"URL must be as http://localhost:8000, got {url!r}")
+        _leave(_USAGE, f"URL must be like http://localhost:8000, got {url!r}")
     path = parts.path.rstrip("/")
     path = path if path.endswith("/metrics") else path + "/metrics"
     return parts._replace(path=path, fragment="").geturl()
@@ -140,7 +139,7 @@ def _look(address: str) -> Scrape:
         with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
             return read_metrics(answer.read().decode("utf-8", "replace"))
     except HTTPError as error:
-        error.close()  # it is an answer, too
+        error.close()  # the error holds the open response
         raise
 
 
@@ -152,6 +151,6 @@ def _said(error: Exception) -> str:
 
 
 def _leave(status: int, said: str) -> NoReturn:
-    """End with one line."""
+    """Print a one-line error and exit."""
     typer.echo(f"vllm-omni-sched record: {' '.join(said.split())}", err=True)
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""``vllm-omni-sched simulate``: a scenario, or a study of many, on a cluster nobody has to own."""
+"""``vllm-omni-sched simulate``: simulates a scenario, or a study of many, on a cluster of any size."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ def simulate(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="In place of the file's, in every variant and case, as stages.llm.replicas=4.",
+            help="Override a value of the file, in every variant and case, such as stages.llm.replicas=4.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="In place of the file's.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Override the file's seed.", show_default=False)] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write what was found here, as JSON.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the findings into this folder, as JSON.", show_default=False),
     ] = None,
-    plots: Annotated[bool, typer.Option("--plots", help="And pictures; needs --out.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Write plots, too; needs --out.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.", show_default=False)
     ] = None,
-    trace_seconds: Annotated[float, typer.Option(help="So much simulated time is in the trace.")] = 60.0,
+    trace_seconds: Annotated[float, typer.Option(help="Simulated seconds that the trace covers.")] = 60.0,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Points of a study at once.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Simulate a scenario with the real policies: latencies, goodput, utilisation, device hours.
 
-    Ctrl-C keeps the points of a study that are done. Exit status: 0 when all is well, 1 when a point failed, 2 when the
-    file or the call makes no sense, 130 when it was interrupted.
+    Ctrl-C keeps the points of a study that are done. Exit status: 0 on success, 1 if a point failed, 2 if the file or
+    an argument is invalid, 130 if it was interrupted.
     """
     if plots and out is None:
         _leave(_USAGE, "--plots needs --out FOLDER")
@@ -60,7 +61,7 @@ def simulate(
         _leave(_USAGE, f"matplotlib is not installed: {how_to_install('sim')}")
     if not trace_seconds > 0:
         _leave(_USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
-    # not above: they need numpy
+    # imported late: these modules need numpy
     from vllm_omni_sched.sim.output.spans import Spans
     from vllm_omni_sched.sim.study import load_study
 
@@ -94,13 +95,13 @@ def simulate(
 
 
 def runner() -> Run:
-    """What simulates one scenario."""
+    """Return the function that simulates one scenario."""
     run: Run = import_module("vllm_omni_sched.sim.run").simulate
     return run
 
 
 def _findings(study: Study, jobs: int, spans: Spans | None, quiet: bool) -> tuple[list[Finding], bool]:
-    """Return what was found in the order of the points, however it came, and whether Ctrl-C ended it."""
+    """Return the findings in the order of the points, and whether Ctrl-C ended the study."""
     from vllm_omni_sched.sim.study import run_study
 
     with simulate_view.Bar(study, quiet) as bar:
@@ -146,7 +147,7 @@ def _written(
 
 
 def _overrides(given: Sequence[str], seed: int | None) -> dict[str, Any]:
-    """Dotted keys with values as TOML has them; what is no TOML is text."""
+    """Parse dotted keys with TOML values; text that is not TOML is taken as a string."""
     from vllm_omni_sched.sim.scenario.overrides import value_of
 
     overrides: dict[str, Any] = {}
@@ -163,6 +164,6 @@ def _many(study: Study) -> str:
 
 
 def _leave(status: int, said: str) -> NoReturn:
-    """End with one line."""
+    """Print a one-line error and exit."""
     typer.echo(f"vllm-omni-sched simulate: {' '.join(said.split())}", err=True)
     raise typer.Exit(status)

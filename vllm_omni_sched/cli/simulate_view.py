@@ -1,4 +1,4 @@
-"""What `vllm-omni-sched simulate` shows."""
+"""The output of `vllm-omni-sched simulate`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FOUND = {
 
 
 def _found(search: Search) -> str:
-    """What was found, as a column is headed."""
+    """Return the heading of the column for the result of a search."""
     if search.kind == "max_rate" and search.key != "workload.rate":
         return f"largest {search.key} in SLO"
     return _FOUND[search.kind]
 
 
 class Bar:
-    """Progress on the error output: simulated time of a run, points of a study, events per second."""
+    """A progress bar on stderr: simulated time of a run, points of a study, events per second."""
 
     def __init__(self, study: Study, quiet: bool) -> None:
         self._single = study.single
@@ -52,16 +52,16 @@ class Bar:
         self._began, self._events = monotonic_seconds(), 0
 
     def __enter__(self) -> Bar:
-        """Begin to show it."""
+        """Show the bar."""
         self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def progress(self, point: Point, seconds: float, events: int) -> None:
-        """Of the run that goes on."""
+        """Update the bar for the current run."""
         if events < self._events:  # another run
             self._began, self._events = monotonic_seconds(), 0
         elapsed = monotonic_seconds() - self._began
@@ -74,13 +74,13 @@ class Bar:
             self._bar.update(self._task, description=point.label, said=said)
 
     def done(self, finding: Finding) -> None:
-        """One more point."""
+        """Count a finished point."""
         if not self._single:
             self._bar.update(self._task, advance=1, description=finding.label)
 
 
 def screen(study: Study, findings: Sequence[Finding]) -> RenderableType:
-    """One run in full, or a row for each point."""
+    """Return one run in full, or a table with a row for each point."""
     head = Text.assemble((study.base.name, "bold"), "  ", ("simulated", "dim"))
     if study.single:
         return Group(head, "", *(_one(finding) for finding in findings if not finding.error))
@@ -167,7 +167,7 @@ def _rows(study: Study, findings: Sequence[Finding]) -> Table:
 
 
 def _spread(study: Study, findings: Sequence[Finding]) -> Table:
-    """A row for all seeds of a point."""
+    """Return a table with one row for all seeds of a point."""
     from vllm_omni_sched.sim.study import spread
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -198,7 +198,7 @@ def _interval(measured: dict[str, float] | None, times: float = 1.0, unit: str =
 
 
 def _chosen(findings: Sequence[Finding]) -> Table | None:
-    """What was chosen for each point that was tuned."""
+    """Return a table of the options chosen for each tuned point; None if no point was tuned."""
     tuned = {(one.variant, repr(one.values)): one for one in findings if one.tuned is not None}
     if not tuned:
         return None
@@ -212,14 +212,14 @@ def _chosen(findings: Sequence[Finding]) -> Table | None:
 
 
 def flags(chosen: Mapping[str, Any]) -> str:
-    """What was chosen, in a line: keys by their last part."""
+    """Return the chosen options in one line, each key by its last part."""
     from vllm_omni_sched.sim.study.plan import settings
 
     return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in settings(chosen).items() if key != "stages")
 
 
 def _doubt(found: dict[str, Any]) -> str:
-    """What stands beside a number that is not what it seems."""
+    """Return a note for a number with a reservation, such as a load that never saturated."""
     if found.get("saturated") is False:
         return " (not saturated)"
     if found.get("monotone") is False:

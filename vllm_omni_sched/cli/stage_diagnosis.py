@@ -1,4 +1,4 @@
-"""What the stage scheduler would do with a file of options, as plain data and without starting a stage."""
+"""The effect of a file of options on the stage scheduler, as plain data and without starting a stage."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 DEPLOY_KEYS = frozenset(
     {KEY, "async_chunk", "base_config", "connectors", "edges", "pipeline", "platforms", "session_mode", "stages"}
 )
-"""Keys at the top of vLLM-Omni's deploy YAML by which it is told from a file of our options."""
+"""Top-level keys of vLLM-Omni's deploy YAML that distinguish it from a file of our options."""
 
 
 @dataclass(frozen=True)
 class StageFinding:
-    """One stage, and what of the scheduler is active in it."""
+    """One stage, and the state of the scheduler's parts in it."""
 
     stage_id: int
     name: str
@@ -40,7 +40,7 @@ class StageFinding:
 
 @dataclass(frozen=True)
 class EdgeFinding:
-    """What carries data from one stage to the next; `connector` is None for vLLM-Omni's default."""
+    """The connector from one stage to the next; `connector` is None for vLLM-Omni's default."""
 
     edge: str
     connector: str | None
@@ -50,9 +50,9 @@ class EdgeFinding:
 
 @dataclass(frozen=True)
 class StagesDiagnosis:
-    """Everything `doctor` shows of the stage scheduler; `problems` is empty when the pipeline can start.
+    """The findings of `doctor` about the stage scheduler; `problems` is empty if the pipeline can start.
 
-    ``note``: what is not known of the pipeline, and how to have it checked; "" where all is known.
+    ``note``: what is unknown about the pipeline, and how to get it checked; "" if nothing is.
     """
 
     file: str
@@ -66,11 +66,11 @@ class StagesDiagnosis:
 
 
 def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
-    """Look at a file as vLLM-Omni's server would, started with it.
+    """Check a file as vLLM-Omni's server would if started with it.
 
     Args:
         file: a deploy YAML, or a file of the stage scheduler's options alone.
-        model: what is served, where the deploy YAML names no pipeline.
+        model: the served model, if the deploy YAML names no pipeline.
     """
     try:
         is_deploy = _is_deploy_yaml(file)
@@ -134,7 +134,7 @@ def _edges(found: Deployed) -> Iterator[EdgeFinding]:
 
 
 def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[Status]:
-    """Parts that are active in all stages or in none."""
+    """Yield the parts that are active in all stages or in none."""
     runtime, graph, watching = config.runtime, config.graph, config.monitoring
     if found is not None:
         how = "all stages of a request at once" if found.async_chunk else "one stage after the other"
@@ -164,7 +164,7 @@ def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[
 
 
 def _parts(config: StageSchedConfig, found: Deployed, stage: Stage) -> Iterator[Status]:
-    """Parts that differ between stages."""
+    """Yield the parts that differ between stages."""
     limits = config.batching.of_stage(stage.stage_id, stage.name)
     own = found.max_num_seqs.get(stage.stage_id)
     most = limits.max_batch_size if own is None else min(limits.max_batch_size, own)

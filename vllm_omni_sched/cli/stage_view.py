@@ -1,4 +1,4 @@
-"""The stage scheduler on the screen of `doctor`."""
+"""The stage scheduler's part of the screen of `doctor`."""
 
 import json
 
@@ -12,7 +12,7 @@ from vllm_omni_sched.config import KEY
 
 
 def stage_parts(found: StagesDiagnosis) -> list[RenderableType]:
-    """Return tables of what is active in which stage, the options, and the verdict."""
+    """Return tables of the active parts of each stage, the options, and the verdict."""
     parts: list[RenderableType] = []
     if found.options:
         parts.append(options_table(f"\nOptions of the stage scheduler, {found.file}", found.options))

@@ -1,4 +1,4 @@
-"""``vllm-omni-sched tune``: options for a trace or a scenario, and what they are expected to bring."""
+"""``vllm-omni-sched tune``: proposes options for a trace or a scenario, with their expected gain."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ _OWN, _DEFAULTS = "the scenario's policy", "the server's defaults"
 
 @dataclass
 class _Job:
-    """What is tuned.
+    """The input of a tuning run.
 
-    ``evaluate``: is given all options of a server, and none is added to them. ``accepted``: whether a server would
-    start with them. ``baselines``: all options of each by name, first what is there now. ``fixed``: options of all
-    that is tried. ``default``: as options are where a trial says nothing.
+    Attributes:
+        evaluate: runs a trial; gets all options of a server, to which none is added.
+        accepted: returns whether a server would start with these options.
+        space: parameters that are tuned.
+        baselines: all options of each baseline, by name; the current ones first.
+        fixed: options that all trials have.
+        default: values of the options that a trial does not set.
+        what: description of the load.
+        costs: sources of the costs.
     """
 
     evaluate: Evaluate
@@ -47,7 +53,7 @@ class _Job:
     costs: dict[str, str]
 
     def whole(self, options: Options) -> Options:
-        """Return all that a server is given where these options are tried."""
+        """Return all options of a server that tries these options."""
         return self.fixed | next(iter(self.baselines.values())) | options
 
     def trial(self, options: Options, seed: int) -> Measured:
@@ -55,7 +61,7 @@ class _Job:
         return self.evaluate(self.whole(options), seed)
 
     def starts(self, options: Options) -> bool:
-        """Whether a server would start with what is tried."""
+        """Return whether a server would start with the options of a trial."""
         return self.accepted(self.whole(options))
 
 
@@ -64,34 +70,32 @@ def tune(
         Path,
         typer.Argument(metavar="TRACE|SCENARIO", help="A recorded trace, or a scenario (.toml).", show_default=False),
     ],
-    ttft: Annotated[
-        float | None, typer.Option(help="Promised seconds to the first token; default: the scenario's, or 2.")
-    ] = None,
+    ttft: Annotated[float | None, typer.Option(help="Target TTFT in seconds; default: the scenario's, or 2.")] = None,
     itl: Annotated[
-        float | None, typer.Option(help="Promised seconds between tokens; default: the scenario's, or 0.1.")
+        float | None, typer.Option(help="Target inter-token latency in seconds; default: the scenario's, or 0.1.")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Options that are tried.")] = 60,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each of them.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, help="Number of option sets to try.")] = 60,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each option set.")] = 3,
     held_out: Annotated[
-        int, typer.Option(min=2, max=1000, help="Runs of the best few, and of what is there now.")
+        int, typer.Option(min=2, max=1000, help="Runs of the best few option sets and of the current options.")
     ] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 1,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the options here, as YAML.", show_default=False)
     ] = None,
     result: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what was found here, as JSON.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write the findings here, as JSON.", show_default=False)
     ] = None,
     model: Annotated[str, typer.Option(help="For a trace: the model.")] = "qwen2.5-vl-7b",
     device: Annotated[str, typer.Option(help="For a trace: the accelerator.")] = "a100-80gb",
     devices: Annotated[int, typer.Option(min=1, max=1024, help="For a trace: tensor parallel.")] = 1,
-    scale: Annotated[float, typer.Option(help="For a trace: its rate is multiplied by it, as 1 / replicas.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="For a trace: factor of its rate, such as 1 / replicas.")] = 1.0,
     item_embeds: Annotated[int, typer.Option(min=0, help="For a trace of intervals: embeddings of an item.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Propose options for your load and your SLO: simulated, with the expected gain and its uncertainty.
 
-    Ctrl-C ends the search and keeps the best so far. Exit status: 0 when all is well, 2 when the call makes no sense.
+    Ctrl-C ends the search and keeps the best so far. Exit status: 0 on success, 2 if an argument is invalid.
     """
     from vllm_omni_sched.sim.tune.search import Tried, pruned, told
 
@@ -207,7 +211,7 @@ def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Sea
 
 
 def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int, quiet: bool) -> Comparison | None:
-    """None: interrupted."""
+    """Compare the best option sets with the baselines on held-out seeds; None if it was interrupted."""
     import numpy as np
 
     from vllm_omni_sched.sim.tune.gain import compare
@@ -260,6 +264,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _leave(said: str) -> NoReturn:
-    """End with one line."""
+    """Print a one-line error and exit."""
     typer.echo(f"vllm-omni-sched tune: {' '.join(said.split())}", err=True)
     raise typer.Exit(_USAGE)

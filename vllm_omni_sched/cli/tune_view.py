@@ -1,4 +1,4 @@
-"""What `tune` says: progress, a table, a sentence, YAML."""
+"""The output of `tune`: progress, a table, a verdict, YAML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Progress, on stderr."""
+    """A progress bar on stderr."""
 
     def __init__(self, what: str, total: int, quiet: bool) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -37,7 +37,7 @@ class Bar:
 
 
 def verdict(found: Search, compared: Comparison | None) -> str:
-    """Return what was found, in a sentence or three."""
+    """Return the result in one to three sentences."""
     said = f"Interrupted after {found.trials} trials. " if found.interrupted else ""
     if compared is None:
         return said + "Interrupted before the held-out seeds were through: the gain is not known."
@@ -63,7 +63,7 @@ def verdict(found: Search, compared: Comparison | None) -> str:
 
 
 def screen(what: str, said: str, options: Options, found: Search, compared: Comparison | None) -> Group:
-    """Return all of it."""
+    """Return the whole output as one page."""
     table = Table(title=what, title_justify="left", title_style="bold")
     against = [] if compared is None else [f"over {name}, points" for name in compared.baselines]
     for name in ("options", "within SLO", *(against or ["gain"]), "P99 TTFT, s"):
@@ -83,7 +83,7 @@ def screen(what: str, said: str, options: Options, found: Search, compared: Comp
 
 
 def as_yaml(options: Options, what: str = "", said: str = "") -> str:
-    """For a file that ``--additional-config '{"omni_sched": FILE}'`` names."""
+    """Return the options as YAML, for a file that ``--additional-config '{"omni_sched": FILE}'`` names."""
     import yaml
 
     head = "".join(f"# {line}\n" for line in (what, said) if line)
@@ -91,7 +91,7 @@ def as_yaml(options: Options, what: str = "", said: str = "") -> str:
 
 
 def as_record(compared: Comparison | None) -> dict[str, Any] | None:
-    """Return it for JSON."""
+    """Return the comparison as plain data for JSON; None if there is none."""
     if compared is None:
         return None
 

@@ -1,4 +1,4 @@
-"""What of video decoding works on this machine, for `doctor`."""
+"""The parts of video decoding that work on this machine, for `doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WITHOUT = {
 
 
 def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
-    """The parts, active or not, with the reason; and what would keep a server with our video loader from starting."""
+    """Return the status of each part, and the problems that prevent a server from starting with our video loader."""
     pyav = _pyav()
     parts, problems = [pyav], []
     try:
@@ -51,7 +51,7 @@ def _pyav() -> Status:
 
 
 def _decoders(kind: Kind, pyav: Status) -> Status:
-    """Frames of both kinds are indexed by PyAV, and those of a file that a GPU cannot decode are decoded by it."""
+    """Return the status of a kind of decoders; both kinds need PyAV, to index videos and for those a GPU refuses."""
     if not pyav.active:
         return Status(f"decoders, {kind.name}", False, "they need PyAV")
     return Status(f"decoders, {kind.name}", bool(kind.devices), f"{len(kind.devices)} processes")

@@ -1,6 +1,6 @@
-"""The one place that knows vLLM's versions: what is supported, what is found, what we override.
+"""The only package that knows vLLM's versions: which are supported, what each provides, and what we override.
 
-Features are probed, not looked up by version: a name is there or it is not.
+Features are detected by probing for names, not looked up by version.
 """
 
 from vllm_omni_sched.compat.behaviour import (

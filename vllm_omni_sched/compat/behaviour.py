@@ -1,4 +1,4 @@
-"""How this vLLM does what differs between versions, and which of its classes an object is of."""
+"""Differences in behaviour between vLLM's versions, and the class of its objects."""
 
 import inspect
 from collections.abc import Callable
@@ -13,80 +13,81 @@ from vllm_omni_sched.errors import MissingSymbolError
 
 
 def native_windows(module: str) -> bool:
-    """Whether that module bisects its feature list itself (vllm#44212: 0.23 scheduler and V1, 0.24 V2)."""
+    """Return whether that module bisects its feature list itself (vllm#44212: 0.23 scheduler and V1, 0.24 V2)."""
     return modules.has(module, "get_mm_features_in_window")
 
 
 def native_hash_refs() -> bool:
-    """Whether vLLM's own encoder cache manager counts references by request and hash (0.33)."""
+    """Return whether vLLM's own encoder cache manager counts references by request and hash (0.33)."""
     manager = modules.find(modules.MANAGER, "EncoderCacheManager")
     return manager is not None and hasattr(manager, "_add_cached_input_id")
 
 
 def native_request_ids() -> bool:
-    """Whether vLLM's own encoder cache manager indexes a request's cached items (0.23+)."""
+    """Return whether vLLM's own encoder cache manager indexes a request's cached items (0.23+)."""
     manager = modules.find(modules.MANAGER, "EncoderCacheManager")
     return manager is not None and hasattr(manager(0), "request_cached_ids")
 
 
 def ec_connectors_hold_back() -> bool:
-    """Whether EC connectors may keep requests waiting, and hear of what workers have done."""
+    """Return whether EC connectors may keep requests waiting, and receive reports of the workers."""
     names = ("ensure_cache_available", "build_connector_worker_meta", "take_unavailable_requests")
     return all(modules.has(modules.EC_CONNECTOR, f"ECConnectorBase.{name}") for name in names)
 
 
 def ec_connectors_have_stats() -> bool:
-    """Whether vLLM collects statistics of EC connectors (0.32)."""
+    """Return whether vLLM collects statistics of EC connectors (0.32)."""
     return modules.has(modules.EC_CONNECTOR, "ECConnectorBase.get_ec_connector_stats")
 
 
 def admission_limit(scheduler: Any) -> str:
-    """The attribute that bounds how many requests are let in; 0.32 tells it from the workers' slots.
+    """Return the attribute that bounds the number of admitted requests; 0.32 separates it from the workers' slots.
 
     Raises:
-        MissingSymbolError: this vLLM has none that we know.
+        MissingSymbolError: this vLLM has no such attribute.
     """
     return _attribute(scheduler, "batch_control", "max_num_active_reqs", "max_num_running_reqs")
 
 
 def waiting_queues(scheduler: Any) -> tuple[str, ...]:
-    """The attributes that hold waiting requests in the order of the queue; before 0.32, skipped ones are apart.
+    """Return the attributes that hold the waiting requests in queue order; before 0.32, skipped ones are in a second
+    queue.
 
     Raises:
-        MissingSymbolError: this vLLM has none that we know.
+        MissingSymbolError: this vLLM has no such attribute.
     """
     waiting = _attribute(scheduler, "waiting_order", "waiting")
     return (waiting, "skipped_waiting") if hasattr(scheduler, "skipped_waiting") else (waiting,)
 
 
 def is_queued(scheduler: Any, request: Any) -> bool:
-    """Whether the request is in one of the scheduler's waiting queues, whatever this vLLM has."""
+    """Return whether the request is in any of the scheduler's waiting queues, in any version of vLLM."""
     names = ("waiting", "skipped_waiting", "kv_holding_waiting")
     return any(request in getattr(scheduler, name, ()) for name in names)
 
 
 def hash_block_size(scheduler: Any) -> int:
-    """Tokens of one block hash of a request; 0.22 does not tell it from the size of a block."""
+    """Return the number of tokens of one block hash of a request; 0.22 does not separate it from the block size."""
     size: int = getattr(scheduler, "hash_block_size", scheduler.block_size)
     return size
 
 
 @cache
 def strands_preempted_sessions() -> bool:
-    """Whether a session that stops while it is preempted is lost: queued at once, and then removed (up to 0.32)."""
+    """Return whether a session that stops while preempted is lost: queued at once, and then removed (up to 0.32)."""
     stopped = modules.find(modules.SCHEDULER, "Scheduler._handle_stopped_request")
     return stopped is not None and "_enqueue_waiting_request" in stopped.__code__.co_names
 
 
 def diffusion_schedulers() -> tuple[Any, Any]:
-    """vLLM's synchronous and its asynchronous scheduler for diffusion LLMs; None where it has none (before 0.32)."""
+    """Return vLLM's synchronous and asynchronous schedulers for diffusion LLMs; None each before 0.32."""
     names = ("DiffusionScheduler", "DiffusionAsyncScheduler")
     sync, asynchronous = (modules.find(modules.DIFFUSION_SCHEDULER, name) for name in names)
     return sync, asynchronous
 
 
 def is_diffusion_llm(vllm_config: Any) -> bool:
-    """By the rule after which vLLM takes a scheduler for diffusion LLMs when none is named."""
+    """Return whether vLLM would choose a scheduler for diffusion LLMs if none were named."""
     return getattr(vllm_config, "diffusion_config", None) is not None
 
 
@@ -101,21 +102,20 @@ def _attribute(scheduler: Any, option: str, *names: str) -> str:
 
 
 def runner_v2_runs_ec_connectors() -> bool:
-    """Whether model runner V2 runs the life cycle of EC connectors in every step, and sends what they report."""
+    """Return whether model runner V2 runs the life cycle of EC connectors in every step, and sends their reports."""
     return modules.has(modules.EC_CONNECTOR_V2, "ActiveECConnector.no_forward") and modules.has(
         "vllm.v1.outputs", "ModelRunnerOutput.with_ec_conn_output"
     )
 
 
 def strip_feature() -> Callable[[Any, bool], Any]:
-    """``(feature, uses_mrope) -> feature`` without the data that no worker needs any more.
+    """Return a function ``(feature, uses_mrope) -> feature`` that removes the data that no worker needs any more.
 
-    vLLM's own rule where it has one (0.29+), so that exceptions (shared-memory
-    addresses, M-RoPE metadata) stay its business; before that, only data that is
-    certainly not needed is dropped.
+    It is vLLM's own rule if there is one (0.29+), so that vLLM decides on exceptions (shared-memory addresses, M-RoPE
+    metadata); for older versions, only data that is certainly not needed is removed.
     """
     found = modules.find(modules.OUTPUT, "strip_covered_mm_data")
-    strip = getattr(found, "__wrapped__", found)  # what `rebind` has wrapped
+    strip = getattr(found, "__wrapped__", found)  # the function that `rebind` has wrapped
     if strip is not None:
         takes_mrope = "uses_mrope" in inspect.signature(strip).parameters
 
@@ -135,10 +135,10 @@ def strip_feature() -> Callable[[Any, bool], Any]:
 
 
 def workers_take_deltas(vllm_config: Any, config: OmniSchedConfig) -> bool:
-    """Whether this engine's workers will all understand session deltas.
+    """Return whether all workers of this engine understand session deltas.
 
     Raises:
-        MissingSymbolError: they will not, and the option is ``on``.
+        MissingSymbolError: they do not, and the option is ``on``.
     """
     platform = import_module("vllm.platforms").current_platform
     parallel = vllm_config.parallel_config
@@ -158,12 +158,12 @@ def is_runner_v1(runner: Any) -> bool:
 
 
 def is_runner_v2(runner: Any) -> bool:
-    """By its module: not every machine can import it (it needs Triton), but one that has such a runner has."""
+    """Check by the module's name: not every machine can import it (it needs Triton), but one with such a runner has."""
     return any(base.__module__ == modules.RUNNER_V2 for base in type(runner).__mro__)
 
 
 def encoder_runner_of(runner: Any) -> Any:
-    """The V2 ``EncoderRunner`` of a V2 model runner; None for a model without encoder."""
+    """Return the V2 ``EncoderRunner`` of a V2 model runner; None for a model without encoder."""
     for owner in (runner, getattr(runner, "model_state", None)):
         found = getattr(owner, "encoder_runner", None)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Which of our features can work on this vLLM: the names that each needs, and which are active under given options."""
+"""The features that can work on this vLLM: the names that each needs, and which are active under given options."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from vllm_omni_sched.errors import MissingSymbolError
 
 @dataclass(frozen=True)
 class Probe:
-    """One extension point: is the vLLM name that a feature relies on there?"""
+    """One extension point: the vLLM name that a feature relies on, and whether this vLLM has it."""
 
     name: str
     symbol: str
@@ -20,15 +20,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Status:
-    """Whether a feature is active in this engine, and why (not)."""
+    """State of a feature in this engine: whether it is active, and the reason."""
 
     feature: str
     active: bool
     reason: str
 
 
-# Feature -> [(what it is, module, dotted path, needed)]; a point that is not needed
-# says by its absence that this vLLM has nothing to repair there.
+# Feature -> [(description, module, dotted path, needed)]. If a point that is not needed is absent, this vLLM has
+# nothing to repair there.
 _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
     "windows": [
         ("encoder inputs of a step", modules.SCHEDULER, "Scheduler._try_schedule_encoder_inputs", True),
@@ -76,7 +76,7 @@ _FRONT_END_MODULES = (modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPON
 
 
 def probe_all(*, workers: bool = True) -> list[Probe]:
-    """Every extension point we use; ``workers=False`` leaves out those in model runners and front ends."""
+    """Probe every extension point we use; ``workers=False`` leaves out those in model runners and front ends."""
     probes = []
     for feature, points in _POINTS.items():
         for name, module, path, needed in points:
@@ -89,7 +89,7 @@ def probe_all(*, workers: bool = True) -> list[Probe]:
 
 
 def resolve(config: OmniSchedConfig, *, workers: bool = False) -> dict[str, Status]:
-    """Which features are active under these options, in this vLLM.
+    """Return the status of each feature under these options, with this vLLM.
 
     Raises:
         MissingSymbolError: a feature is ``on`` and cannot work here.

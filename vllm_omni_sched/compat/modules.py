@@ -1,4 +1,4 @@
-"""Where the names of vLLM are that we rely on, and whether they are there."""
+"""Locations of the vLLM names that we rely on, and lookups of these names."""
 
 from importlib import import_module
 from typing import Any
@@ -25,7 +25,7 @@ VIDEO_OPENCV = "vllm.multimodal.video_decoders.opencv"
 
 
 def find(module: str, path: str) -> Any:
-    """``module.path``, or None when this vLLM has none."""
+    """Return ``module.path``, or None if this vLLM does not have it."""
     try:
         found: Any = import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Which vLLM is here, and whether the tests run on it."""
+"""The version of the installed vLLM, and the versions on which the tests run."""
 
 from importlib import import_module, metadata
 
@@ -10,7 +10,7 @@ SUPPORTED_VERSIONS = ("0.22.1", "0.30", "0.31", "0.32", "0.33")
 
 
 def vllm_version() -> str | None:
-    """Version of the installed vLLM, without its local part; None when there is none."""
+    """Return the version of the installed vLLM, without its local part; None if vLLM is not installed."""
     try:
         version: str = import_module("vllm").__version__
     except ImportError:
@@ -25,12 +25,12 @@ def vllm_version() -> str | None:
 
 
 def is_supported(version: str) -> bool:
-    """Whether ``version`` is one of `SUPPORTED_VERSIONS` (release candidates count as their release)."""
+    """Return whether ``version`` is one of `SUPPORTED_VERSIONS` (release candidates count as their release)."""
     return any(version == s or (s.count(".") == 1 and version.startswith(s + ".")) for s in SUPPORTED_VERSIONS)
 
 
 def check_version(config: OmniSchedConfig) -> None:
-    """Refuse a vLLM that nobody tested.
+    """Refuse a vLLM that is not tested, unless `allow_untested_vllm` is on.
 
     Raises:
         UnsupportedVllmError: names the version found and those supported.

@@ -1,4 +1,4 @@
-"""All paths that this package has, as one, from options."""
+"""All paths of this package, combined into one from options."""
 
 from __future__ import annotations
 
@@ -25,22 +25,20 @@ HOST, NETWORK = 0, 1  # distances
 class AutoOptions(RoutingOptions):
     """Options of all paths. Unknown keys are errors."""
 
-    arena: ArenaOptions | None = Field(
-        ArenaOptions(), description="Options of the path within a host; null: there is none."
-    )
+    arena: ArenaOptions | None = Field(ArenaOptions(), description="Options of the path within a host; null for none.")
     cuda_ipc: CudaIpcOptions | None = Field(
         None,
-        description="Options of device tensors that stay on their device; null: they go through host memory. With them "
+        description="Options of device tensors that stay on their device; null to send them through host "
+        "memory. With them "
         "the path within a host is named 'cuda_ipc', not 'arena'.",
     )
-    mooncake: MooncakeOptions | None = Field(
-        None, description="Options of the path between hosts; null: there is none."
-    )
+    mooncake: MooncakeOptions | None = Field(None, description="Options of the path between hosts; null for none.")
     compression: CompressionOptions = Field(
-        CompressionOptions(), description="When buffers are compressed on paths between hosts."
+        CompressionOptions(), description="Compression of buffers on paths between hosts."
     )
     tiers: TiersOptions | None = Field(
-        None, description="Where messages go that these paths have no room for, or that wait for long; null: nowhere."
+        None,
+        description="Storage for messages that these paths have no room for, or that wait for long; null for none.",
     )
     foreign: dict[str, ForeignOptions] = Field(
         default_factory=dict, description="vLLM-Omni's own connectors as further paths, by names of your choice."
@@ -52,22 +50,22 @@ MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
 
 
 def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0) -> Path:
-    """The paths that the options ask for.
+    """Return the path that the options ask for.
 
     Args:
-        more: makes paths that this package does not have, given those that it has.
-        stage, replica: what this process serves; it is announced to others of the same arena.
+        more: makes additional paths, given those of this package.
+        stage, replica: the stage replica that this process serves; announced to others of the same arena.
 
     Raises:
-        ConfigError: there is none, or one cannot work.
-        RendezvousError: the arena's directory cannot be used, or there is no Mooncake master.
+        ConfigError: the options name no path, or one that cannot work.
+        RendezvousError: the arena's directory cannot be used, or no Mooncake master answers.
     """
     if options.cuda_ipc is not None and options.arena is None:
         raise ConfigError("option `cuda_ipc` needs the arena, through which its messages go: leave `arena` out")
     if options.tiers is not None and options.foreign:
         raise ConfigError(
-            "options `tiers` and `foreign`: vLLM-Omni's connectors do not tell when a message was got, so tiers would "
-            "take each for waiting, for ever; unset one of both"
+            "options `tiers` and `foreign` exclude each other: vLLM-Omni's connectors do not report when a message was "
+            "received, so that tiers would keep each of them forever; unset one of both"
         )
     ways: list[Way] = []
     arena: ArenaPath | None = None
@@ -92,7 +90,7 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | N
         compressor = Compressor(options.compression) if far else None
         path: Path = RoutedPath(ways, options, compressor, presence=presence)
         if options.tiers is not None:
-            first = path if len(ways) > 1 else ways[0].path  # nothing to choose from, and its refusals are no illness
+            first = path if len(ways) > 1 else ways[0].path  # one path needs no routing
             path = path_over_tiers(first, options.arena, options.mooncake, options.tiers)
         undo.pop_all()
     return path

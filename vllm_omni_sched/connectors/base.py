@@ -1,4 +1,4 @@
-"""What a path between two stages is."""
+"""The interface of a path between two stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Edge(NamedTuple):
-    """From one stage to another, by the names that vLLM-Omni gives them."""
+    """A connection from one stage to another, by the names that vLLM-Omni gives them."""
 
     source: str
     target: str
@@ -24,7 +24,7 @@ class Edge(NamedTuple):
 
 
 def name_of(edge: Edge, key: str) -> bytes:
-    """Edge and key in one, different for different ones: every part has its length in front."""
+    """Return edge and key as one name, unique because every part is preceded by its length."""
     return _name(edge, key) if len(key) > LONG_KEY else _cached_name(edge, key)
 
 
@@ -32,9 +32,9 @@ def _name(edge: Edge, key: str) -> bytes:
     return _prefix(edge) + key.encode("utf-8", "surrogatepass")
 
 
-_cached_name = lru_cache(maxsize=4096)(_name)  # receivers ask for the same ones again and again
+_cached_name = lru_cache(maxsize=4096)(_name)  # receivers ask for the same names repeatedly
 LONG_KEY = 256
-"""Characters: longer keys are not remembered."""
+"""Length in characters above which keys are not cached."""
 
 
 @lru_cache(maxsize=1024)
@@ -44,17 +44,17 @@ def _prefix(edge: Edge) -> bytes:
 
 
 class Status(str, Enum):
-    """What `Path.health` says in one word."""
+    """State of a path, as reported by `Path.health`."""
 
     HEALTHY = "healthy"
-    DEGRADED = "degraded"  # works, and something was lost, reclaimed or refused lately
+    DEGRADED = "degraded"  # works, but has lost, reclaimed or refused messages recently
     SICK = "sick"  # refuses messages now
     CLOSED = "closed"
 
 
 @dataclass(frozen=True)
 class Health:
-    """State of a path: `facts` are numbers for people and monitors, `reason` says what is not well."""
+    """State of a path: `facts` are numbers for people and monitors, `reason` explains a state other than healthy."""
 
     status: Status
     reason: str
@@ -63,10 +63,10 @@ class Health:
 
 @dataclass(frozen=True)
 class Lease:
-    """A message that its sender keeps from receivers, to put it elsewhere. If the process dies, they can get it.
+    """A message that its sender withholds from receivers, to move it elsewhere. If the sender dies, they can get it.
 
-    ``consume``: it is elsewhere now, or not wanted any more. ``give_back``: others can get it again; whether they can.
-    One of them is called, once.
+    Call one of the two functions, once. ``consume``: the message was moved, or is not needed any more. ``give_back``:
+    receivers can get it again; returns whether they can.
     """
 
     arrival: Arrival
@@ -75,7 +75,7 @@ class Lease:
 
 
 class InFlight(NamedTuple):
-    """A message on its way: since when, in seconds of the monotonic clock, and its size."""
+    """A message in flight: its time, in seconds of the monotonic clock, and its size."""
 
     since: float
     nbytes: int
@@ -83,13 +83,13 @@ class InFlight(NamedTuple):
 
 @dataclass
 class Traffic:
-    """Of one edge, as its sender sees it.
+    """The traffic of one edge, as its sender sees it.
 
     Attributes:
-        waiting: messages that nobody has got, since they were put.
-        held: messages whose receiver looks at them still, since that was seen.
-        got_at: when it was last seen that one was got.
-        got_put_at: when the latest of those that were got was put.
+        waiting: messages that were not received, with the times when they were put.
+        held: messages that receivers still use, with the times when that was noticed.
+        got_at: when the last received message was noticed.
+        got_put_at: when the latest of the received messages was put.
     """
 
     waiting: list[InFlight] = field(default_factory=list)
@@ -98,18 +98,20 @@ class Traffic:
     got_put_at: float | None = None
 
     def got(self, put_at: float, now: float) -> None:
-        """Note that a message was got."""
+        """Record that a message was received."""
         self.got_at = now
         self.got_put_at = put_at if self.got_put_at is None else max(put_at, self.got_put_at)
 
 
 class Path(ABC):
-    """One way for messages to go from stage to stage.
+    """A way for messages from stage to stage.
 
-    1. A message is addressed by edge and key alone: nothing that `put` returns has to reach the receiver.
-    2. A message put is got at most once by receivers that live; one that dies while it holds a message gives it back.
-    3. What was put is never lost in silence: it is got, discarded by its sender, or expires and is counted.
-    4. The same key on another edge is another message. A second `put` of a key that was not got yet replaces the first.
+    1. A message is addressed by edge and key alone: no result of `put` has to reach the receiver.
+    2. A message is received at most once by receivers that live; if one dies while it holds a message, the message can
+       be received again.
+    3. No message is lost silently: it is received, discarded by its sender, or expires and is counted.
+    4. The same key on another edge is another message. A second `put` of a key that was not received yet replaces the
+       first.
     5. `put` and `get` may be called from several threads.
     """
 
@@ -117,40 +119,40 @@ class Path(ABC):
 
     @abstractmethod
     def put(self, message: Message, deadline: float | None = None) -> int:
-        """Send; returns the bytes that the path holds for it.
+        """Send a message; return the bytes that the path holds for it.
 
         Args:
-            deadline: until when to wait for room, on `clock.monotonic_seconds`; None does not wait.
+            deadline: latest time to wait for room, on `clock.monotonic_seconds`; None for not waiting.
 
         Raises:
             NoRoomError: the path is full.
-            ReceiverBehindError: the receiver of the edge has to get something first.
-            MessageTooLargeError: it will never fit.
-            RendezvousError: what processes meet at does not answer, or cannot be used: a master, a directory.
-            PayloadError: something in it cannot be written.
+            ReceiverBehindError: the receiver of the edge has to receive earlier messages first.
+            MessageTooLargeError: the message will never fit.
+            RendezvousError: the master or the directory through which processes meet cannot be used.
+            PayloadError: a part of the payload cannot be written.
             PathClosedError: after `close`.
         """
 
     @abstractmethod
     def get(self, edge: Edge, key: str) -> Arrival | None:
-        """The message, or None when there is none yet, or none that was there when the path last looked.
+        """Return the message, or None if the path has not found one yet.
 
-        Its tensors may be views of the path's memory, which stays theirs until none of them is there any more.
+        Its tensors may be views of the path's memory, which is kept until all of them are dropped.
 
         Raises:
             CorruptMessageError: it is not what was put; it is dropped.
-            RendezvousError: nothing can be looked for.
+            RendezvousError: the path cannot search for messages.
             PathClosedError: after `close`.
         """
 
     def holds(self, edge: Edge, key: str) -> bool:
-        """Whether what this process has put there waits, not got by anybody; True where a path cannot tell."""
+        """Return whether a message of this process waits there, not received yet; True if a path cannot tell."""
         return True
 
     def lease(self, edge: Edge, key: str) -> Lease | None:
-        """What this process has put there and nobody has got; its buffers are valid until the lease ends.
+        """Lease a message of this process that was not received; its buffers are valid until the lease ends.
 
-        Unless a path has something better: it is got, and giving it back puts it again.
+        By default, the message is received, and giving it back puts it again.
 
         Raises:
             CorruptMessageError: it is not what was put; it is dropped.
@@ -164,12 +166,12 @@ class Path(ABC):
         return Lease(arrival, lambda: None, lambda: self.put(message_of(arrival, edge, key)) > 0)
 
     def withdraw(self, edge: Edge, key: str) -> bool:
-        """Take back what this process has put there, as `discard` on one edge; False when it was got, or is not there.
+        """Take back a message of this process, on one edge; return False if it was received, or is not there.
 
-        Paths that can do it without reading the message have something better.
+        Paths that can do this without reading the message override it.
 
         Raises:
-            RendezvousError: it could not be taken back, and may be there still.
+            RendezvousError: it could not be taken back, and may still be received.
             PathClosedError: after `close`.
         """
         lease = self.lease(edge, key)
@@ -179,24 +181,26 @@ class Path(ABC):
 
     @abstractmethod
     def discard(self, key: str) -> int:
-        """Take back what this process has put under ``key``, on any edge; how many messages. Those got stay valid."""
+        """Take back the messages of this process under ``key``, on any edge; return how many. Received ones
+        stay valid.
+        """
 
     @abstractmethod
     def reap(self, limit: int | None = None) -> int:
-        """Look at ``limit`` messages in flight (None: all) and take back the room of those done with; how many."""
+        """Check ``limit`` messages in flight (None for all) and free the room of finished ones; return how many."""
 
     def carrier(self) -> str:
-        """Name of the path that has carried what this thread has put or got last, where this one is made of several."""
+        """Return the name of the path that carried this thread's last message, if this one combines several."""
         return self.name
 
     def traffic(self) -> Mapping[tuple[str, Edge], Traffic]:
-        """What this process has put, by path and edge; empty where a path cannot tell."""
+        """Return the messages that this process has put, by path and edge; empty if a path cannot tell."""
         return {}
 
     @abstractmethod
     def health(self) -> Health:
-        """True to what happens."""
+        """Return the current state of the path."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Twice is fine. Messages on their way stay for receivers that live."""
+        """Release all resources. Idempotent. Messages in flight stay for receivers that live."""

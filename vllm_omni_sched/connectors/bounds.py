@@ -1,4 +1,4 @@
-"""Types of options with upper bounds: far above what anybody needs, and below what the system's calls can be given."""
+"""Types of options with upper bounds: far above any need, and within what system calls accept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 MemoryBytes = Annotated[int, Field(le=1 << 40)]
-"""Of one kind, set aside by one process: at most a terabyte."""
+"""Memory of one kind in one process, in bytes: at most a terabyte."""
 StoredBytes = Annotated[int, Field(le=1 << 50)]
-"""In files, or in a store of many hosts: at most a petabyte."""
+"""Storage in files, or in a store of many hosts, in bytes: at most a petabyte."""
 Count = Annotated[int, Field(le=1 << 30)]
 Seconds = Annotated[float, Field(le=1e9, allow_inf_nan=False)]
-"""At most thirty years."""
+"""A duration in seconds: at most thirty years."""

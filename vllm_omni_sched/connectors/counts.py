@@ -1,11 +1,11 @@
-"""What has become of messages, whatever carries them."""
+"""Counts of the outcomes of messages, for all paths."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class MessageCounts:
-    """Of a sender; each kind of path counts more."""
+    """Counts of a sender; each kind of path adds more."""
 
     put: int = 0
     put_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Options of connectors that are not ours, used as paths of the composite. What makes paths of them is in `omni`."""
+"""Options of vLLM-Omni's own connectors, used as paths of the composite; `omni` makes paths of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ForeignOptions(BaseModel):
-    """One of vLLM-Omni's own connectors as a path. Unknown keys are errors."""
+    """Options of one of vLLM-Omni's own connectors as a path. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(min_length=1, description="As in a stage config: `NixlConnector`.")
+    name: str = Field(min_length=1, description="Name of the connector as in a stage config, such as `NixlConnector`.")
     distance: int = Field(1, ge=0, le=9, description="0: it reaches processes of this host; 1: other hosts, too.")
-    extra: dict[str, Any] = Field(default_factory=dict, description="Its own options.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="Options of the connector.")
     checksum: bool | None = Field(
         None,
         description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error; "

@@ -1,4 +1,4 @@
-"""What was lost lately: `health` speaks of it for a while, and then no more."""
+"""Recent losses: `health` reports them for a while."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from vllm_omni_sched.clock import Clock
 
 LATELY = 60.0
-"""Seconds that `health` speaks of what happened."""
+"""Seconds for which `health` reports a loss."""
 
 
 class Losses:
-    """Counts that only grow, and when one last did, as far as somebody asked.
+    """Monotonic counts, and when one of them last grew, as far as that was observed.
 
     Args:
-        names: of the counts.
+        names: names of the counts.
     """
 
     def __init__(self, names: Sequence[str], clock: Clock) -> None:
@@ -24,7 +24,7 @@ class Losses:
         self._at = 0.0
 
     def lately(self, facts: Mapping[str, Any]) -> list[str]:
-        """All that is not 0, if some of it is new or was within `LATELY`."""
+        """Return all counts above 0, if one of them has grown within `LATELY`."""
         losses, now = {name: facts[name] for name in self._names if facts.get(name)}, self._clock()
         if losses != self._seen:
             self._seen, self._at = losses, now

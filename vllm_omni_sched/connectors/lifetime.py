@@ -1,4 +1,4 @@
-"""Paths end with their process, and a forked child does not inherit them."""
+"""Closes paths when their process ends, and abandons them in forked children."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Ending(Protocol):
-    """What has an end."""
+    """An object that can be closed or abandoned."""
 
     def close(self) -> None: ...
 
@@ -17,9 +17,9 @@ class Ending(Protocol):
 
 
 class Lifetimes:
-    """Of paths of one kind: closed when the process ends, abandoned in its forked children.
+    """Tracks the paths of one kind, which are closed when the process ends, and abandoned in its forked children.
 
-    Those made later are closed sooner: a kind that stands on another makes its own after it.
+    Instances made later are closed sooner: a kind that uses another must make its instance after it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Lifetimes:
         atexit.register(self._close)
 
     def add(self, path: Ending) -> None:
-        """See to this one, too, as long as it is there."""
+        """Track this path, too, as long as it exists."""
         self._there.add(path)
 
     def _abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""What a message is made of."""
+"""The kind of data in a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAMPLES = {"int16"}
 
 
 class Modality(str, Enum):
-    """What a message is made of, and so the pool it lies in."""
+    """The kind of data in a message, which determines its pool."""
 
     TEXT = "text"
     IMAGE = "image"
@@ -19,7 +19,7 @@ class Modality(str, Enum):
 
 
 def modality_of(message: Message) -> Modality:
-    """By its longest buffer: ids are text; PCM, or floats in one row, are audio; the rest is features or pixels."""
+    """Classify a message by its longest buffer: ids are text; PCM or one-dimensional floats audio; the rest images."""
     if not message.longest:
         return Modality.TEXT
     dtype, dimensions = message.longest

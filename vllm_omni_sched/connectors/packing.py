@@ -13,7 +13,7 @@ from vllm_omni_sched.connectors.framing import PACKED, Message
 
 
 def pack(message: Message, compressor: Compressor, link_bytes_per_second: float | None) -> Message:
-    """The message, or one that is sent in less time; what it was stays as it is."""
+    """Return the message, or a compressed one that is sent in less time; the original is not changed."""
     if not message.payload_bytes or message.flags & PACKED:
         return message
     buffers = [buffer_of(one) for one in message.buffers]
@@ -35,7 +35,7 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
 
 
 def buffer_of(value: Any) -> Buffer:
-    """An array or tensor as flat bytes; on the host, contiguous, without a copy where it is so already."""
+    """Return an array or tensor as flat bytes on the host; copied only if needed."""
     if isinstance(value, np.ndarray):
         flat = np.ascontiguousarray(value).reshape(-1)
         raw, dtype, shape = flat.view(np.uint8), value.dtype.name, value.shape

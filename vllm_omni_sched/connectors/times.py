@@ -1,4 +1,4 @@
-"""How long things took: a count for each of a fixed set of buckets, and quantiles from them."""
+"""Latency histograms: counts in a fixed set of buckets, and quantiles from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class Times:
-    """Seconds of one kind of thing. Several threads may observe; a count may be lost then, which quantiles forgive."""
+    """A histogram of seconds. Several threads may observe; a lost count does not matter to quantiles."""
 
     def __init__(self) -> None:
         self._new: list[float] = []  # sorted into buckets when somebody asks, or when there are many
@@ -22,13 +22,13 @@ class Times:
         self._count, self._sum = 0, 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one; less than nothing is nothing."""
+        """Count one duration; negative ones count as zero."""
         self._new.append(seconds)
         if len(self._new) >= MANY:
             self._sort()
 
     def add(self, other: Times) -> None:
-        """Count what another has counted, too."""
+        """Add the counts of another histogram."""
         other._sort()
         self._counts.update(other._counts.copy())
         self._count += other._count
@@ -36,13 +36,13 @@ class Times:
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """The number of observations."""
         self._sort()
         return self._count
 
     @property
     def sum(self) -> float:
-        """Seconds of all together."""
+        """The sum of all observations, in seconds."""
         self._sort()
         return self._sum
 
@@ -61,7 +61,7 @@ class Times:
             self._sum += max(seconds, 0.0)
 
     def quantile(self, q: float) -> float | None:
-        """The value of that rank, 0 < q <= 1, in seconds; None when nothing was observed."""
+        """Return the value of that rank, 0 < q <= 1, in seconds; None without observations."""
         self._sort()
         counts = sorted(self._counts.copy().items())
         rank, seen = q * sum(count for _, count in counts), 0
@@ -72,13 +72,13 @@ class Times:
         return None
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """Upper bound in seconds and how many were not above it, one a doubling."""
+        """Yield upper bounds in seconds with the number of observations not above them, one per doubling."""
         self._sort()
         counts = sorted(self._counts.copy().items())
         for exponent in range(SHORTEST, LONGEST):
             yield 2.0**exponent, sum(count for number, count in counts if number <= exponent * STEPS)
 
     def facts(self) -> Mapping[str, float]:
-        """`count` and quantiles in seconds, for `Health.facts`."""
+        """Return `count` and quantiles in seconds, for `Health.facts`."""
         found = {name: self.quantile(q) for name, q in QUANTILES.items()}
         return {"count": self.count, **{name: round(value, 7) for name, value in found.items() if value is not None}}

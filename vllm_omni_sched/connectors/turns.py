@@ -1,4 +1,4 @@
-"""Books that several threads keep: one at a time with messages of a name, while others go on with other names."""
+"""Records that several threads share: one thread at a time works on a name, while others work on other names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """What such books inherit: their lock, which is held for moments, and turns, which last as long as bytes move."""
+    """Base class of such records: a lock that is held briefly, and locks of names that are held while bytes move."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -16,7 +16,7 @@ class Turns:
 
     @contextmanager
     def alone(self, name: bytes, wait: bool = True) -> Iterator[bool]:
-        """Nobody else does anything with messages of that name meanwhile; False when somebody does, and not to wait."""
+        """Lock a name for the block; yields False if it is locked and ``wait`` is false."""
         with self._lock:
             while (busy := name in self._busy) and wait:
                 self._lock.wait()
@@ -31,6 +31,6 @@ class Turns:
                     self._lock.notify_all()
 
     def forget_locks(self) -> None:
-        """In a forked child: somebody else may have held them."""
+        """Reset the locks in a forked child, where other threads may have held them."""
         self._lock = threading.Condition()
         self._busy = set()

@@ -1,4 +1,4 @@
-"""Tells when messages stay where they should not. Pure: what is on its way and the time in, findings out."""
+"""Detection of messages that stay too long. Pure: traffic and time in, findings out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WatchOptions(BaseModel):
 
 
 class Alarm(str, Enum):
-    """What is wrong with an edge."""
+    """A problem of an edge."""
 
     STALL = "stall"  # messages come, and none is got
     HELD = "held"  # receivers have got messages and do not let go of them
@@ -45,7 +45,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One alarm: how many messages of an edge, their bytes, and for how long the oldest has been there."""
+    """An alarm: number and bytes of an edge's messages, and the age of the oldest."""
 
     alarm: Alarm
     path: str
@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def where(self) -> tuple[Alarm, str, Edge]:
-        """What makes it the same as an earlier one."""
+        """The key by which it is the same as an earlier finding."""
         return self.alarm, self.path, self.edge
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Finding:
 
 
 class Watch:
-    """Knows what was found before, so that each occurrence is told once.
+    """Remembers findings, so that each occurrence is reported once.
 
     1. An edge is *stalled* when a message has waited for `stall_seconds`, another was put after it, and none was got
        since. It remains so until one is got or none waits. Messages of before do not count: they may have been left
@@ -83,7 +83,7 @@ class Watch:
         self.counts: Counter[tuple[Alarm, Edge]] = Counter()  # of occurrences
 
     def look(self, traffic: Mapping[tuple[str, Edge], Traffic], now: float) -> list[Finding]:
-        """What is wrong now and was not before."""
+        """Return the findings that are new."""
         stalled = {(path, edge) for alarm, path, edge in self.current if alarm is Alarm.STALL}
         found = {one.where: one for one in findings(traffic, self.options, stalled, now)}
         new = [one for where, one in found.items() if where not in self.current]
@@ -98,7 +98,7 @@ def findings(
     stalled: Collection[tuple[str, Edge]],
     now: float,
 ) -> list[Finding]:
-    """What is wrong, by the rules of `Watch`; ``stalled`` are the edges that were so before."""
+    """Return all findings, by the rules of `Watch`; ``stalled`` are the edges that were stalled before."""
     found = []
     for (path, edge), one in traffic.items():
         stuck = {

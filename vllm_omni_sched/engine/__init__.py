@@ -1,1 +1,1 @@
-"""Adapters: read vLLM's objects, ask the pure parts, apply what they say. No policy here."""
+"""Adapters between vLLM's objects and the pure policies: read state, ask for a decision, apply it. No policy here."""

@@ -1,4 +1,4 @@
-"""Finds the halves of the encode-ahead connector, where it is the one in use."""
+"""Access to the two halves of the encode-ahead connector, for engines that use it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from vllm_omni_sched import compat
 
 
 def worker_half() -> Any:
-    """The worker half of this process's connector; None where there is none, or another."""
+    """Return the worker half of this process's encode-ahead connector; None without such a connector."""
     try:
         from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
     except ImportError:
@@ -15,7 +15,7 @@ def worker_half() -> Any:
 
 
 def planner_half(scheduler: Any, *shared: Any) -> Any:
-    """The scheduler half, bound to ``scheduler`` and what it shares; None where there is none, or another."""
+    """Return the scheduler half, bound to ``scheduler`` and the ``shared`` objects; None without such a connector."""
     connector = getattr(scheduler, "ec_connector", None)
     if connector is None or not _is_ours(connector):
         return None

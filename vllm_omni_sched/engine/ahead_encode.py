@@ -1,4 +1,4 @@
-"""What a lane of encode-ahead does, and which lane that is on a device."""
+"""The work that a lane of encode-ahead does, and the choice of the lane for a device."""
 
 import os
 import sys
@@ -30,11 +30,11 @@ _NICE = 10  # the LLM's threads win
 
 
 class Encode:
-    """The work of a lane: one item through the model's encoder, layer by layer.
+    """Runs one item through the model's encoder, layer by layer, on behalf of a lane.
 
     Args:
-        dummies: batches to warm the encoder up with, made where that is done.
-        processors: where it works in a process of its own.
+        dummies: makes the batches that warm the encoder up; called in the process that does the warm-up.
+        processors: the CPUs to use when the lane is a process of its own; None to leave the affinity as it is.
     """
 
     def __init__(
@@ -49,16 +49,23 @@ class Encode:
         self._device = device
         self._processors = processors
         self._pid = os.getpid()
-        self._here = threading.local()  # its pause; the step's own encodes go through the same layers
+        self._here = (
+            threading.local()
+        )  # holds the lane's pause: encodes of the step use the same layers and must not pause
 
     def at(self, processors: Processors | None) -> "Encode":
-        """The same, for a process on these processors."""
+        """Return a copy of this encode for a process on these processors."""
         return Encode(self._model, self._device, self._dummies, processors)
 
     def __call__(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
-        """``payload`` is modality and data; returns embeddings of shape (num_encoder_embeds, hidden_size).
+        """Encode one item, or warm the encoder up.
 
-        None as payload is to warm up, and returns None.
+        Args:
+            payload: modality and data of the item; None to warm up.
+            pause: called between the layers of the encoder.
+
+        Returns:
+            The embeddings, of shape (num_encoder_embeds, hidden_size); None after a warm-up.
         """
         if os.getpid() == self._pid:
             return self._encode(payload, pause)
@@ -66,7 +73,7 @@ class Encode:
         try:
             return self._encode(payload, pause)
         finally:
-            self._move()  # once more: OpenMP has started its threads, and bound them as in the process before
+            self._move()  # once more: OpenMP has started its threads since, bound as they were in the parent process
 
     def _encode(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
         if payload is None:
@@ -88,7 +95,7 @@ class Encode:
         return output
 
     def _settle(self) -> None:
-        """First call in a process of its own: OpenMP starts anew there."""
+        """Set threads and CPUs at the first call in a process of its own, where OpenMP starts anew."""
         self._pid = os.getpid()
         self._move()
         if self._processors is not None:
@@ -100,7 +107,7 @@ class Encode:
             move_here(self._processors.cpus)
 
     def give_way(self) -> None:
-        """From now on encodes of a lane pause between layers."""
+        """Register hooks that let all later encodes of a lane pause between layers."""
         for layer in encoder_layers(self._model):
             layer.register_forward_pre_hook(self._between_layers)
 
@@ -111,9 +118,9 @@ class Encode:
 
 
 def processors_here(config: OmniSchedConfig, device: torch.device, *, alone: bool) -> tuple[Processors, ...]:
-    """Where process lanes of this worker work; empty where no lane is a process.
+    """Return the CPUs for each process lane of this worker; empty when no lane is a process.
 
-    ``alone``: no other engine has its processors on this machine, as far as vLLM knows.
+    ``alone``: no other engine uses CPUs of this machine, as far as vLLM knows.
 
     Raises:
         ConfigError: ``encode_lane_cpus`` names a processor that this process may not use.
@@ -132,12 +139,12 @@ def build_lane(
     capacity: int,
     processors: Sequence[Processors] = (),
 ) -> Lane:
-    """A side stream on CUDA; on a CPU a process, or one for each of ``processors``.
+    """Build the lane for a device: a side stream on CUDA; on a CPU one process, or one for each of ``processors``.
 
     Raises:
-        ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option is for CUDA and this is
-            none.
-        LaneError: the device, or this operating system, cannot have such a lane.
+        ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option for CUDA is set on
+            another device.
+        LaneError: the device or the operating system does not support such a lane.
     """
     if device.type != "cuda":
         if config.encode_lane_sms is not None:
@@ -155,14 +162,14 @@ def build_lane(
 
 
 def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
-    """Of a lane's process: none where the LLM computes elsewhere."""
+    """Return the niceness of a lane's process; 0 when the LLM computes on other processors."""
     if config.encode_lane_nice is not None:
         return config.encode_lane_nice
     return 0 if processors is not None and processors.own else _NICE
 
 
 def why_no_thread(model: Any) -> str | None:
-    """What the encoder and the LLM would have in common, if they ran in two threads; None: nothing known."""
+    """Return why the encoder and the LLM cannot run in two threads of a process; None if no reason is known."""
     for module in model.modules():
         if getattr(getattr(module, "attn_backend", None), "name", None) == "FLASHINFER":
             return (
@@ -178,7 +185,7 @@ def why_no_thread(model: Any) -> str | None:
 
 
 def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
-    """The layers of all encoders of a multimodal model: members of module lists outside of its language model."""
+    """Return the layers of all encoders of a multimodal model: members of module lists outside its language model."""
     language_model = model.get_language_model() if hasattr(model, "get_language_model") else None
 
     def walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -1,4 +1,4 @@
-"""What the two halves of the encode-ahead connector tell each other."""
+"""Messages between the scheduler half and the worker half of the encode-ahead connector."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,16 +10,16 @@ from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
 
 @dataclass
 class AheadOrders(ECConnectorMetadata):
-    """To the workers, with each step, carried out in this order.
+    """Orders to the workers, sent with each step and carried out in the order of the attributes.
 
     Attributes:
-        forget: contents (mm_hash) that nobody wants any more.
-        load: encodings that go into the encoder cache now.
+        forget: contents (mm_hash) that no request needs any more.
+        load: contents (mm_hash) whose encodings go into the encoder cache now.
         submit: contents to encode: mm_hash, ticket, modality, data.
-        share: part of the device's time that the lane may take, in (0, 1].
-        pending: encodes are under way; a step without tokens waits for one.
-        rest_seconds: a step with tokens waits as long as this for one, before it begins.
-        host: what goes to host memory, and what comes back from there.
+        share: share of the device's time that the lane may use, in (0, 1].
+        pending: whether encodes are under way; if so, a step without tokens waits for one of them.
+        rest_seconds: how long a step with tokens waits for an encode before it begins.
+        host: encodings to move to host memory, and to restore from there.
     """
 
     forget: tuple[str, ...] = ()
@@ -32,11 +32,12 @@ class AheadOrders(ECConnectorMetadata):
 
 
 class LaneFacts(NamedTuple):
-    """What the scheduler must know of a lane.
+    """Properties of a lane that the scheduler needs.
 
     Attributes:
-        items: how many it encodes at a time.
-        own_processors: on a CPU, whether it takes little from decode steps: most of it works on other processors.
+        items: number of items that the lane encodes at a time.
+        own_processors: on a CPU, whether most of the lane runs on processors that the LLM does not use, so that it
+            slows decode steps little.
     """
 
     items: int = 1
@@ -45,15 +46,15 @@ class LaneFacts(NamedTuple):
 
 @dataclass
 class AheadReport(ECConnectorWorkerMetadata):
-    """From a worker, with each step: encodes that ended, by the tickets of their orders.
+    """A worker's report, sent with each step: encodes that ended, by the tickets of their orders.
 
     Attributes:
         ready: ticket -> mm_hash, seconds in the lane.
         failed: ticket -> mm_hash, reason.
-        restarts: times that the lane's process was replaced.
-        times: modality -> embeddings made, seconds that took.
-        host: what became of orders about host memory.
-        lane: what the lane is.
+        restarts: number of times that the lane's process was replaced.
+        times: modality -> embeddings made, seconds of their encodes.
+        host: results of the orders about host memory.
+        lane: properties of the lane.
     """
 
     ready: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class AheadReport(ECConnectorWorkerMetadata):
     lane: LaneFacts = field(default_factory=LaneFacts)
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
-        """Reports of one worker, one after the other."""
+        """Merge this report with a later one of the same worker."""
         assert isinstance(other, AheadReport)
         times = dict(self.times)
         for modality, (embeds, seconds) in other.times.items():

@@ -1,4 +1,4 @@
-"""Scheduler half of encode-ahead: who waits for which encoding, and what the lane is given."""
+"""Scheduler half of encode-ahead: decides which requests wait for an encoding, and what the lane encodes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,18 +23,18 @@ from vllm_omni_sched.resource.share import EncodeShare, Where
 
 
 class AheadPlanner:
-    """The scheduler's view, put to the policies; and what came of it.
+    """Shows the scheduler's state to the encode-ahead policies and applies their decisions.
 
     1. `EncodeShare` says whether the items of a request's next chunk are encoded in the step or in the lane.
     2. While they are in the lane, the request waits for them; a piece of its prompt in front of the first
        missing item may run.
-    3. What has once gone to the lane for a request is never encoded in a step for it: its
-       workers are not sent the data a second time.
-    4. Streaming sessions, and items whose data is not here, are vLLM's as before.
-    5. Only the items of the next chunk are looked at, however long the list.
-    6. `LaneShare` follows the inter-token latency; `DecodePace` leaves the lane that share where both use the
+    3. An item that went to the lane for a request is never encoded in a step for that request: the
+       workers are not sent its data a second time.
+    4. Streaming sessions, and items whose data the scheduler does not hold, are left to vLLM.
+    5. Only the items of the next chunk are looked at, however many items the request has.
+    6. `LaneShare` follows the inter-token latency; `DecodePace` leaves the lane that share when both use the
        same processors.
-    7. What workers hold in host memory is ready: it is restored, not encoded.
+    7. An encoding that workers hold in host memory counts as ready: it is restored, not encoded.
     """
 
     def __init__(self, vllm_config: Any, config: OmniSchedConfig) -> None:
@@ -49,13 +49,13 @@ class AheadPlanner:
         }
         self._lane = LaneFacts()
         self.rest_seconds = 0.0  # of the last step
-        self._in_step_seconds = 0.0  # of encodes in the step that is being planned
+        self._in_step_seconds = 0.0  # of the encodes in the step that is being planned
         self.share = 1.0
         self.ledger = AheadLedger(0)
-        self._features: dict[str, Any] = {}  # wanted, and not with a worker yet
+        self._features: dict[str, Any] = {}  # items that requests wait for and no worker was sent yet
         self._wanted: dict[str, tuple[str, int, float]] = {}  # mm_hash -> modality, embeddings, since when
         self._limits: dict[str, int] = {}  # request id -> position of its first missing item
-        self._ahead: set[str] = set()  # requests of rule 3
+        self._ahead: set[str] = set()  # requests with items in the lane (rule 3)
         self._failed: set[str] = set()
         self._scheduler: Any = None
         self.items_visited = 0
@@ -66,7 +66,7 @@ class AheadPlanner:
         self.encoded_in_step = 0
 
     def bind(self, scheduler: Any, book: SlaBook, steps: StepMeter, metrics: SchedulerMetrics) -> None:
-        """Let this planner see what runs, and what is in the encoder cache."""
+        """Give this planner access to the scheduler's requests and encoder cache, and to the shared meters."""
         self._scheduler = scheduler
         self._steps = steps
         self._anybody = DecodeLoad(self._target)
@@ -76,7 +76,7 @@ class AheadPlanner:
         self.host.bind(scheduler.encoder_cache_manager)
 
     def stepped(self, now: float) -> None:
-        """A step's tokens are out: the lane's share follows how long they took."""
+        """Adapt the lane's share to the inter-token latency, now that a step's tokens are out."""
         if self.ledger.num_pending:
             self.share, reason = self._lane_share.update(self._running(self._share_target), now)
             self._metrics.share_updates[reason.value] += 1
@@ -91,7 +91,7 @@ class AheadPlanner:
         return DecodeLoad(target, None if itl is None else itl + self._in_step_seconds)
 
     def _rest_before(self, output: SchedulerOutput) -> float:
-        """Seconds for which this step is held back for the lane."""
+        """Return the seconds for which this step is held back in favour of the lane."""
         encoding = self.ledger.num_pending > 0 and output.total_num_scheduled_tokens > 0
         load = self._running() if encoding else None
         seconds, _ = self._paces[self._lane.own_processors].rest(
@@ -106,15 +106,15 @@ class AheadPlanner:
         return seconds
 
     def goes_ahead(self, request_id: str) -> bool:
-        """Whether items of this request went to the lane."""
+        """Return whether items of this request went to the lane."""
         return request_id in self._ahead
 
     def may_run(self, request: Request, num_computed_tokens: int) -> bool:
-        """Whether the next chunk of ``request`` has what it needs, or a piece of it that is worth a step."""
+        """Return whether the encodings of the request's next chunk, or of a piece worth a step, are available."""
         features = request.mm_features
         self._limits.pop(request.request_id, None)
         if request.request_id in self._failed:
-            return False  # it is about to leave
+            return False  # the request is about to be finished with an error
         if self._scheduler is None or request.resumable or not isinstance(features, FeatureList):
             return True
         window = features.spans.overlapping(num_computed_tokens, num_computed_tokens + self._chunk)
@@ -134,7 +134,7 @@ class AheadPlanner:
         return limit - num_computed_tokens >= LEAST_PIECE
 
     def _missing(self, features: FeatureList, window: Sequence[int]) -> list[int]:
-        """Items of the window that are neither in the encoder cache nor ready, and can be encoded in a lane."""
+        """Return the items of the window that are neither cached nor ready, and that a lane can encode."""
         self.items_visited += len(window)
         cached = self._scheduler.encoder_cache_manager.cached
         return [
@@ -148,7 +148,7 @@ class AheadPlanner:
         ]
 
     def _in_step(self, request: Request, features: FeatureList, missing: list[int]) -> bool:
-        """Whether these are encoded in the step; the lane's are not, whoever they are for."""
+        """Return whether the missing items are encoded in the step; False if the lane has any of them already."""
         if any(self.ledger.state(features[i].identifier) is not None for i in missing):
             return False
         costs = self._book.costs
@@ -168,7 +168,7 @@ class AheadPlanner:
         return num_embeds
 
     def cut(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """Tokens of this chunk that lie before the first item that is missing."""
+        """Return how many tokens of this chunk lie before the first missing item."""
         limit = self._limits.get(request.request_id)
         return num_new_tokens if limit is None else max(0, min(num_new_tokens, limit - num_computed_tokens))
 
@@ -176,7 +176,7 @@ class AheadPlanner:
         return self.ledger.state(mm_hash) is EncodeState.READY or self.host.has(mm_hash)
 
     def allocated(self, request: Request, item: int) -> None:
-        """The encoder cache has made room for this item."""
+        """Note that the encoder cache has made room for an item, and order its encoding from lane or host memory."""
         mm_hash = request.mm_features[item].identifier
         if self.ledger.load(mm_hash):
             self.taken_from_lane += 1
@@ -184,7 +184,7 @@ class AheadPlanner:
             self.encoded_in_step += 1
 
     def release(self, request_id: str) -> None:
-        """The request is over."""
+        """Drop all state of a request that has finished."""
         self.ledger.release(request_id)
         self._ahead.discard(request_id)
         self._limits.pop(request_id, None)
@@ -192,11 +192,11 @@ class AheadPlanner:
 
     @property
     def has_orders(self) -> bool:
-        """Workers are still to be told something, though no request may be left."""
+        """Return whether workers must still be sent orders, even when no request is left."""
         return self.ledger.has_orders or self.host.has_orders
 
     def take_orders(self, output: SchedulerOutput) -> AheadOrders:
-        """For the workers, with this step."""
+        """Return the orders that go to the workers with this step."""
         orders = self.ledger.take_orders()
         self._in_step_seconds = 0.0
         submit = []
@@ -206,7 +206,7 @@ class AheadPlanner:
         if len(self._features) > len(self.ledger):
             self._features = {h: f for h, f in self._features.items() if self.ledger.state(h) is EncodeState.QUEUED}
         host = self.host.take_orders(output.free_encoder_mm_hashes)
-        # Who wanted it may have been preempted, and it evicted, later in the step: no worker would ever free it.
+        # The request may have been preempted and the item evicted later in this step: no worker would ever free it.
         cached = self._scheduler.encoder_cache_manager.cached
         load = tuple(mm_hash for mm_hash in orders.load if mm_hash in cached)
         forget = orders.forget + tuple(mm_hash for mm_hash in orders.load if mm_hash not in cached)
@@ -216,11 +216,13 @@ class AheadPlanner:
         return AheadOrders(forget, load, submit, self.share, self.ledger.num_pending > 0, self.rest_seconds, host)
 
     def take_report(self, report: AheadReport) -> None:
-        """What a worker has done."""
+        """Take over a worker's report: encodes that ended, their times, and the state of host memory."""
         metrics = self._metrics
         if report.lane != self._lane:
             self._lane = report.lane
-            self.ledger.max_encoding = report.lane.items + 1  # one is there when one is done
+            self.ledger.max_encoding = (
+                report.lane.items + 1
+            )  # one item more, so that the next one is there when an encode ends
         for ticket, (mm_hash, seconds) in report.ready.items():
             self.ledger.ready(mm_hash, ticket)
             metrics.ahead_encoded += 1
@@ -242,21 +244,21 @@ class AheadPlanner:
 
     @property
     def has_news(self) -> bool:
-        """Whether encodes have ended since `take_news`."""
+        """Return whether encodes have ended since the last `take_news`."""
         return bool(self._news[0] or self._news[1])
 
     def take_news(self) -> tuple[list[float], int]:
-        """Seconds of the encodes that have ended, and how many failed."""
+        """Return the seconds of each encode that ended since the last call, and the number of failed ones."""
         news, self._news = self._news, ([], 0)
         return news
 
     def take_failed(self) -> set[str]:
-        """Requests that wait for something that cannot be encoded."""
+        """Return, once, the ids of requests that wait for an item that cannot be encoded."""
         failed, self._failed = self._failed, set()
         return failed
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
-        """Hand over what is known here."""
+        """Copy this planner's counts into ``metrics``."""
         metrics.ahead_pending = self.ledger.num_pending
         metrics.lane_share = self.share
         metrics.encoder_tier_lane = self.taken_from_lane

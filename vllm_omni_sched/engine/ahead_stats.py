@@ -1,4 +1,4 @@
-"""What encode-ahead tells vLLM's own EC connector metrics (vLLM 0.32 on; before, only our registry has it)."""
+"""Statistics of encode-ahead for vLLM's own EC connector metrics (vLLM 0.32 on; older ones only have our registry)."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ _SECONDS, _FAILED = "encode_seconds", "failed"
 
 
 class AheadStats(ECConnectorStats):
-    """Encodes that ended since the last report: ``{"encode_seconds": [float, …], "failed": int}``."""
+    """Durations and failures of the encodes since the last report: ``{"encode_seconds": [float, …], "failed":
+    int}``.
+    """
 
     @classmethod
     def of(cls, seconds: list[float], failed: int) -> "AheadStats":
@@ -27,7 +29,7 @@ class AheadStats(ECConnectorStats):
         return AheadStats.of([*self.data[_SECONDS], *other.data[_SECONDS]], self.data[_FAILED] + other.data[_FAILED])
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line."""
+        """Summarise the statistics for vLLM's log line."""
         seconds: list[float] = sorted(self.data[_SECONDS])
         failed: int = self.data[_FAILED]
         middle = seconds[len(seconds) // 2] if seconds else 0.0
@@ -35,7 +37,7 @@ class AheadStats(ECConnectorStats):
 
 
 class AheadProm(ECConnectorPromMetrics):
-    """``vllm:ec_encode_ahead_seconds`` and ``vllm:ec_encode_ahead_failed``, per engine."""
+    """Exports ``vllm:ec_encode_ahead_seconds`` and ``vllm:ec_encode_ahead_failed`` for each engine."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], by_engine: dict[int, Any]) -> None:
         super().__init__(vllm_config, metric_types, labelnames, by_engine)

@@ -1,4 +1,4 @@
-"""Worker half of encode-ahead: the lane, and what it has made."""
+"""Worker half of encode-ahead: runs the lane and keeps its results."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,11 +17,11 @@ from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
 
-_LANE_JOBS = 4  # at the lane at once; what waits behind them can still be forgotten for nothing
+_LANE_JOBS = 4  # jobs submitted to the lane at once; those queued behind them here can be dropped at no cost
 
 
 class AheadWorker:
-    """Encodes in a lane, keeps results until they are loaded, and reports.
+    """Encodes items in a lane, keeps the results until they are loaded, and reports to the scheduler.
 
     The lane is built by `start`, once the model is loaded.
     """
@@ -35,7 +35,7 @@ class AheadWorker:
         self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
         self._at_lane: dict[str, tuple[str, Any]] = {}
         self._made: dict[str, torch.Tensor] = {}
-        self._tickets: dict[str, int] = {}  # of what is in the backlog or at the lane
+        self._tickets: dict[str, int] = {}  # of the items in the backlog or in the lane
         self._ready: dict[int, tuple[str, float]] = {}
         self._failed: dict[int, tuple[str, str]] = {}
         self._share = 1.0
@@ -44,17 +44,17 @@ class AheadWorker:
         self.host = HostStore(config.encoder_cache_host_bytes)
 
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
-        """Build the lane around this model's encoders, and warm it up; raises as `build_lane` does."""
+        """Build the lane around this model's encoders and warm it up; raises the errors of `build_lane`."""
         processors = processors_here(self._config, device, alone=self._alone)
         for one in processors:
-            whose = "its own" if one.own else "the LLM's"
-            logger.info("An encoder works beside the LLM, on %s processors %s", whose, sorted(one.cpus))
+            whose = "of its own" if one.own else "shared with the LLM"
+            logger.info("Encode-ahead starts an encoder process on CPUs %s, %s", sorted(one.cpus), whose)
         self._encode = Encode(model, device, dummies)
         self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS, processors)
         self._facts = LaneFacts(max(1, len(processors)), own_processors=any(one.own for one in processors))
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
-        """What the scheduler wants of this step."""
+        """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""
         assert self._lane is not None, "a step came before the model was loaded"
         self._collect()
         for mm_hash in orders.forget:
@@ -87,13 +87,15 @@ class AheadWorker:
         for done in self._ask("poll"):
             if done.key == WARM_UP.key:
                 if done.error is not None:
-                    logger.warning("The lane could not be warmed up: %s", done.error)
+                    logger.warning(
+                        "The lane of encode-ahead could not be warmed up, its first encode may be slow: %s", done.error
+                    )
                 continue
             payload = self._at_lane.pop(done.key, ("", None))
             modality, _ = payload
             ticket = self._tickets.pop(done.key)
             if isinstance(done.error, LaneDiedError):
-                logger.warning("An item is encoded in the step, because the lane could not: %s", done.error)
+                logger.warning("Encoding item %s in the step, because its lane died: %s", done.key, done.error)
                 done = self._in_step(Job(done.key, payload))
             if done.error is None:
                 self._made[done.key] = done.result
@@ -101,22 +103,22 @@ class AheadWorker:
                 embeds, seconds = self._times.get(modality, (0, 0.0))
                 self._times[modality] = (embeds + len(done.result), seconds + done.seconds)
             else:
-                logger.error("An item cannot be encoded, and its requests fail: %s", done.error)
+                logger.error("Item %s cannot be encoded; the requests that need it fail: %s", done.key, done.error)
                 self._failed[ticket] = (done.key, str(done.error))
 
     def _in_step(self, job: Job) -> Done:
-        """The job done here and now: as vLLM does it, but that an error is the job's alone."""
+        """Run the job here and now, as vLLM would, except that an error fails this job alone."""
         here = InlineLane(self._encode)
         here.submit(job)
         (done,) = here.poll()
         return done
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Of the lane; once it is beyond repair, of one that encodes here and now."""
+        """Call a method of the lane; if the lane is beyond repair, replace it by one that encodes in the step."""
         try:
             return getattr(self._lane, method)(*args)
         except LaneError as error:
-            logger.error("Items are encoded in the step from now on: the lane is beyond repair (%s)", error)
+            logger.error("The lane of encode-ahead is beyond repair, encoding in the step from now on: %s", error)
             assert self._lane is not None
             self._lane.close(0.0)
             self._restarts += self._lane.restarts + 1
@@ -126,12 +128,12 @@ class AheadWorker:
             return getattr(self._lane, method)(*args)
 
     def wait(self, seconds: float) -> None:
-        """A step without tokens has nothing better to do than to wait for an encode."""
+        """Wait up to ``seconds`` for an encode to end; for steps without tokens."""
         if not self._ready and not self._failed:
             self._ask("wait", seconds)
 
     def report(self) -> AheadReport | None:
-        """What ended since the last report."""
+        """Return the encodes that ended since the last report; None if there is nothing new."""
         if self._lane is None:
             return None
         self._collect()
@@ -145,6 +147,6 @@ class AheadWorker:
         return report
 
     def close(self) -> None:
-        """End the lane."""
+        """Close the lane."""
         if self._lane is not None:
             self._lane.close(1.0)

@@ -1,4 +1,4 @@
-"""Block ids of a session, looked up when asked for: a delta wants the last few of thousands."""
+"""Views of a session's block ids that look ids up on demand: a delta needs the last few of thousands."""
 
 from collections.abc import Container, Sequence
 from typing import Any, overload
@@ -9,11 +9,12 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, Slid
 from vllm_omni_sched.items.session import LiveBlocks
 
 _LIVE = (FullAttentionManager, SlidingWindowManager)
-"""Managers whose table of a request does as `LiveBlocks` says. Of others, derived ones too, every block is compared."""
+"""Managers whose block table of a request behaves as `LiveBlocks` requires. For all others, subclasses included, every
+block is compared."""
 
 
 class BlockIdView(LiveBlocks):
-    """Ids of one group's blocks, without a list of them; valid until the next step."""
+    """Block ids of one KV cache group, without building a list of them; valid until the next step."""
 
     __slots__ = ("_blocks",)
 
@@ -43,7 +44,7 @@ class BlockIdView(LiveBlocks):
 
 
 class SessionBlocks(KVCacheBlocks):
-    """`KVCacheBlocks` of a session that its workers know; ``live`` tells which groups need no list of ids."""
+    """`KVCacheBlocks` of a session that workers hold already; ``live`` tells which groups need no list of ids."""
 
     def __init__(self, blocks: tuple[Sequence[Any], ...], live: Sequence[bool]) -> None:
         super().__init__(blocks)
@@ -57,7 +58,7 @@ class SessionBlocks(KVCacheBlocks):
 
 
 def look_up_lazily(kv_cache_manager: Any, tracked: Container[str]) -> None:
-    """Let this manager answer `get_blocks` of tracked sessions with `SessionBlocks`; done once, when one arrives."""
+    """Make this manager answer `get_blocks` of tracked sessions with `SessionBlocks`; idempotent."""
     if "get_blocks" in vars(kv_cache_manager):
         return
     get_blocks = kv_cache_manager.get_blocks

@@ -1,8 +1,7 @@
-"""The encode-ahead connector: encoder outputs come from a lane of this very device.
+"""The encode-ahead connector: an EC connector whose encoder outputs come from a lane on the same device.
 
-vLLM's EC connectors fetch encoder outputs from another instance and hold requests back
-until they are there. Ours asks a lane beside the LLM to make them: waiting requests are
-encoded ahead of their prefill, and decode steps go on meanwhile.
+vLLM's EC connectors fetch encoder outputs from another instance and hold requests back until they arrive. This one asks
+a lane beside the LLM to make them: waiting requests are encoded ahead of their prefill while decode steps go on.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ from vllm_omni_sched.engine.ahead_worker import AheadWorker
 
 
 class EncodeAheadConnector(ECConnectorBase):
-    """Role ``ec_both``, on one device: each half delegates everything.
+    """vLLM's EC connector of role ``ec_both`` on one device; each half delegates everything.
 
     ``planner`` is the scheduler's half, ``worker`` the workers'; the other one is None.
     """
@@ -92,7 +91,7 @@ class EncodeAheadConnector(ECConnectorBase):
         self.worker.carry_out(orders, encoder_cache)
 
     def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **kwargs: Any) -> None:
-        """Nothing: what is encoded in a step is where it belongs."""
+        """Do nothing: an item encoded in a step is already in the encoder cache of this device."""
 
     def build_connector_worker_meta(self) -> AheadReport | None:
         report: AheadReport | None = self.worker.report()

@@ -1,4 +1,4 @@
-"""vLLM's encoder cache manager, with O(1) release of an item."""
+"""vLLM's encoder cache manager, with release of an item in constant time."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -14,7 +14,7 @@ _NATIVE_REFS = native_hash_refs()
 
 
 class _IndexingManager(EncoderCacheManager):
-    """``request_cached_ids`` for a vLLM (before 0.23) that searches all items of a request instead."""
+    """Keeps ``request_cached_ids`` on a vLLM before 0.23, which searches all items of a request instead."""
 
     def __init__(self, cache_size: int) -> None:
         super().__init__(cache_size)
@@ -39,7 +39,7 @@ class _IndexingManager(EncoderCacheManager):
 
 
 class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _IndexingManager):  # type: ignore[misc]
-    """Encoder cache manager that knows, per request, what it holds and how often.
+    """Encoder cache manager that indexes, per request, its cached items and how often each is used.
 
     1. ``request_cached_ids[request]`` are the items that a request holds a
        reference for (in vLLM since 0.23; older versions search all items).
@@ -65,17 +65,19 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         self.hits = 0
         self.misses = 0
         self.evictions = 0
-        self.taken = 0  # by a request that did not hold it
-        self._gone = 0  # entries that are no longer cached, for whatever reason
+        self.taken = 0  # hits of a request that did not hold the entry yet
+        self._gone = 0  # entries that are no longer cached, for any reason
 
     @classmethod
     def adopt(cls, manager: EncoderCacheManager) -> "OmniEncoderCacheManager":
-        """A fresh manager of the same capacity as ``manager``, which must be unused."""
+        """Return a fresh manager of the same capacity as ``manager``, which must be unused."""
         return cls(manager.cache_size)
 
     @property
     def allocated(self) -> int:
-        """Entries that were made so far. Told from what is here and what has left: nothing is counted item by item."""
+        """The number of entries made so far, derived from the entries present and gone instead of counted one by
+        one.
+        """
         return len(self.cached) + len(self.freed) + self._gone
 
     def reset(self) -> None:
@@ -84,7 +86,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         self._repeats.clear()
 
     def references(self, request_id: str) -> dict[str, int]:
-        """How many of the request's cached items have each content, by mm_hash."""
+        """Return the number of the request's cached items by content (mm_hash)."""
         if _NATIVE_REFS:
             return dict(self.request_hash_refs.get(request_id, {}))
         repeats = self._repeats.get(request_id, {})
@@ -121,7 +123,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
             self._release(request, (input_id,))
 
     def _is_repeat(self, request_id: str, mm_hash: str) -> bool:
-        """Take one use of a content off; False when it was the last."""
+        """Take off one use of a content by a request; return False if it was the last one."""
         repeats = self._repeats.get(request_id)
         if repeats is None or mm_hash not in repeats:
             return False
@@ -135,7 +137,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         return True
 
     def _release(self, request: Request, input_ids: Iterable[int]) -> None:
-        """The request's one reference to each of these entries ends; without any, an entry may be evicted."""
+        """End the request's reference to each of these entries; entries without references become freeable."""
         request_id, features, cached = request.request_id, request.mm_features, self.cached
         sizes = getattr(self, "num_embeds_by_hash", None)
         for input_id in input_ids:
@@ -150,7 +152,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
                 self.num_freeable_slots += num_embeds
 
     def free_inputs(self, request: Request, input_ids: list[int]) -> None:
-        """`free_encoder_input` for each of these items, all of which the request holds, in one pass."""
+        """Do `free_encoder_input` for each of these items, all held by the request, in one pass."""
         request_id, features = request.request_id, request.mm_features
         held = self.request_cached_ids[request_id]
         if len(input_ids) == len(held):
@@ -196,7 +198,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         return freed
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
-        """Hand over what was counted here; without encode-ahead what is not cached is encoded in the step."""
+        """Copy counts into ``metrics``; without encode-ahead, every item that is not cached is encoded in the step."""
         by_worth = self.order is EvictionOrder.WORTH
         metrics.encoder_cache_hits = self.hits
         metrics.encoder_cache_misses = self.misses
@@ -206,10 +208,10 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         metrics.encoder_tier_miss = self.allocated
 
     def validate(self) -> None:
-        """Check the conservation laws of this cache; meant for tests and debugging, O(entries).
+        """Check the invariants of this cache; meant for tests and debugging, O(entries).
 
         Raises:
-            AssertionError: the law that is broken, with its numbers.
+            AssertionError: names the invariant that is broken, with its numbers.
         """
         freeable = sum(self.freeable.values())
         assert self.num_freeable_slots == self.num_free_slots + freeable, (

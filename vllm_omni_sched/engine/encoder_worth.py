@@ -1,4 +1,4 @@
-"""The encoder cache manager that knows what each encoding is worth."""
+"""An encoder cache manager that evicts encodings by their worth."""
 
 from collections import OrderedDict
 from typing import Any
@@ -15,7 +15,7 @@ from vllm_omni_sched.resource.worth import Encoding, WorthIndex
 
 
 class Freeable(OrderedDict[str, int]):
-    """vLLM's ``freeable``, by mm_hash, in embeddings; its first entry is whatever the index would evict."""
+    """vLLM's ``freeable`` (mm_hash -> embeddings), whose first entry is the one that `WorthIndex` evicts next."""
 
     def __init__(self, manager: "WorthEncoderCacheManager") -> None:
         super().__init__()
@@ -26,32 +26,32 @@ class Freeable(OrderedDict[str, int]):
         self._manager.index.release_all(mm_hash)
 
     def popitem(self, last: bool = True) -> tuple[str, int]:
-        """vLLM evicts with ``last=False``.
+        """Remove and return the entry to evict; vLLM calls this with ``last=False``.
 
         Raises:
-            KeyError: nothing may be evicted.
+            KeyError: there is no freeable entry, or ``last`` is true.
         """
         if last or not self:
-            raise KeyError("only the first of some entries can be evicted")
+            raise KeyError("no freeable entry, or the last one was asked for: only the first can be evicted")
         mm_hash = self._manager.evict()
         return mm_hash, super().pop(mm_hash)
 
 
 class WorthEncoderCacheManager(OmniEncoderCacheManager):
-    """`OmniEncoderCacheManager` whose eviction order is a policy's: that of `WorthIndex`.
+    """`OmniEncoderCacheManager` that evicts in the order of `WorthIndex`.
 
-    1. Hits, room and bookkeeping are vLLM's own; where its loop takes the first of ``freeable``, the index chooses.
-    2. A request that takes an encoding uses it once, however many of its chunks and items need it.
-    3. What an encoding costs is measured where workers report times, else in proportion to its embeddings
+    1. Hits, room and bookkeeping are vLLM's own; when its loop takes the first of ``freeable``, the index chooses.
+    2. A request that takes an encoding counts as one use, however many of its chunks and items need it.
+    3. The cost of an encoding is measured if workers report times, else proportional to its embeddings
        (`EncodeCost`); with the same cost per embedding everywhere, worth is the recent number of uses.
 
     Args:
         cache_size: capacity in encoder embeddings.
-        order: which freeable encoding goes first; with ``AGE`` every decision is vLLM's.
+        order: which freeable encoding is evicted first; with ``AGE`` every decision is vLLM's.
         embed_bytes: size of one embedding, in bytes.
         clock: seconds.
-        half_life_seconds: after so long a use counts half. Much more than the time between the turns of a
-            conversation keeps the items of those that are over (`benchmarks.encoder_cache`).
+        half_life_seconds: age at which a use counts half. A value far above the time between the turns of a
+            conversation keeps items of conversations that have ended (`benchmarks.encoder_cache`).
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         return self.cost.seconds(request.mm_features[input_id].modality, request.get_num_encoder_embeds(input_id))
 
     def evict(self) -> str:
-        """The mm_hash that goes now; it is out of the index from here on."""
+        """Remove the encoding to evict next from the index, and return its mm_hash."""
         victim = self.index.evict()
         assert victim is not None, "vLLM has freeable entries, the index has none"
         if self.tells_evicted:
@@ -108,9 +108,9 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         return victim.encoding.mm_hash
 
     def take_evicted(self) -> dict[str, Encoding]:
-        """What was evicted since the last call, by mm_hash; some of it may be cached again.
+        """Return the encodings evicted since the last call, by mm_hash; some of them may be cached again.
 
-        Nothing unless ``tells_evicted`` is set, by the one who calls this after each step.
+        Empty unless ``tells_evicted`` is set, by a caller that calls this after each step.
         """
         evicted, self._evicted = self._evicted, {}
         return evicted
@@ -123,7 +123,7 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
 
 
 def refuse_encoder_decoder(config: OmniSchedConfig, model_config: Any) -> None:
-    """Refuse options about the encoder cache for a model whose encodings vLLM does not keep in one.
+    """Refuse options about the encoder cache for models whose encodings vLLM does not keep in it.
 
     Raises:
         ConfigError: such an option is set, and this is an encoder-decoder model.
@@ -132,17 +132,17 @@ def refuse_encoder_decoder(config: OmniSchedConfig, model_config: Any) -> None:
     if model_config.is_encoder_decoder and (by_worth or config.encoder_cache_host_bytes):
         name = "encoder_cache_order" if by_worth else "encoder_cache_host_bytes"
         raise ConfigError(
-            f"option {name!r} cannot be on here, because this is an encoder-decoder model: what its encoder makes goes "
+            f"option {name!r} cannot be on here, because this is an encoder-decoder model: its encoder's output goes "
             f"into the KV cache of its decoder, and is evicted with the request. Leave {name!r} out"
         )
 
 
 def manager_for(manager: EncoderCacheManager, config: OmniSchedConfig, model_config: Any) -> EncoderCacheManager:
-    """The encoder cache manager that these options ask for, in place of the unused ``manager``.
+    """Return the encoder cache manager that these options require, in place of the unused ``manager``.
 
     Raises:
-        ConfigError: an option asks for ours, and the operator has named one of their own, or the model is an
-            encoder-decoder.
+        ConfigError: an option needs our manager, but the operator has named another one, or the model is an
+            encoder-decoder model.
     """
     refuse_encoder_decoder(config, model_config)
     by_worth = config.encoder_cache_order is EvictionOrder.WORTH
@@ -151,7 +151,7 @@ def manager_for(manager: EncoderCacheManager, config: OmniSchedConfig, model_con
     if type(manager) not in (EncoderCacheManager, OmniEncoderCacheManager):
         name = "encoder_cache_order" if by_worth else "encoder_cache_host_bytes"
         raise ConfigError(
-            f"option {name!r} needs our encoder cache manager, but this engine has a {type(manager).__name__}: "
+            f"option {name!r} needs the encoder cache manager of vllm-omni-sched, not {type(manager).__name__}: "
             f"leave {name!r} out, or take encoder_cache_manager_cls out of --ec-manager-config"
         )
     embed_bytes = model_config.get_inputs_embeds_size() * model_config.dtype.itemsize

@@ -1,4 +1,6 @@
-"""Updates that reach a session after its end: each is answered with an error, nothing else is touched."""
+"""Refusal of updates that reach a session after its end: each is answered with an error, and nothing else is
+touched.
+"""
 
 from collections import OrderedDict
 from typing import Any
@@ -15,16 +17,15 @@ _REMEMBERED = 4096
 
 
 class EndedSessions:
-    """The last sessions that ended, and the updates that were refused since the last step.
+    """Remembers the sessions that ended last, and the updates refused since the last step.
 
-    vLLM takes an update for an unknown session as the start of a new one, which
-    then answers to half a prompt. Request ids of sessions are unique (vLLM appends a
-    random part), so the same id again can only be a straggler.
+    vLLM takes an update for an unknown session as the start of a new session, which then answers half a prompt. Request
+    ids of sessions are unique (vLLM appends a random part), so a known id can only be a late update.
     """
 
     def __init__(self) -> None:
         self._ended: OrderedDict[str, None] = OrderedDict()
-        # Request id -> client: must leave before the next step is scheduled, and be reported with its outputs.
+        # Request id -> client: dropped before the next step is scheduled, and reported with its outputs.
         self.refused: dict[str, int] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -36,7 +37,7 @@ class EndedSessions:
             self._ended.popitem(last=False)
 
     def refuse(self, request: Request) -> None:
-        """Note that ``request`` continues a session that is over."""
+        """Refuse ``request``, which continues a session that has ended."""
         logger.error(
             "Session %s has ended; its update of %d tokens and %d items is refused. Start a new session.",
             request.request_id,
@@ -46,7 +47,7 @@ class EndedSessions:
         self.refused[request.request_id] = request.client_index
 
     def report(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
-        """``outputs`` of a step, with one error for each update that was refused before it."""
+        """Add one error to a step's ``outputs`` for each update that was refused before it."""
         for request_id, client_index in self.refused.items():
             error: Any = EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=FinishReason.ERROR)
             outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(error)

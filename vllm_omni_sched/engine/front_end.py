@@ -1,11 +1,11 @@
-"""Requests that make no sense are refused where they come in, as HTTP 400, before the engine sees them.
+"""Refusal of malformed requests in the front end, with HTTP 400, before the engine sees them.
 
-vLLM's front end reads ``vllm_xargs`` into `SamplingParams.extra_args` and looks into them no further. Methods of it are
-wrapped in a process that makes the configuration of an engine with our scheduler, and in no other:
+vLLM's front end reads ``vllm_xargs`` into `SamplingParams.extra_args` without checking them. These methods are wrapped,
+only in a process that creates the configuration of an engine with our scheduler:
 
 1. `InputProcessor.process_inputs`, through which every request goes.
-2. `AsyncLLM.generate`, because an answer that is streamed has begun, with HTTP 200, before the former is called.
-3. `OpenAIServingResponses.create_responses`, because there it has begun before `generate` is called.
+2. `AsyncLLM.generate`, because a streamed answer has begun, with HTTP 200, before `process_inputs` is called.
+3. `OpenAIServingResponses.create_responses`, because its answer has begun before `generate` is called.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = init_logger(logger_name(__name__))
 
 _MARK = "__omni_sched__"
 PROMISES = "omni_promises"
-"""Attribute of what a front end has one of for its engine: vLLM's input processor, vLLM-Omni's engine."""
+"""Name of the attribute that holds the promises: on vLLM's input processor, and on vLLM-Omni's engine."""
 
 
 def check_requests() -> None:
-    """Let this process's engines refuse what they cannot make sense of; twice is fine."""
+    """Make the engines of this process refuse malformed requests; idempotent."""
     check_responses()
     processor = compat.find(compat.INPUT_PROCESSOR, "InputProcessor")
     async_llm = compat.find(compat.ASYNC_LLM, "AsyncLLM")
@@ -44,7 +44,7 @@ def check_requests() -> None:
     missing = [name for owner, name, _ in hooks if owner is None or not hasattr(owner, name)]
     if missing:
         logger.warning(
-            "This vLLM has no %s: a request with omni_class or a target that makes no sense fails in the engine, with "
+            "This vLLM has no %s: a request with a malformed omni_class or target fails in the engine, with "
             "HTTP 500, and clients may name any class.",
             ", ".join(missing),
         )
@@ -54,7 +54,9 @@ def check_requests() -> None:
 
 
 def check_responses() -> None:
-    """Let a server of this process refuse requests of ``/v1/responses``, too, once it is imported; twice is fine."""
+    """Make servers of this process refuse malformed requests to ``/v1/responses``, once that module is imported;
+    idempotent.
+    """
     when_imported(compat.RESPONSES, _check_responses)
 
 
@@ -65,7 +67,7 @@ def _check_responses() -> None:
 
 
 def wrap_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a wrapper in the place of a method, unless it has one of ours."""
+    """Replace a method by a wrapper, unless it is wrapped by us already."""
     method = getattr(owner, name)
     if not hasattr(method, _MARK):
         wrapper = functools.wraps(method)(wrap(method))
@@ -117,7 +119,7 @@ def _check(processor: Any, params: Any) -> None:
 
 
 def check_params(promises: Promises, params: Any) -> None:
-    """Refuse sampling parameters whose ``extra_args`` a client may not send; errors as of `check_extra`."""
+    """Refuse sampling parameters whose ``extra_args`` a client may not send; raises the errors of `check_extra`."""
     check_extra(promises, getattr(params, "extra_args", None))
 
 
@@ -125,7 +127,7 @@ def check_extra(promises: Promises, extra: Any) -> None:
     """Refuse extra arguments that a client may not send.
 
     Raises:
-        RequestError: which is vLLM's own error of validation too, so that its servers answer with HTTP 400.
+        RequestError: an argument is malformed; also a `VLLMValidationError`, so that servers answer with HTTP 400.
     """
     try:
         promises.check(extra)

@@ -1,16 +1,17 @@
-"""What scheduler and workers tell each other about the host tier of the encoder cache."""
+"""Messages between scheduler and workers about the host tier of the encoder cache."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class HostOrders:
-    """To the workers, with each step. ``drop``, then ``keep``, before the step frees tensors; then ``restore``.
+    """Orders to the workers, sent with each step: ``drop``, then ``keep``, before the step frees tensors; then
+    ``restore``.
 
     Attributes:
-        drop: encodings (mm_hash) whose place in host memory is wanted.
+        drop: encodings (mm_hash) to remove from host memory.
         keep: encodings that this step frees and that go to host memory: mm_hash, ticket.
-        restore: encodings that go back into the encoder cache, and stay in host memory too.
+        restore: encodings (mm_hash) to copy back into the encoder cache; they stay in host memory, too.
     """
 
     drop: tuple[str, ...] = ()
@@ -20,13 +21,13 @@ class HostOrders:
 
 @dataclass
 class HostReport:
-    """From a worker: what became of `HostOrders`.
+    """A worker's report on the results of `HostOrders`.
 
     Attributes:
-        kept: ticket -> mm_hash, bytes that it takes.
-        lost: ticket -> mm_hash; was not there, or found no room.
-        embeds: embeddings of what was kept.
-        restored_bytes, restored_seconds: of restores that were timed.
+        kept: ticket -> mm_hash, size in bytes.
+        lost: ticket -> mm_hash of an encoding that was not there, or found no room.
+        embeds: number of embeddings in the kept encodings.
+        restored_bytes, restored_seconds: totals of the restores that were timed.
     """
 
     kept: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class HostReport:
         return bool(self.kept or self.lost or self.restored_bytes)
 
     def plus(self, other: "HostReport") -> "HostReport":
-        """This one and a later one."""
+        """Merge this report with a later one."""
         return HostReport(
             {**self.kept, **other.kept},
             {**self.lost, **other.lost},

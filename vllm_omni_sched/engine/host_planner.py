@@ -1,4 +1,4 @@
-"""Scheduler half of the host tier: which evicted encodings workers keep, and which of those come back."""
+"""Scheduler half of the host tier: decides which evicted encodings workers keep, and which are restored."""
 
 from collections.abc import Iterable
 
@@ -10,20 +10,20 @@ from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.host_tier import HostReason, HostTier
 from vllm_omni_sched.resource.rate import Rate
 
-_START_SECONDS_PER_BYTE = 1e-9  # 1 GB/s, slower than any bus: until restores were timed, little is kept in vain
+_START_SECONDS_PER_BYTE = 1e-9  # 1 GB/s, slower than any bus: until a restore was timed, few encodings are kept in vain
 
 
 class HostPlanner:
-    """Asks `HostTier` about every encoding that a step frees, and tells the workers.
+    """Asks `HostTier` about every encoding that a step frees, and sends its decisions to the workers.
 
-    1. The tier is asked when the step's decisions are made: what was found in it during the step stays there.
-    2. An encoding counts as there once a worker has said so, by the ticket of its order. A worker that could not
-       keep it, or does not know of such orders, thus costs an encode and nothing else.
-    3. A restored encoding stays in host memory too, so that evicting it again copies nothing.
+    1. The tier is asked after the step's decisions: an encoding that was found in it during the step stays there.
+    2. An encoding counts as kept once a worker has confirmed it, by the ticket of its order. A worker that could not
+       keep it, or does not know such orders, thus costs an encode and nothing else.
+    3. A restored encoding stays in host memory, too, so that evicting it again copies nothing.
     4. A reset of the encoder cache empties the tier.
 
     Args:
-        max_bytes: bound on host memory, in bytes; 0: off.
+        max_bytes: bound on host memory, in bytes; 0 turns the tier off.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -33,19 +33,19 @@ class HostPlanner:
         self._manager: WorthEncoderCacheManager | None = None
         self._num_resets = 0
         self._rate = Rate(_START_SECONDS_PER_BYTE)
-        self._tickets: dict[str, int] = {}  # of all in the tier
+        self._tickets: dict[str, int] = {}  # mm_hash -> ticket, for all encodings in the tier
         self._last_ticket = 0
         self._there: set[str] = set()
         self._restore: list[str] = []
 
     def bind(self, manager: EncoderCacheManager) -> None:
-        """Let it see what the encoder cache evicts."""
+        """Give this planner access to the encodings that the encoder cache evicts."""
         self._manager = manager if isinstance(manager, WorthEncoderCacheManager) else None
         if self._manager is not None and self.tier.max_bytes:
             self._manager.tells_evicted = True
 
     def has(self, mm_hash: str) -> bool:
-        """Whether the workers hold this encoding in host memory."""
+        """Return whether the workers hold this encoding in host memory."""
         return mm_hash in self._there and not self._was_reset
 
     @property
@@ -53,7 +53,9 @@ class HostPlanner:
         return self._manager is not None and self._manager.num_resets != self._num_resets
 
     def restore(self, mm_hash: str) -> bool:
-        """The encoder cache has made room for it; False when it is not here."""
+        """Order the restore of an encoding for which the encoder cache has made room; False if it is not in host
+        memory.
+        """
         if not self.has(mm_hash):
             return False
         self.tier.hold(mm_hash)
@@ -63,11 +65,11 @@ class HostPlanner:
 
     @property
     def has_orders(self) -> bool:
-        """Whether workers are still to be told to drop something."""
+        """Return whether workers must still be told to drop encodings."""
         return bool(self._tickets) and self._was_reset
 
     def take_orders(self, freed: Iterable[str]) -> HostOrders:
-        """For the workers, with the step that frees ``freed`` (mm_hashes)."""
+        """Return the orders for the workers that go with the step that frees ``freed`` (mm_hashes)."""
         if self._manager is None:
             return HostOrders()
         drop = list(self._forget_all()) if self._was_reset else []
@@ -86,7 +88,7 @@ class HostPlanner:
                 keep[mm_hash] = self._tickets[mm_hash] = self._last_ticket
         for mm_hash in self._restore:  # workers take steps in order: a later drop comes after this restore
             self.tier.release(mm_hash)
-        # who wanted it may have been preempted, and it evicted, later in the step
+        # the request may have been preempted and the encoding evicted later in the step
         restore = tuple(mm_hash for mm_hash in self._restore if mm_hash in self._manager.cached)
         self._restore = []
         return HostOrders(tuple(drop), tuple(keep.items()), restore)
@@ -104,7 +106,7 @@ class HostPlanner:
         self._there.discard(mm_hash)
 
     def take_report(self, report: HostReport) -> None:
-        """What a worker has kept and restored; what it says of orders that were taken back is passed over."""
+        """Take over what a worker has kept and restored; results of orders that were taken back are ignored."""
         for ticket, (mm_hash, _) in report.kept.items():
             if self._tickets.get(mm_hash) == ticket:
                 self._there.add(mm_hash)
@@ -119,13 +121,13 @@ class HostPlanner:
         self._rate.observe(report.restored_bytes, report.restored_seconds)
 
     def take_encode_times(self, times: dict[str, tuple[int, float]]) -> None:
-        """Modality -> embeddings and seconds of encodes that were timed."""
+        """Learn the cost of encodes from timed ones: modality -> embeddings, seconds."""
         if self._manager is not None:
             for modality, (num_embeds, seconds) in times.items():
                 self._manager.cost.observe(modality, num_embeds, seconds)
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
-        """Hand over what was counted here."""
+        """Copy this planner's counts into ``metrics``."""
         metrics.encoder_tier_host = self.restored
         metrics.host_tier_bytes = self.tier.num_bytes
         metrics.host_offers = {reason.value: self.decisions[reason] for reason in HostReason}

@@ -1,4 +1,4 @@
-"""Worker half of the host tier: encodings in host memory. Knows torch, and nothing of vLLM."""
+"""Worker half of the host tier: holds encodings in host memory. Depends on torch, not on vLLM."""
 
 from collections import deque
 from collections.abc import MutableMapping
@@ -18,16 +18,16 @@ class _Kept:
 
 
 class HostStore:
-    """Keeps what it is told to keep, up to a bound of its own.
+    """Keeps encodings in host memory as ordered, up to a bound of its own.
 
-    1. An encoding that lives on the CPU is kept as it is, without a copy, unless it is a part of larger memory that
-       it would keep alive. Others are copied to pinned memory, on the stream of the step: the step frees the tensor
-       after that copy, and restores come after it too, so nobody waits.
-    2. What is not in the encoder cache or would exceed ``max_bytes`` is reported as lost, not kept.
+    1. An encoding on the CPU is kept without a copy, unless it is a view of larger memory that it would keep alive.
+       Other encodings are copied to pinned memory on the stream of the step: the step frees the tensor after that
+       copy, and restores come after it, too, so that no thread waits.
+    2. An encoding that is not in the encoder cache, or would exceed ``max_bytes``, is reported as lost.
 
     Args:
         max_bytes: bound on the memory of tensors held here, in bytes.
-        clock: seconds, for copies that are over when the call returns; others are timed by the device.
+        clock: seconds, for copies that end before the call returns; others are timed by the device.
     """
 
     def __init__(self, max_bytes: int, clock: Clock = monotonic_seconds) -> None:
@@ -45,9 +45,14 @@ class HostStore:
         return mm_hash in self._kept
 
     def before_frees(self, orders: HostOrders, encoder_cache: MutableMapping[str, torch.Tensor]) -> None:
-        """Drop and keep, while ``encoder_cache`` (mm_hash -> embeddings, hidden) holds what this step frees."""
+        """Carry out drop and keep, while ``encoder_cache`` still holds the encodings that this step frees.
+
+        Args:
+            orders: of the step.
+            encoder_cache: mm_hash -> tensor of shape (num_encoder_embeds, hidden_size).
+        """
         for mm_hash in orders.drop:
-            gone = self._kept.pop(mm_hash, None)  # None: it was reported as lost, and the order was on its way
+            gone = self._kept.pop(mm_hash, None)  # None if it was reported as lost while this order was on its way
             if gone is not None:
                 self.num_bytes -= gone.tensor.nbytes
         for mm_hash, ticket in orders.keep:
@@ -64,13 +69,15 @@ class HostStore:
         """Put encodings back into ``encoder_cache``.
 
         Raises:
-            EncodingLostError: one is not here. The scheduler asks only for what was reported as kept, so tokens that
-                depend on it could be computed from nothing; the engine must not go on.
+            EncodingLostError: one is missing. The scheduler restores only encodings that were reported as kept, and
+                tokens would be computed without it, so the engine must not go on.
         """
         for mm_hash in orders.restore:
             kept = self._kept.get(mm_hash)
             if kept is None:
-                raise EncodingLostError(f"the encoding {mm_hash} was to be restored, but is not in host memory")
+                raise EncodingLostError(
+                    f"encoding {mm_hash} cannot be restored: this worker does not hold it in host memory"
+                )
             encoder_cache[mm_hash] = self._timed_copy(kept)
 
     def _timed_copy(self, kept: _Kept) -> torch.Tensor:
@@ -89,7 +96,7 @@ class HostStore:
         return tensor
 
     def take_report(self) -> HostReport:
-        """What happened since the last call."""
+        """Return the results since the last call."""
         while self._under_way and self._under_way[0][2].query():
             num_bytes, start, end = self._under_way.popleft()
             self._report.restored_bytes += num_bytes

@@ -1,11 +1,11 @@
 """Brings the scheduler's metrics from the engine-core process to vLLM's own ``/metrics`` in the API process.
 
-Engine core: `MetricsPublisher` writes a `SchedulerMetrics` once per second as text into a private directory.
-API process: `attach()` adds a collector to the registry that ``/metrics`` serves; it reads those files when scraped.
+Engine core: `MetricsPublisher` writes a `SchedulerMetrics` once per second as text into a private directory. API
+process: `attach()` adds a collector to the registry that ``/metrics`` serves; it reads those files when scraped.
 
-Why not vLLM's own ways: ``SchedulerStats`` has fixed fields, and a plugin in ``vllm.stat_logger_plugins``
-turns statistics back on for everybody who serves with ``--disable-log-stats``, ours or not, and is never
-loaded by vLLM-Omni. Nothing here imports vLLM before it is needed, and nothing is unpickled.
+vLLM's own ways do not fit: ``SchedulerStats`` has fixed fields, and a plugin in ``vllm.stat_logger_plugins`` turns
+statistics back on for all servers with ``--disable-log-stats``, whether they use our scheduler or not, and is never
+loaded by vLLM-Omni. This module imports vLLM only when needed, and unpickles nothing.
 """
 
 import functools
@@ -28,17 +28,17 @@ logger = get_logger(__name__)
 
 
 class PagePublisher:
-    """Writes one page of metrics again and again, from a daemon thread, for the process that started this one.
+    """Writes a page of metrics periodically, from a daemon thread, for the process that started this one.
 
-    Metrics are never a reason to stop serving: when files cannot be written, `start` and the thread log one
-    warning and the engine goes on without (until writing works again).
+    Failures never stop serving: when files cannot be written, `start` and the thread log one warning, and the
+    engine goes on without metrics until writing works again.
 
     Args:
-        name: begins the name of its directory.
-        labels: what all samples of the page get.
-        page: makes the page, in the Prometheus text format.
+        name: prefix of the directory's name.
+        labels: labels that are added to all samples of the page.
+        page: returns the page, in the Prometheus text format.
         interval_seconds: pause between two pages.
-        wait: waits so many seconds, returns True to stop; tests step it by hand.
+        wait: waits for that many seconds and returns True to stop; tests step it by hand.
         base: directory instead of the user's own below TMPDIR.
     """
 
@@ -62,20 +62,23 @@ class PagePublisher:
         self._failing = False
 
     def start(self) -> None:
-        """Create the directory, publish a first page, and go on in the background. Never raises OSError."""
+        """Create the directory, publish a first page, and continue in the background. Never raises OSError."""
         try:
             self._directory = EngineDirectory.create(self._name, self._labels, self._base)
         except OSError as error:
-            logger.warning("vllm-omni-sched: no metrics of this engine on /metrics: %s", error)
+            logger.warning(
+                "vllm-omni-sched: /metrics shows no scheduler metrics of this engine, their files cannot be made: %s",
+                error,
+            )
             return
         self.publish()
         self._thread = threading.Thread(target=self._run, name="omni-sched-metrics", daemon=True)
         self._thread.start()
 
     def publish(self) -> None:
-        """Write one page now; a failure is logged once until writing works again.
+        """Write one page now. A failure is logged once until writing works again.
 
-        Making a page may close this publisher: garbage collection runs in any thread, and ends dropped schedulers.
+        Making a page may close this publisher: garbage collection runs in any thread and finalizes dropped schedulers.
         """
         directory = self._directory
         if directory is None:
@@ -88,7 +91,7 @@ class PagePublisher:
             self._failing = False
         except OSError as error:
             if not self._failing and not self._stop.is_set():
-                logger.warning("vllm-omni-sched: cannot write metrics, will try again: %s", error)
+                logger.warning("vllm-omni-sched: cannot write this engine's metrics, trying again: %s", error)
             self._failing = True
 
     def close(self) -> None:
@@ -114,7 +117,7 @@ class MetricsPublisher(PagePublisher):
         self.metrics = SchedulerMetrics()
         self._publisher = MetricsPublisher(self.metrics, vllm_config)
         self._publisher.start()  # in __init__: creates the directory, publishes once, starts the thread
-        self._publisher.close()  # in shutdown(): stops the thread, removes the directory; may come twice
+        self._publisher.close()  # in shutdown(): stops the thread, removes the directory; idempotent
 
     A scheduler that may be dropped without ``shutdown()`` adds
     ``weakref.finalize(self, self._publisher.close)``; the thread holds the metrics, never the scheduler.
@@ -146,7 +149,7 @@ class MetricsPublisher(PagePublisher):
 
 
 def engine_labels(vllm_config: Any) -> dict[str, str]:
-    """The labels of vLLM's own series (``engine``, ``model_name``), and ``stage`` where vLLM-Omni set one."""
+    """Return the labels of vLLM's own series (``engine``, ``model_name``), and ``stage`` if vLLM-Omni set one."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     labels = {"engine": str(getattr(parallel, "data_parallel_index", 0))}
     if served := getattr(model, "served_model_name", None):
@@ -157,21 +160,23 @@ def engine_labels(vllm_config: Any) -> dict[str, str]:
 
 
 class EngineMetricsCollector(Collector):
-    """Serves the pages of this process's engine cores, and nothing where there is none."""
+    """Collects the metrics pages of this process's engine cores; empty if there are none."""
 
     def __init__(self, base: Path | None = None) -> None:
         self._base = base
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: names are known at scrape time, and registering must not look for files."""
+        """Return nothing: names are known only when scraped, and registering must not look for files."""
         return []
 
     def collect(self) -> Iterable[Family]:
-        """Families of all live engine cores of this server; empty, with a warning, when a page is damaged."""
+        """Return the families of all live engine cores of this server; empty, with a warning, if a page is damaged."""
         try:
             return merge(live_pages(self._base))
         except ValueError as error:
-            logger.warning("vllm-omni-sched: cannot read an engine's metrics: %s", error)
+            logger.warning(
+                "vllm-omni-sched: this scrape lacks the scheduler's metrics, an engine's page is damaged: %s", error
+            )
             return []
 
 
@@ -180,11 +185,11 @@ _ATTACHED = "__omni_sched__"
 
 
 def attach() -> None:
-    """Make ``/metrics`` of this process serve our metrics too. Idempotent; call it in the API process.
+    """Make ``/metrics`` of this process serve our metrics, too. Idempotent; call it in the API process.
 
-    One API server serves prometheus' global registry. Several (``--api-server-count``; known by
-    ``PROMETHEUS_MULTIPROC_DIR``) build a new registry for every scrape, around a ``MultiProcessCollector``: the
-    class is then taught to add our families to its own.
+    A single API server serves prometheus' global registry. Several API servers (``--api-server-count``; recognised
+    by ``PROMETHEUS_MULTIPROC_DIR``) build a new registry for every scrape, around a ``MultiProcessCollector``: that
+    class is patched to add our families to its own.
     """
     if not hasattr(REGISTRY, _ATTACHED):
         REGISTRY.register(_collector)

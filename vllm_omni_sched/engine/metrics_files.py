@@ -1,15 +1,15 @@
-"""Where engine cores leave their metrics for the API process: private directories, locked while alive.
+"""Private directories in which engine cores leave their metrics for the API process, locked while the writer lives.
 
 ::
 
-    <temporary directory>/vllm-omni-sched-<uid>/     0700, refused when it is anybody else's
+    <temporary directory>/vllm-omni-sched-<uid>/     0700, refused if another user owns it
         .lock                                        taken while a directory is made or reclaimed
         <instance>-<engine>-<pid>/                   0700, locked by its engine core until that process ends
-            engine.json                              who wrote it: labels, process lineage, scrape group
+            engine.json                              the writer: labels, process lineage, scrape group
             metrics.prom                             Prometheus text, replaced whole
 
-The operating system drops the lock with the process, so a directory whose lock is free belongs to nobody and
-the next engine core to start removes it: no process id is trusted to stay unique.
+The operating system drops the lock with the process, so a directory whose lock is free has no owner, and the next
+engine core to start removes it: process ids are not relied on to stay unique.
 """
 
 import fcntl
@@ -30,14 +30,14 @@ _LARGEST_READ_BYTES = 1 << 20
 
 
 def default_base() -> Path:
-    """The directory of this user; processes of one server agree on it because they share TMPDIR."""
+    """Return the directory of this user; processes of one server agree on it because they share TMPDIR."""
     return Path(tempfile.gettempdir()) / f"vllm-omni-sched-{os.getuid()}"
 
 
 def lineage() -> list[str]:
-    """This process and its ancestors, nearest first, as ``pid@start``: a reused pid is another process.
+    """Return this process and its ancestors, nearest first, as ``pid@start``: a reused pid is another process.
 
-    Where /proc is missing only this process and its parent are known, and by pid alone.
+    Without /proc, only this process and its parent are known, by pid alone.
     """
     chain: list[str] = []
     pid = os.getpid()
@@ -53,13 +53,15 @@ def lineage() -> list[str]:
 
 
 def scrape_group() -> str | None:
-    """What several API servers of one vLLM share: the directory of Prometheus' multiprocess mode, hashed."""
+    """Return the hash of Prometheus' multiprocess directory, which several API servers of one vLLM share; None
+    without.
+    """
     directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     return hashlib.sha256(directory.encode()).hexdigest() if directory else None
 
 
 class EngineDirectory:
-    """The directory of one engine core; create it with `create`, in the process that will write it."""
+    """The directory of one engine core; made by `create`, in the process that writes to it."""
 
     def __init__(self, path: Path, lock: int, labels: Mapping[str, str]) -> None:
         self.path = path
@@ -69,7 +71,7 @@ class EngineDirectory:
 
     @classmethod
     def create(cls, name: str, labels: Mapping[str, str], base: Path | None = None) -> "EngineDirectory":
-        """Reclaim what dead engine cores left, then make and lock a directory named after `name`.
+        """Remove the directories of dead engine cores, then make and lock one named after ``name``.
 
         Raises:
             OSError: the base directory cannot be made, or is not private to this user.
@@ -96,7 +98,7 @@ class EngineDirectory:
         _replace(self.path / _METRICS, page)
 
     def close(self) -> None:
-        """Remove the directory and let go of it; may be called again. A forked process only lets go of it."""
+        """Remove the directory and release its lock; idempotent. A forked process only closes its descriptor."""
         if self._lock >= 0:
             if self._pid == os.getpid():
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -105,11 +107,10 @@ class EngineDirectory:
 
 
 def live_pages(base: Path | None = None) -> Iterator[tuple[dict[str, str], str]]:
-    """Labels and metrics page of every live engine core that belongs to this process.
+    """Yield labels and metrics page of every live engine core that belongs to this process.
 
-    An engine core belongs to the process that started it (directly or through others, or is the same
-    process), and to every process of its scrape group. What disappears or is half there while we look is left
-    out.
+    An engine core belongs to the process that started it (directly or through others, or is the same process), and to
+    every process of its scrape group. Directories that disappear or are half written meanwhile are left out.
     """
     base = base or default_base()
     me, group = lineage()[0], scrape_group()
@@ -132,7 +133,7 @@ def _make_private(base: Path) -> None:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = os.lstat(base)
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) < 0o700:
-        base.chmod(0o700)  # a umask has taken something of it
+        base.chmod(0o700)  # the umask removed some of the bits
     if not _is_private(base):
         raise PermissionError(f"{base} is not a directory that only this user can enter: remove it, or set TMPDIR")
 

@@ -1,9 +1,8 @@
-"""M-RoPE positions of a resumed session: vLLM computes those of the tail, and they are put behind the known ones.
+"""M-RoPE positions of a resumed session: vLLM computes those of the tail, which are put behind the known ones.
 
-vLLM computes the positions of the whole prompt at every update of a session. Here its
-own method is shown the tail alone, where `why_not` finds nothing against it, and the
-result is moved up. Only sessions that arrive as deltas are continued: their token array
-is the proof that what came before is unchanged (see `KnownPositions`).
+vLLM computes the positions of the whole prompt at every update of a session. Here its method is given the tail alone,
+unless `why_not` finds a reason against it, and the result is shifted. Only sessions that arrive as deltas are
+continued: their token array proves that the tokens before are unchanged (see `KnownPositions`).
 """
 
 from array import array
@@ -25,7 +24,7 @@ logger = init_logger(logger_name(__name__))
 
 
 def why_not(config: OmniSchedConfig, vllm_config: Any) -> str | None:
-    """What, before any model is loaded, keeps this engine from continuing positions."""
+    """Return what prevents this engine from continuing positions, before any model is loaded; None if nothing does."""
     model_config = vllm_config.model_config
     if not model_config.uses_mrope:
         return "the model has no M-RoPE"
@@ -38,16 +37,17 @@ def why_not(config: OmniSchedConfig, vllm_config: Any) -> str | None:
 
 
 def refuse_if_on(config: OmniSchedConfig, reason: str | None) -> None:
-    """
+    """Refuse ``mrope_append`` if there is a reason against it.
+
     Raises:
-        ConfigError: there is a reason, and the option is ``on``.
+        ConfigError: ``reason`` is given, and the option is ``on``.
     """
     if reason is not None and config.mrope_append is Toggle.ON:
         raise ConfigError(f"option 'mrope_append' is 'on' but cannot work: {reason}. Set it to 'auto' or 'off'")
 
 
 def continues(config: OmniSchedConfig, vllm_config: Any, model: Any) -> bool:
-    """Whether positions of this loaded model are continued.
+    """Return whether positions of this loaded model are continued.
 
     Raises:
         ConfigError: they cannot be, and the option is ``on``.
@@ -61,7 +61,7 @@ def continues(config: OmniSchedConfig, vllm_config: Any, model: Any) -> bool:
 
 
 class _Session:
-    """Positions of one session: how far they go, where they are kept, and what the runner holds of them."""
+    """Positions of one session: how far they reach, where they are kept, and the view that the runner holds."""
 
     __slots__ = ("known", "rows", "view")
 
@@ -71,19 +71,19 @@ class _Session:
         self.view = view
 
     def tail(self, req_state: Any) -> Tail | None:
-        """What is new in the request; None when its positions are not those we left there, or cannot be continued."""
+        """Return what is new in the request; None if its positions are not ours any more, or cannot be continued."""
         if req_state.mrope_positions is not self.view:
             return None
         return self.known.tail(req_state.prompt_token_ids, req_state.mm_features)
 
     def extend(self, tail: Tail, positions: torch.Tensor, delta: int) -> None:
-        """Put the positions of the tail, as a prompt of its own, behind those that are known."""
+        """Append the positions of the tail, which were computed as if it were a prompt of its own."""
         self.view = torch.from_numpy(self.rows.append(positions.numpy(), self.known.next_position))
         self.known.extend(tail, delta + len(tail.tokens), positions.shape[1])
 
 
 class MropeAppendMixin:
-    """For a ``GPUModelRunner`` (V1): `_init_mrope_positions` of a resumed session costs what is new in it."""
+    """Makes `_init_mrope_positions` of a V1 ``GPUModelRunner`` compute only the new part of a resumed session."""
 
     _omni_mrope_sessions: dict[str, _Session] | None = None
 
@@ -126,7 +126,7 @@ class MropeAppendMixin:
 
 
 class _ShiftedWrites:
-    """Stands in for a ``StagedWriteTensor``: writes go behind the known positions, and go on from them."""
+    """Stands in for a ``StagedWriteTensor``: shifts writes behind the known positions, and continues their values."""
 
     def __init__(self, writes: Any, column: int, plus: int) -> None:
         self._writes = writes
@@ -141,10 +141,10 @@ class _ShiftedWrites:
 
 
 class RopeStateMixin:
-    """For a V2 ``RopeState``: positions of a resumed session are written behind those its row already holds.
+    """Makes a V2 ``RopeState`` write positions of a resumed session behind those that its row already holds.
 
-    V2 drops and re-adds a resumed request, which then gets the row it had. Whether a row
-    still holds a session's positions is known here, because every write to it is.
+    V2 drops and re-adds a resumed request, which then gets the row it had. Every write to a row passes here, so that
+    it is known whether the row still holds a session's positions.
     """
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
@@ -167,7 +167,7 @@ class RopeStateMixin:
         self._omni_rows[req_idx] = known
 
     def _omni_write(self, req_idx: int, model: Any, tokens: Any, features: list[Any], column: int, plus: int) -> int:
-        """vLLM's own method, its writes moved; how many columns it wrote."""
+        """Call vLLM's own method with its writes shifted; return how many columns it wrote."""
         writes = self.prefill_positions
         self.prefill_positions = shifted = _ShiftedWrites(writes, column, plus)
         try:

@@ -1,15 +1,15 @@
-"""The models whose M-RoPE positions may be continued, and why another's may not.
+"""The models whose M-RoPE positions may be continued, and the reasons why those of others may not.
 
-Continuing is exact when a model's function has this shape, which was read in the source
-of each function named here, in every supported release:
+Continuing is exact if a model's function has the following properties, which were verified in the source of each
+function named here, in every supported release:
 
-- text and items are walked in order of offset, and each stretch starts at the highest
+* text and items are walked in order of offset, and each stretch starts at the highest
   position of the one before it, plus one, and at nothing else;
-- an item's positions depend on its own data and its own tokens only;
-- the delta is the highest position, plus one, minus the number of tokens.
+* an item's positions depend on its own data and its own tokens only;
+* the delta is the highest position, plus one, minus the number of tokens.
 
-Sources are known by digest. A release that changes a function is therefore computed in
-full until its new source has been read and its digest added.
+Sources are identified by digest. If a release changes a function, its positions are computed in full until the new
+source has been read and its digest added.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ VERIFIED: dict[str, dict[str, tuple[str, ...]]] = {
         "get_mrope_input_positions": ("d82c068d30a56daf", "1fd71e2e1c81f71d"),
     },
 }
-"""Class that defines the function -> what it is made of -> digests of the sources that were read."""
+"""Class that defines the function -> functions that it consists of -> digests of the sources that were verified."""
 
 
 def digest(function: Any) -> str | None:
-    """Of the function's source as it runs; None when there is no source, or something wraps it."""
+    """Return the digest of the function's source as it runs; None if there is no source, or the function is wrapped."""
     if hasattr(function, "__wrapped__"):
         return None
     try:
@@ -62,9 +62,9 @@ def digest(function: Any) -> str | None:
 
 
 def why_recomputed(model: Any) -> str | None:
-    """Why positions of this model are computed in full at every update; None when they can be continued.
+    """Return why positions of this model are computed in full at every update; None if they can be continued.
 
-    Subclasses count as the class whose functions they inherit.
+    A subclass counts as the class whose functions it inherits.
     """
     cls = type(model)
     owner = next((base for base in cls.__mro__ if "get_mrope_input_positions" in vars(base)), None)
@@ -72,11 +72,11 @@ def why_recomputed(model: Any) -> str | None:
         return f"{cls.__qualname__} computes no M-RoPE positions"
     functions = VERIFIED.get(f"{owner.__module__}.{owner.__qualname__}".removeprefix(_MODELS))
     if functions is None:
-        return f"{owner.__qualname__} is none of the models whose positions are known to continue"
+        return f"{owner.__qualname__} is not among the models whose positions are known to continue"
     for name, digests in functions.items():
         found = inspect.getattr_static(cls, name, None)
         if found is not vars(owner).get(name) or name in vars(model):
             return f"{cls.__qualname__} has a {name} of its own"
         if digest(getattr(owner, name)) not in digests:
-            return f"{owner.__qualname__}.{name} differs from those that were read"
+            return f"the source of {owner.__qualname__}.{name} differs from the versions that were verified"
     return None

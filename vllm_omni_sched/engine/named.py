@@ -1,11 +1,13 @@
-"""Whether an engine was started with our scheduler."""
+"""Detection of engines that were started with our scheduler."""
 
 from importlib import import_module
 from typing import Any
 
 
 def uses_our_scheduler(vllm_config: Any) -> bool:
-    """Whether this engine was started with ``--scheduler-cls vllm_omni_sched…``, or with a subclass of one of ours."""
+    """Return whether this engine was started with ``--scheduler-cls vllm_omni_sched…``, or a subclass of our
+    schedulers.
+    """
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     if scheduler_cls is None:
         return False
@@ -18,5 +20,5 @@ def uses_our_scheduler(vllm_config: Any) -> bool:
         try:
             scheduler_cls = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError):
-            return False  # vLLM will say so
+            return False  # vLLM reports the error
     return any(base.__module__.startswith("vllm_omni_sched.") for base in scheduler_cls.__mro__)

@@ -1,4 +1,4 @@
-"""A request and a cache manager that show only some items, under local ids.
+"""Views of a request and of a cache manager that show only some items, under local ids.
 
 With these, vLLM's own `_try_schedule_encoder_inputs` decides on a window of items
 without being copied: every version walks or bisects ``request.mm_features`` and
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class WindowedRequest:
-    """``request`` with the items ``ids`` only; all else is the request's own."""
+    """A view of ``request`` that has only the items ``ids``; all other attributes are the request's own."""
 
     def __init__(self, request: Any, ids: Sequence[int]) -> None:
         features = request.mm_features
@@ -30,7 +30,7 @@ class WindowedRequest:
 
 
 class WindowedManager:
-    """``manager`` asked about a `WindowedRequest`: answers with the request's own ids."""
+    """A view of ``manager`` that answers for a `WindowedRequest` with the request's own ids."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager

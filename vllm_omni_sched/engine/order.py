@@ -1,7 +1,7 @@
-"""Items of a request in the order of their tokens, which vLLM takes for granted and checks nowhere.
+"""Sorting of a request's items by their tokens, an order that vLLM assumes and never checks.
 
-vLLM's own front end sorts them; whoever else makes requests may not. Out of order, a block's hash lacks the items that
-the search did not get to, and the prefix cache takes two pictures for one.
+vLLM's own front end sorts items; other callers may not. If items are out of order, a block's hash lacks those that the
+search did not reach, and the prefix cache takes two pictures for one.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from vllm_omni_sched.items import FeatureList, is_in_line
 
 
 def index_items(request: Request) -> bool:
-    """Make the items of a request a `FeatureList`, sorted by where they start. False: they were in order.
+    """Make the items of a request a `FeatureList`, sorted by start. Return False if they were in order already.
 
-    A request is hashed when it is made, so one that was out of order is hashed again.
+    A request is hashed when it is created, so a request that was out of order is hashed again.
     """
     features: list[Any] = request.mm_features
     request.mm_features = indexed = FeatureList(features)
@@ -27,7 +27,7 @@ def index_items(request: Request) -> bool:
 
 
 def sort_update(update: Request) -> bool:
-    """Sort the items of a session's update, in place, by where they start. False: they were in order."""
+    """Sort the items of a session's update by start, in place. Return False if they were in order already."""
     features: list[Any] = update.mm_features
     if is_in_line(features):
         return False

@@ -1,4 +1,4 @@
-"""Encodings of items that a request has passed, given up in one pass."""
+"""Release, in one pass, of the encodings of items that a request has passed."""
 
 from bisect import bisect_left
 from typing import Any
@@ -8,11 +8,11 @@ from vllm.v1.request import Request
 from vllm_omni_sched.items import in_order
 
 LEAST_HELD = 8
-"""Encodings of a request; for fewer, the questions cost more than vLLM's loop."""
+"""Least number of encodings held by a request for which bisection is cheaper than vLLM's loop."""
 
 
 class _Question:
-    """Stands in for the manager while vLLM is asked about one encoding; records the answer and gives up nothing."""
+    """Stands in for the manager while vLLM is asked about one encoding; records the answer and frees nothing."""
 
     __slots__ = ("asked", "freed")
 
@@ -28,13 +28,13 @@ class _Question:
 
 
 class PassedInputsMixin:
-    """Frees what vLLM frees after a step, at a cost per item that is a third of vLLM's.
+    """Frees the same encodings after a step as vLLM, at a third of its cost per item.
 
-    1. vLLM's `_free_encoder_inputs` frees every encoding whose item ends before some position. What that position is
-       differs between versions, so vLLM is asked, about single items.
-    2. Items that lie one after another end in their order. The first one that is kept is found by bisection, nearly
-       always among the last two.
-    3. Those before it leave the encoder cache in vLLM's order, by one call of its manager.
+    1. vLLM's `_free_encoder_inputs` frees every encoding whose item ends before some position. That position
+       differs between versions, so vLLM is asked about single items.
+    2. Consecutive items end in their order. The first kept item is found by bisection, nearly always among the last
+       two.
+    3. The items before it leave the encoder cache in vLLM's order, by one call of its manager.
     """
 
     _omni_frees_at_once: bool

@@ -1,8 +1,7 @@
 """Encoder inputs whose data runner V2 still holds, as an index range (vLLM 0.33+).
 
-vLLM keeps them as a set, filled by walking all items of every (re)installed request
-and searched whole in every step: O(pending x encoding). Items are consumed in
-order, so a range and a few exceptions say the same.
+vLLM keeps them as a set, which it fills by walking all items of every (re)installed request and searches whole in every
+step: O(pending x encoding). Items are consumed in order, so a range and a few exceptions hold the same information.
 """
 
 from collections.abc import Iterable
@@ -16,12 +15,12 @@ from vllm_omni_sched.items.feature_list import Strip
 
 
 class HeldInputs:
-    """Items ``[low, high)`` of a sequential list, and the few below ``low`` that were given back.
+    """The items ``[low, high)`` of a sequential list, and the few below ``low`` that were sent again.
 
-    A step looks at the items that it encodes and at those that leave, not at the others.
+    A step looks only at the items that it encodes and at those that leave.
 
     Args:
-        low, high: items that a worker was just sent with their data.
+        low, high: range of the items that a worker was just sent with their data.
     """
 
     __slots__ = ("_behind_in_order", "behind", "high", "low")
@@ -36,21 +35,21 @@ class HeldInputs:
         return self.low <= item < self.high or item in self.behind
 
     def missing(self, items: Iterable[int]) -> list[int]:
-        """Those of ``items`` that the worker does not hold."""
+        """Return those of ``items`` that the worker does not hold."""
         low, high, behind = self.low, self.high, self.behind
         return [i for i in items if not (low <= i < high or i in behind)]
 
     def give_back(self, item: int) -> None:
-        """The worker is sent this item again."""
+        """Note that the worker is sent this item again."""
         if item not in self.behind:
             self.behind.add(item)
             heappush(self._behind_in_order, item)
 
     def release(self, features: list[Any], num_computed_tokens: int, in_use: Iterable[int]) -> list[int]:
-        """Ids that the worker may drop now, each reported once; those ``in_use`` stay.
+        """Return the ids that the worker may drop now, each once; items ``in_use`` stay.
 
-        ``num_computed_tokens`` counts confirmed tokens only. Items without data of
-        their own, and shared-memory addresses, are passed over as vLLM does.
+        ``num_computed_tokens`` counts confirmed tokens only. Items without data of their own, and shared-memory
+        addresses, are skipped as in vLLM.
         """
         target = min(num_covered(features, max(num_computed_tokens, 0)), self.high)
         if target <= self.low and not (self._behind_in_order and self._behind_in_order[0] < target):
@@ -76,12 +75,12 @@ class HeldInputs:
 
 
 def is_held(data: Any) -> bool:
-    """Whether a worker that was sent this item holds its tensors (no cache hit, no shared-memory address)."""
+    """Return whether a worker that was sent this item holds its tensors (no cache hit, no shared-memory address)."""
     return data is not None and "address" not in data
 
 
 class PendingRangeMixin:
-    """The part of `OmniSchedulerMixin` that answers `_get_encoder_input_updates` from ranges."""
+    """Makes a scheduler answer `_get_encoder_input_updates` from ranges."""
 
     _omni_pending: bool
     _omni_runner_v2: bool
@@ -98,7 +97,7 @@ class PendingRangeMixin:
         for new in new_requests:
             features = new.mm_features
             if isinstance(features, FeatureList) and not (self._omni_pending and features.spans.sequential):
-                # vLLM looks for what was sent with its data.
+                # vLLM searches for the items that were sent with their data.
                 new.mm_features = features.as_sent(new.num_computed_tokens, self._omni_strip)
         if not self._omni_pending:
             updates: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(

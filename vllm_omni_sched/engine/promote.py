@@ -1,8 +1,7 @@
-"""Gives live worker objects of vLLM our mixins, without touching how vLLM builds them.
+"""Adds our mixins to live worker objects of vLLM, without changing how vLLM builds them.
 
-An instance's class is exchanged for a subclass of itself. That holds for every
-runner of every platform and version, where overriding a factory does not (CPU
-workers build theirs inline).
+The class of an instance is exchanged for a subclass of itself. That works for every runner of every platform and
+version, whereas overriding a factory does not (CPU workers build their runner inline).
 """
 
 from typing import Any
@@ -18,7 +17,7 @@ logger = init_logger(logger_name(__name__))
 
 
 def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:
-    """Make ``instance`` one of its class *and* ``mixin``; False when it is already."""
+    """Make ``instance`` an instance of its class *and* ``mixin``; return False if it is one already."""
     cls = type(instance)
     if issubclass(cls, mixin):
         return False
@@ -30,11 +29,10 @@ def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:
 
 
 def promote_worker(worker: Any, vllm_config: Any) -> None:
-    """Mix ours into the model runner of a worker that has just initialised its device.
+    """Add our mixin to the model runner of a worker that has just initialised its device.
 
     Raises:
-        MissingSymbolError: this kind of runner is none we know, and the scheduler is
-            going to send it session deltas.
+        MissingSymbolError: this kind of runner is unknown, and the scheduler is going to send it session deltas.
     """
     config = load_config(vllm_config.additional_config)
     runner = getattr(worker, "model_runner", None)
@@ -54,7 +52,7 @@ def promote_worker(worker: Any, vllm_config: Any) -> None:
 
 
 def promote_encoder_runner(runner: Any, config: OmniSchedConfig) -> None:
-    """Mix ours into the encoder runner of a V2 model runner, once the model is loaded."""
+    """Add our mixin to the encoder runner of a V2 model runner, once the model is loaded."""
     encoder_runner = compat.encoder_runner_of(runner)
     if encoder_runner is not None:
         from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin
@@ -63,7 +61,7 @@ def promote_encoder_runner(runner: Any, config: OmniSchedConfig) -> None:
 
 
 def promote_rope_state(runner: Any, config: OmniSchedConfig) -> None:
-    """Mix ours into the M-RoPE state of a V2 model runner, once the model is loaded.
+    """Add our mixin to the M-RoPE state of a V2 model runner, once the model is loaded.
 
     Raises:
         ConfigError: positions of this model cannot be continued, and the option is ``on``.

@@ -1,10 +1,10 @@
-"""What of a step is prompt."""
+"""Counts the prompt tokens of a step."""
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
 
 def prompt_tokens_of(output: SchedulerOutput) -> int:
-    """Tokens of prompts in a step: of all requests that have more than the one token, or the drafts, of a decode."""
+    """Return the prompt tokens of a step: all tokens of requests that have more than a decode's one token or drafts."""
     drafted = output.scheduled_spec_decode_tokens
     return sum(
         tokens

@@ -1,8 +1,7 @@
-"""vLLM functions that the scheduler calls by module name, taught to know a `FeatureList`.
+"""Wrappers of vLLM functions that the scheduler calls by module name; they add support for a `FeatureList`.
 
-Each is wrapped, not replaced: for any other list the wrapper is the function
-itself. They are bound when the first `OmniScheduler` of a process is built, so a
-process without one runs vLLM's own.
+For any other list the wrapper calls the function itself. The wrappers are installed when the first `OmniScheduler` of a
+process is built, so a process without one runs vLLM's own functions.
 """
 
 import functools
@@ -24,7 +23,7 @@ def _bind(module_name: str, name: str, wrap: Callable[[Callable[..., Any]], Call
 
 
 def bind_strip_frontier() -> None:
-    """`strip_covered_mm_data` touches only what changed since this request's last message."""
+    """Make `strip_covered_mm_data` touch only the items that changed since this request's last message."""
     strip_one = compat.strip_feature()
 
     def wrap(strip: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +42,7 @@ def bind_strip_frontier() -> None:
 
 
 def bind_windows() -> None:
-    """The window of a `FeatureList` is searched in its index: no item is touched, most of which are cold in memory."""
+    """Make window searches in a `FeatureList` use its index: they touch no item, most of which are cold in memory."""
 
     def wrap(window: Callable[..., Any]) -> Callable[..., Any]:
         def get_mm_features_in_window(mm_features: Any, start: int, end: int) -> tuple[int, int]:
@@ -60,10 +59,9 @@ def bind_windows() -> None:
 
 
 def bind_kv_event_window() -> None:
-    """Extra keys of a block are searched from its first item, not the request's first.
+    """Make the search for extra keys of a block start at its first item, not at the request's first.
 
-    Items before it end before the block, which vLLM's own loop would find one by
-    one; it passes over them with the same result.
+    Items before it end before the block. vLLM's loop would skip them one by one, with the same result.
     """
 
     def wrap(extra_keys: Callable[..., Any]) -> Callable[..., Any]:

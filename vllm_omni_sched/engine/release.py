@@ -1,4 +1,4 @@
-"""Raw data of items that a session has committed leaves memory, and can be read back."""
+"""Release of the raw data of items that a session has committed; it can be read back from a spill file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,9 @@ logger = init_logger(logger_name(__name__))
 
 
 class CommittedRelease:
-    """Spills what a session's frontier has passed, a batch of items at a time.
+    """Spills the items that a session's frontier has passed, a batch at a time.
 
-    When a file cannot be written, a warning says so once, and data stays in memory from then on.
+    If a file cannot be written, one warning is logged, and data stays in memory from then on.
     """
 
     def __init__(self, config: OmniSchedConfig, strip: Strip, metrics: SchedulerMetrics) -> None:
@@ -29,7 +29,7 @@ class CommittedRelease:
         self._broken = False
 
     def after(self, output: SchedulerOutput, requests: Mapping[str, Any]) -> None:
-        """Look at the sessions that this step's messages are about."""
+        """Release committed items of the sessions that this step's messages are about."""
         for new in output.scheduled_new_reqs:
             if self._broken:
                 return
@@ -47,7 +47,10 @@ class CommittedRelease:
             released = features.release_committed(config.release_batch_items, spill, self._strip)
         except OSError as error:
             self._broken = True
-            logger.warning("Committed items stay in memory from now on: the spill file cannot be written (%s)", error)
+            logger.warning(
+                "The spill file of a session cannot be written; items of all sessions stay in memory from now on: %s",
+                error,
+            )
             return
         self._metrics.spilled_items += released
         self._metrics.spilled_bytes += spill.size_bytes - before

@@ -1,4 +1,4 @@
-"""Encoding in rounds, on vLLM's scheduler: what `EncodeRounds` is shown, and what it lets through."""
+"""Encoding in rounds on vLLM's scheduler: shows its state to `EncodeRounds`, and applies the decisions."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from vllm_omni_sched.resource.encode_rounds import (
 
 
 def refuse_rounds(config: OmniSchedConfig, model_config: Any) -> None:
-    """Refuse the option for a model whose items cannot be held back.
+    """Refuse ``encode_rounds`` for a model whose items cannot be held back.
 
     Raises:
         ConfigError: `encode_rounds` is on, and this is an encoder-decoder model.
@@ -38,18 +38,18 @@ def refuse_rounds(config: OmniSchedConfig, model_config: Any) -> None:
     if config.encode_rounds and model_config.is_encoder_decoder:
         raise ConfigError(
             "option 'encode_rounds' cannot be on here, because this is an encoder-decoder model: its decoder starts "
-            "with the encoder's output, and vLLM does not keep that apart. Leave 'encode_rounds' out"
+            "with the encoder's output, which vLLM does not schedule apart from it. Leave 'encode_rounds' out"
         )
 
 
 class RoundsPlanner:
-    """Reads the scheduler, asks `EncodeRounds` about what vLLM would encode, and ends chunks before what is held.
+    """Reads the scheduler, asks `EncodeRounds` about the items vLLM would encode, and ends chunks before held items.
 
-    1. A waiting request that was held is left out of its queue in the steps that would hold it again, so that those
-       behind it are looked at; vLLM before 0.32 would stop at it.
-    2. What an encode took is the time of its step without what its tokens take. A step begins when it is scheduled, or
-       when the tokens of the one before are out, whichever is later.
-    3. At most `LOOK_AHEAD` waiting requests are looked at in a step, and of each the items of its next chunk.
+    1. A waiting request that was held leaves its queue for the steps that would hold it again, so that the requests
+       behind it are considered; vLLM before 0.32 would stop at it.
+    2. The time of an encode is the time of its step minus the expected time of the step's tokens. A step begins when
+       it is scheduled, or when the tokens of the previous one are out, whichever is later.
+    3. At most `LOOK_AHEAD` waiting requests are considered in a step, with the items of their next chunk.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class RoundsPlanner:
         settings = scheduler.scheduler_config
         self._in_pieces = settings.enable_chunked_prefill and not settings.disable_chunked_mm_input
         self._step: RoundStep | None = None
-        self._waits: set[str] = set()  # requests that this step found waiting
-        self._stopped: dict[str, int] = {}  # waiting requests that were held -> tokens computed, or in the prefix cache
-        self._broken: set[str] = set()  # requests that decode and had a gap above their promise
+        self._waits: set[str] = set()  # requests that were waiting when this step began
+        self._stopped: dict[str, int] = {}  # held waiting requests -> tokens that are computed or in the prefix cache
+        self._broken: set[str] = set()  # decoding requests that had an inter-token gap above their target
         self._scheduled: deque[tuple[SchedulerOutput, float]] = deque()
-        self._last = 0.0  # when the tokens of a step were out
+        self._last = 0.0  # when the tokens of the last step were out
 
     # -- a step ------------------------------------------------------------
 
     @contextmanager
     def limits(self, now: float) -> Iterator[None]:
-        """The limits of one step, and its choices."""
+        """Set the limits of one step, and hold requests back, for the duration of the block."""
         scheduler, settings = self._scheduler, self._scheduler.scheduler_config
         threshold, most = settings.long_prefill_token_threshold, scheduler.max_num_scheduled_tokens
         waiting = list(islice(iter(scheduler.waiting), LOOK_AHEAD))
@@ -97,7 +97,7 @@ class RoundsPlanner:
             self._step = None
 
     def _is_held(self, step: RoundStep, request: Request) -> bool:
-        """Whether a waiting request would be held again before it has a token to compute."""
+        """Return whether a waiting request would be held again before it has a token to compute."""
         start = self._stopped.get(request.request_id)
         if start is None:
             return False
@@ -113,7 +113,7 @@ class RoundsPlanner:
         return self._book.costs.encode_seconds(modality, embeds)
 
     def _look(self, waiting: list[Request], most: int, now: float) -> tuple[int, int]:
-        """Make the choices of a step; tokens of those who decode, and how many prompts are being computed."""
+        """Plan a step; return the tokens of decoding requests, and how many prompts are being computed."""
         unharmed = broken = decoding = 0
         least, prompts, works = float("inf"), [], []
         for request in self._scheduler.running:
@@ -133,7 +133,7 @@ class RoundsPlanner:
         for request in (*prompts, *waiting[: max(slots, 0)]):
             missing = list(self._missing(request, request.num_computed_tokens, most))
             room -= sum(request.get_num_encoder_embeds(i) for i in missing)
-            if room >= 0 or not missing:  # else vLLM holds it back
+            if room >= 0 or not missing:  # otherwise vLLM holds the request back
                 works.append(self._work(request, missing, request.request_id not in self._waits, left > 0))
             left -= request.num_tokens - request.num_computed_tokens
         self._step = None
@@ -155,7 +155,7 @@ class RoundsPlanner:
         )
 
     def _missing(self, request: Request, start: int, tokens: int) -> Iterator[int]:
-        """The items with tokens in this chunk that this engine would have to encode."""
+        """Yield the items with tokens in this chunk that this engine would have to encode."""
         features = request.mm_features
         if not isinstance(features, FeatureList) or not features.ends_after(start):
             return
@@ -167,7 +167,7 @@ class RoundsPlanner:
                 yield i
 
     def cut(self, request: Request, start: int, tokens: int, shift: int) -> int:
-        """Tokens of a chunk that may be computed: those before the first item that is held."""
+        """Return how many tokens of a chunk may be computed: those before the first held item."""
         step, features = self._step, request.mm_features
         if step is None or tokens <= 0 or start >= request.num_tokens:
             return tokens
@@ -177,22 +177,22 @@ class RoundsPlanner:
         asked: set[str] = set()
         for i in self._missing(request, start, tokens + shift):
             room -= request.get_num_encoder_embeds(i)
-            if features[i].identifier in asked or room < 0:  # it is vLLM that holds it back then
+            if features[i].identifier in asked or room < 0:  # without room, vLLM holds the item back
                 continue
             asked.add(features[i].identifier)
             reason = step.encode(request.request_id, self._encode_seconds(request, i), seconds, deadline)
             self._metrics.encode_rounds[reason.value] += 1
             if reason in HOLDS:
-                # what a drafter reads ahead must not reach the item either
+                # the tokens that a drafter reads ahead must not reach the item either
                 piece = max(features.spans.starts[i] - start - shift, 0)
                 if piece < LEAST_PIECE and request.request_id in self._waits:
                     self._stopped[request.request_id] = start
                     return 0
                 return min(tokens, piece)
-        # a session's answer goes on; of what must not be split no token can be left out
+        # a session's answer continues, and of a prompt that must not be split no token can be left out
         if tokens < left or request.num_output_tokens or request.resumable or not self._in_pieces:
             return tokens
-        if tokens == 1 and request.request_id in self._waits:  # of one that waits, none would be left
+        if tokens == 1 and request.request_id in self._waits:  # a waiting request would be left without a token
             return tokens
         if not step.first_token_waits(seconds, deadline):
             return tokens
@@ -202,11 +202,11 @@ class RoundsPlanner:
     # -- what steps took ---------------------------------------------------
 
     def scheduled(self, output: SchedulerOutput, now: float) -> None:
-        """A step was scheduled at ``now``."""
+        """Note that a step was scheduled at ``now``, in seconds."""
         self._scheduled.append((output, now))
 
     def stepped(self, output: SchedulerOutput, now: float) -> None:
-        """Its tokens are out."""
+        """Learn from a step whose tokens are out: late decodes, and the time of its encodes."""
         if not output.total_num_scheduled_tokens:
             return
         begun = self._last
@@ -224,11 +224,11 @@ class RoundsPlanner:
             self._learn(output, max(now - begun - self._steps.predict(prompt_tokens_of(output)), 0.0))
 
     def _learn(self, output: SchedulerOutput, seconds: float) -> None:
-        """What the encodes of a step took; of several modalities, in proportion to their embeddings."""
+        """Learn the time of a step's encodes, divided among modalities in proportion to their embeddings."""
         embeds: dict[str, int] = {}
         for request_id, items in output.scheduled_encoder_inputs.items():
             request = self._scheduler.requests.get(request_id)
-            if request is None:  # over: nothing says how large its items were
+            if request is None:  # the request has ended: the size of its items is unknown
                 return
             for i in items:
                 modality = request.mm_features[i].modality
@@ -239,7 +239,7 @@ class RoundsPlanner:
                 self._book.costs.encoded(modality, number, seconds * number / total)
 
     def ended(self, request: Request) -> None:
-        """It is over."""
+        """Drop the state of a request that has ended, and learn from its length unless it was aborted."""
         self._broken.discard(request.request_id)
         self._stopped.pop(request.request_id, None)
         counts = request.status is not RequestStatus.FINISHED_ABORTED

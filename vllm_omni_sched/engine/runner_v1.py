@@ -1,4 +1,4 @@
-"""What workers with model runner V1 add: windows for any item list, and session messages."""
+"""Mixin for workers with model runner V1: windows for any item list, and session messages."""
 
 from copy import copy
 from typing import Any
@@ -15,13 +15,13 @@ from vllm_omni_sched.items import FeatureWindows
 
 
 class RunnerV1Mixin(MropeAppendMixin):
-    """Mixed into the class of a live ``GPUModelRunner`` (CPU, XPU … runners are subclasses of it).
+    """Mixin for the class of a live V1 ``GPUModelRunner`` (runners for CPU, XPU … are subclasses of it).
 
-    It has no ``__init__``: `prepare` is called once on the instance.
+    It has no ``__init__``: `omni_prepare` is called once on the instance.
     """
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
-        """Give the runner its state; nothing of vLLM's is changed."""
+        """Set up our attributes of the runner; nothing of vLLM's is changed."""
         strip_one = compat.strip_feature()
         self._omni_config = config
         self._omni_ahead: Any = None
@@ -39,10 +39,10 @@ class RunnerV1Mixin(MropeAppendMixin):
         output = super().execute_model(scheduler_output, *args, **kwargs)
         if self._omni_ahead is None or scheduler_output.total_num_scheduled_tokens:
             return output
-        # vLLM leaves a connector of this role alone in a step without tokens.
+        # vLLM does not run a connector of this role in a step without tokens.
         with self.maybe_get_ec_connector_output(scheduler_output, encoder_cache=self.encoder_cache) as report:
             wait_when_idle(self._omni_ahead, scheduler_output)
-        output = copy(output)  # it may be the one empty output that all steps share
+        output = copy(output)  # it may be the empty output that all steps share
         output.ec_connector_output = report
         return output
 
@@ -59,7 +59,9 @@ class RunnerV1Mixin(MropeAppendMixin):
     def _gather_mm_embeddings(
         self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """vLLM's gather on the items of this step's window, where its own search would be linear or wrong."""
+        """Gather, by vLLM's method, from the items of this step's window, where its own search would be linear or
+        wrong.
+        """
         narrowed: list[tuple[Any, list[Any]]] = []
         for request_id in self.input_batch.req_ids if self._omni_narrow else ():
             state = self.requests[request_id]

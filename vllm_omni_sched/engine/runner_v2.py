@@ -1,4 +1,4 @@
-"""What workers with model runner V2 add: the same as for V1, on V2's own classes."""
+"""Mixins for workers with model runner V2, which do what the V1 mixin does, on V2's own classes."""
 
 import inspect
 from collections.abc import Iterator
@@ -16,17 +16,19 @@ from vllm_omni_sched.items import FeatureWindows
 
 
 class EncoderRunnerMixin:
-    """Mixed into the class of a live V2 ``EncoderRunner``."""
+    """Mixin for the class of a live V2 ``EncoderRunner``."""
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
         self._omni_windows = FeatureWindows()
         self._omni_narrow = config.windows is not Toggle.OFF
         self._omni_native_gather = compat.native_windows(compat.ENCODER_RUNNER_V2)
-        # The arguments grew a draft_lookahead; bind by name whatever this version has.
+        # Later versions have an argument draft_lookahead: bind the arguments of this version by name.
         self._omni_signature = inspect.signature(super().gather_mm_embeddings)
 
     def gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """vLLM's gather on the items of this step's window, where its own search would be linear or wrong."""
+        """Gather, by vLLM's method, from the items of this step's window, where its own search would be linear or
+        wrong.
+        """
         call = self._omni_signature.bind(*args, **kwargs).arguments
         lookahead = call.get("draft_lookahead", 0)
         features_of = self.encoder_cache.mm_features
@@ -49,21 +51,21 @@ class EncoderRunnerMixin:
 
 
 class ECConnectorMixin:
-    """Mixed into the class of a live V2 ``ActiveECConnector``, which runs the connector's life cycle in every step."""
+    """Mixin for the class of a live V2 ``ActiveECConnector``, which runs the connector's life cycle in every step."""
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
-        """It has no state of ours."""
+        """Do nothing: this mixin has no state."""
 
     @contextmanager
     def maybe_get_output(self, scheduler_output: SchedulerOutput) -> Iterator[Any]:
-        """vLLM's; between its start and its report, a step without tokens waits for an encode."""
+        """Run vLLM's method; in a step without tokens, wait for an encode before the connector reports."""
         with super().maybe_get_output(scheduler_output) as output:
             yield output
             wait_when_idle(self.ec_connector.worker, scheduler_output)
 
 
 class RunnerV2Mixin:
-    """Mixed into the class of a live V2 ``GPUModelRunner``."""
+    """Mixin for the class of a live V2 ``GPUModelRunner``."""
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
         strip_one = compat.strip_feature()

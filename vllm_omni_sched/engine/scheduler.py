@@ -1,7 +1,7 @@
-"""OmniScheduler: vLLM's scheduler with bookkeeping that does not grow with a session.
+"""OmniScheduler: vLLM's scheduler with bookkeeping whose cost does not grow with a session.
 
-A step is vLLM's own: observe, ``super().schedule()``, then replace what goes to the
-workers about sessions. Decisions are never ours here; only what they cost.
+A step is vLLM's own: observe, ``super().schedule()``, then replace the messages to the workers about sessions. This
+module makes no scheduling decisions; it only reduces what they cost.
 """
 
 import weakref
@@ -42,13 +42,13 @@ from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 logger = init_logger(logger_name(__name__))
 
-_STEPS_PER_SAMPLE = 16  # of the histogram of schedule_seconds; reading clocks is a tenth of a decode step's cost
+_STEPS_PER_SAMPLE = 16  # steps per sample of schedule_seconds: reading the clock costs a tenth of a decode step
 
 
 def _refresh(
     metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: SessionSender | None, planner: Any
 ) -> None:
-    """Take over what others count, when it is published: a step pays nothing for it."""
+    """Copy the counts of other objects into ``metrics`` when they are published, so that steps pay nothing for it."""
     if isinstance(manager, OmniEncoderCacheManager):
         manager.count_into(metrics)
     if sender is not None:
@@ -60,17 +60,17 @@ def _refresh(
 class OmniSchedulerMixin(
     SteeredMixin, WindowedInputsMixin, PassedInputsMixin, PendingRangeMixin, StrandedSessionsMixin
 ):
-    """What `OmniScheduler` and `OmniSyncScheduler` add to vLLM's schedulers.
+    """The additions of `OmniScheduler` and `OmniSyncScheduler` to vLLM's schedulers.
 
-    1. A session's features become a `FeatureList` when it is added, and it extends them. So do nested items, and
-       those of a request that begins behind a prefix which is computed already. All other requests keep vLLM's own
-       list: reading an item of a subclass costs twice as much, and vLLM reads each item some ten times.
-    2. A step's encoder inputs are decided by vLLM on the items that overlap its tokens.
-    3. Items that a worker has consumed are stripped by a frontier, and their raw data
-       leaves memory; preemption and rewinds bring it back.
-    4. Workers are told what is new in a session, not the session.
-    5. Nothing here changes which request runs, with how many tokens, or what is evicted;
-       only the options of `SteeredMixin` and `encoder_cache_order` "worth" do, all off by default.
+    1. The items of a session become a `FeatureList` when it is added, which its updates extend. So do nested items,
+       and the items of a request that begins behind a computed prefix. All other requests keep vLLM's own list:
+       reading an item of a subclass costs twice as much, and vLLM reads each item some ten times.
+    2. vLLM decides a step's encoder inputs on the items that overlap its tokens.
+    3. Items that a worker has consumed are stripped by a frontier, and their raw data leaves memory; preemption and
+       rewinds restore it.
+    4. Workers are sent what is new in a session, not the whole session.
+    5. Which requests run, with how many tokens, and what is evicted is unchanged; only the options of
+       `SteeredMixin` and `encoder_cache_order` "worth" change it, all off by default.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -105,19 +105,19 @@ class OmniSchedulerMixin(
             self.encoder_cache_manager = manager_for(self.encoder_cache_manager, config, model_config)
         self._omni_frees_at_once = (
             isinstance(self.encoder_cache_manager, OmniEncoderCacheManager)
-            and getattr(self, "ec_connector", None) is None  # it is told of each item
+            and getattr(self, "ec_connector", None) is None  # a connector is notified of each item
             and not self.is_encoder_decoder
         )
         self._omni_strip: Strip = lambda feature: strip_one(feature, uses_mrope)
         self._omni_sender: SessionSender | None = None
         if "session_delta" in active and compat.workers_take_deltas(self.vllm_config, config):
             self._omni_sender = SessionSender(self._omni_strip, self.omni_metrics)
-        # Only what went through the frontier may leave memory; it is the deltas that move it.
+        # Only items behind the frontier may leave memory, and only deltas move the frontier.
         self._omni_release: CommittedRelease | None = None
         if config.release is ReleaseMode.SPILL and self._omni_sender is not None:
             self._omni_release = CommittedRelease(config, self._omni_strip, self.omni_metrics)
         self._omni_steer(config)
-        # Who looks ahead, a search by walking all items and KV events that do so ask an index at every turn.
+        # Policies that look ahead, searches that walk all items, and KV events query the index of every request.
         self._omni_index_all = (
             not self._omni_native_windows
             or self._omni_planner is not None
@@ -178,7 +178,7 @@ class OmniSchedulerMixin(
             call = self._omni_inputs_steered
         elif num_computed_tokens or type(request.mm_features) is not list:
             call = self._omni_inputs
-        else:  # the first tokens of a prompt whose items are in line: vLLM's own search is right
+        else:  # the first tokens of a prompt whose items are in order: vLLM's own search is exact
             self.omni_metrics.windows_native += self._omni_windows
             call = super()._try_schedule_encoder_inputs
         return call(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)
@@ -189,14 +189,16 @@ class OmniSchedulerMixin(
         data: CachedRequestData = super()._make_cached_request_data(running_reqs, resumed_reqs, *args, **kwargs)
         restored = {}
         if self._omni_num_multimodal and not self._omni_runner_v2 and (resumed_reqs or self.connector):
-            # What runs goes back only where its blocks failed to load; all else that goes back is preempted first.
+            # A running request is rewound only if its blocks failed to load; any other is preempted first.
             restored = self._omni_restore(chain(resumed_reqs, running_reqs) if self.connector else resumed_reqs)
         if self._omni_sessions and self._omni_sender is not None:
             self._omni_sender.note_running(data)
         return with_restored(data, restored) if restored else data
 
     def _omni_restore(self, requests: Iterable[Request]) -> dict[str, dict[int, Any]]:
-        """Items that runner V1 must get back: it was rewound behind what was stripped in its first message."""
+        """Return the items that runner V1 must be sent again, because their requests were rewound to before stripped
+        items.
+        """
         restored = {}
         for request in requests:
             features = request.mm_features
@@ -223,7 +225,7 @@ class OmniSchedulerMixin(
         is_new = request.request_id not in self.requests
         if self._omni_index(request) if is_new else sort_update(request):
             logger.warning_once(
-                "A request came with its multimodal items out of order; such items are sorted on arrival."
+                "A request has its multimodal items out of order of their tokens; such items are sorted on arrival."
             )
         if is_new and request.resumable:
             if request.request_id in self._omni_ended:
@@ -237,7 +239,7 @@ class OmniSchedulerMixin(
                     block_ids.look_up_lazily(self.kv_cache_manager, self._omni_sender.trackers)
 
     def _omni_index(self, request: Request) -> bool:
-        """From here on the items of this request are a `FeatureList`. False: they were in order."""
+        """Make the items of this request a `FeatureList`. Return False if they were in order already."""
         self._omni_num_multimodal += 1
         return index_items(request)
 
@@ -260,7 +262,7 @@ class OmniSchedulerMixin(
         if features.spill is not None:
             self.omni_metrics.spilled_bytes -= features.spill.size_bytes
         features.close()
-        # Not by `resumable`: vLLM takes that away from a session that it ends with an error.
+        # Not by `resumable`: vLLM clears that flag of a session that it ends with an error.
         if request.request_id in self._omni_sessions:
             self._omni_sessions.remove(request.request_id)
             if self._omni_sender is not None:
@@ -274,7 +276,7 @@ class OmniSchedulerMixin(
 
 
 class OmniSyncScheduler(OmniSchedulerMixin, Scheduler):
-    """The synchronous twin; `OmniScheduler` chooses it by itself when it is due."""
+    """The variant of `OmniScheduler` for synchronous scheduling, which `OmniScheduler` selects by itself."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return super().__new__(_for_model(cls, kwargs.get("vllm_config", args[0] if args else None)))
@@ -290,12 +292,11 @@ class OmniSyncScheduler(OmniSchedulerMixin, Scheduler):
 
 
 class OmniScheduler(OmniSchedulerMixin, AsyncScheduler):
-    """The scheduler to name: ``--scheduler-cls vllm_omni_sched.OmniScheduler``.
+    """The scheduler to name on the command line: ``--scheduler-cls vllm_omni_sched.OmniScheduler``.
 
-    Built on vLLM's AsyncScheduler, so that run-ahead is kept (a subclass of plain
-    Scheduler loses it silently: vllm#43724). Where ``async_scheduling`` is off, the
-    call returns the synchronous twin instead. For a diffusion LLM, either is mixed into
-    the scheduler that vLLM has for those.
+    It is built on vLLM's AsyncScheduler, so that run-ahead is kept (a subclass of plain Scheduler loses it silently:
+    vllm#43724). If ``async_scheduling`` is off, the call returns an `OmniSyncScheduler` instead. For a diffusion LLM,
+    either is mixed into vLLM's scheduler for such models.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -309,7 +310,7 @@ _DIFFUSION, _ASYNC_DIFFUSION = compat.diffusion_schedulers()
 
 
 def _for_model(cls: type, vllm_config: Any) -> type:
-    """``cls``, or for a diffusion LLM the same over the scheduler that vLLM has for those."""
+    """Return ``cls``, or for a diffusion LLM its combination with vLLM's scheduler for such models."""
     if not compat.is_diffusion_llm(vllm_config):
         return cls
     base = _ASYNC_DIFFUSION if issubclass(cls, AsyncScheduler) else _DIFFUSION

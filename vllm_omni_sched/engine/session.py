@@ -1,10 +1,9 @@
-"""Worker messages of streaming sessions: a start in full, then only what is new.
+"""Worker messages of streaming sessions: a full message at the start, then only what is new.
 
-vLLM re-sends a resumed session whole: all tokens, items and blocks, at each update
-(`NewRequestData`, vllm#58324). Here the scheduler replaces that entry of its output
-by a `SessionDelta` after `super().schedule()` has made it, and the model-runner
-mixin turns it back into the full entry before its own `super()` sees it. Neither
-side of vLLM knows.
+vLLM re-sends a resumed session whole: all tokens, items and blocks, at each update (`NewRequestData`, vllm#58324). Here
+the scheduler replaces that entry of its output by a `SessionDelta` after `super().schedule()` has made it, and the
+model-runner mixin expands it into the full entry before its own `super()` sees it. vLLM's code is unaware of it on
+either side.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,17 +23,17 @@ _values = attrgetter(*(f.name for f in fields(NewRequestData)))
 
 @dataclass
 class SessionStart(NewRequestData):
-    """A session in full, as `NewRequestData`; tells workers to keep a mirror of it."""
+    """A full message about a session, as `NewRequestData`; workers keep a mirror of it."""
 
     covered: int = 0
 
 
 @dataclass
 class SessionDelta(NewRequestData):
-    """What is new in a session. ``mm_features`` are the new items only.
+    """The new part of a session; ``mm_features`` has the new items only.
 
-    Without our mixin a runner cannot take it for a request: there are no prompt
-    tokens and no prompt embeddings in it, which both runners refuse.
+    A runner without our mixin cannot mistake it for a request: it has no prompt tokens and no prompt embeddings,
+    which both runners refuse.
     """
 
     update: SessionUpdate | None = None
@@ -42,17 +41,17 @@ class SessionDelta(NewRequestData):
 
 @dataclass
 class ResumedRequestData(CachedRequestData):
-    """`CachedRequestData` with the items, by request and id, that runner V1 must get back.
+    """`CachedRequestData` with the items, by request and id, that runner V1 must be sent again.
 
-    vLLM strips covered items from the first message and does not send them again
-    when the request is preempted and starts over.
+    vLLM strips covered items from the first message, and does not send them again when the request is preempted and
+    restarted.
     """
 
     restored: dict[str, dict[int, Any]] = field(default_factory=dict)
 
 
 def with_restored(data: CachedRequestData, restored: dict[str, dict[int, Any]]) -> ResumedRequestData:
-    """``data``, and the items to give back."""
+    """Return ``data`` extended by the items to send again."""
     return ResumedRequestData(**{f.name: getattr(data, f.name) for f in fields(CachedRequestData)}, restored=restored)
 
 
@@ -60,7 +59,7 @@ _Held = TypeVar("_Held", SessionTracker, SessionMirror)
 
 
 def _new_blocks(data: CachedRequestData, sessions: Mapping[str, _Held]) -> Iterator[tuple[str, _Held, BlockIds]]:
-    """Both ends: the blocks that running requests are sent, as far as they are sessions."""
+    """Yield request id, session and new blocks for each running request that is a session; used on both sides."""
     if not sessions:
         return
     for request_id, block_ids in zip(data.req_ids, data.new_block_ids, strict=True):
@@ -70,11 +69,11 @@ def _new_blocks(data: CachedRequestData, sessions: Mapping[str, _Held]) -> Itera
 
 
 class SessionSender:
-    """Scheduler side: replaces what goes to the workers about sessions.
+    """Scheduler side: replaces the messages to the workers about sessions.
 
     Args:
-        strip: ``feature -> feature`` without data that no worker needs.
-        metrics: where updates are counted.
+        strip: ``feature -> feature``, without data that no worker needs.
+        metrics: counts the updates.
     """
 
     def __init__(self, strip: Callable[[Any], Any], metrics: SchedulerMetrics) -> None:
@@ -86,7 +85,7 @@ class SessionSender:
         return len(self.trackers)
 
     def forget(self, request_id: str) -> None:
-        """The request is over, or has lost its blocks: the next message is a start."""
+        """Drop a session that has ended or lost its blocks: the next message about it is a full one."""
         self.trackers.pop(request_id, None)
 
     def replace(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
@@ -100,7 +99,7 @@ class SessionSender:
     def _message(self, new: NewRequestData, features: FeatureList) -> NewRequestData:
         tracker = self.trackers.get(new.req_id)
         covered, num_items = features.advance(new.num_computed_tokens), len(features)
-        # Runner V2 is told of generated tokens too; a session between two turns has none.
+        # Runner V2 is sent generated tokens, too; a session between two turns has none.
         prompt, prefill = new.prompt_token_ids, new.prefill_token_ids
         plain = prompt is not None and (prefill is None or len(prefill) == len(prompt))
         if tracker is not None and plain:
@@ -125,14 +124,14 @@ class SessionSender:
         start.mm_features = features.as_sent(new.num_computed_tokens, self._strip)
         start.block_ids = tuple(list(group) for group in new.block_ids)
         if not plain:
-            # Workers cannot keep a mirror of it: the next message is in full again.
+            # Workers cannot keep a mirror of this session: its next message is a full one again.
             self.trackers.pop(new.req_id, None)
             return NewRequestData(*_values(start))
         self.trackers[new.req_id] = SessionTracker(len(prompt), num_items, start.block_ids, covered)
         return start
 
     def note_running(self, data: CachedRequestData) -> None:
-        """Remember the blocks that running requests are sent."""
+        """Record the blocks that are sent to running requests."""
         for request_id, tracker, block_ids in list(_new_blocks(data, self.trackers)):
             if request_id in data.resumed_req_ids:
                 self.forget(request_id)
@@ -140,14 +139,14 @@ class SessionSender:
                 tracker.append_blocks(block_ids)
 
     def note_restored(self, request_id: str, covered: int) -> None:
-        """Workers were given items back in a message about running requests."""
+        """Record that workers were sent items again, in a message about running requests."""
         tracker = self.trackers.get(request_id)
         if tracker is not None:
             tracker.covered = min(tracker.covered, covered)
 
 
 class SessionReceiver:
-    """Worker side: turns session messages back into what vLLM's runner expects."""
+    """Worker side: expands session messages into those that vLLM's runner expects."""
 
     def __init__(self, strip: Callable[[Any], Any]) -> None:
         self._strip = strip
@@ -187,7 +186,7 @@ class SessionReceiver:
     def _continue(self, new: SessionDelta) -> NewRequestData:
         update = new.update
         assert update is not None
-        # Without a mirror, apply() says what is wrong.
+        # Without a mirror, apply() raises an error that names the cause.
         mirror = self._mirrors.get(new.req_id) or SessionMirror((), (), [() for _ in update.block_ids], 0)
         mirror.apply(update, new.mm_features, self._strip)
         return self._full(new, mirror)
@@ -195,7 +194,7 @@ class SessionReceiver:
     @staticmethod
     def _full(new: NewRequestData, mirror: SessionMirror) -> NewRequestData:
         full = NewRequestData(*_values(new))
-        # Prompt logprobs make a tensor of the tokens, which wants a list.
+        # Prompt logprobs make a tensor of the tokens, which needs a list.
         wants_list = new.sampling_params is not None and new.sampling_params.prompt_logprobs is not None
         full.prompt_token_ids = mirror.tokens.tolist() if wants_list else mirror.tokens
         full.prefill_token_ids = mirror.tokens
@@ -204,7 +203,7 @@ class SessionReceiver:
         return full
 
     def restore(self, request_id: str, restored: dict[int, Any], features: list[Any] | None) -> None:
-        """Give a preempted request its items' data back; ``features`` is the runner's own list."""
+        """Restore the data of a preempted request's items; ``features`` is the runner's own list."""
         mirror = self._mirrors.get(request_id)
         if mirror is not None:
             mirror.restore(restored)

@@ -1,4 +1,4 @@
-"""What each request was promised: from options, and from what the request says itself (`graph.promises`)."""
+"""The class and targets of each request, from the options and from the request itself (`graph.promises`)."""
 
 import math
 from typing import Any
@@ -13,11 +13,11 @@ from vllm_omni_sched.monitor.cost import CostModel
 
 
 class SlaBook:
-    """The class of each request, and how the waiting order sees it.
+    """Keeps the class of each request, and presents requests to the waiting order.
 
-    1. Streaming sessions are realtime, all else is interactive, unless the request names its class.
-    2. Targets are the options'; a request may tighten or relax its own.
-    3. What clients may ask for was checked in the front end; here a request is refused only when it makes no sense.
+    1. Streaming sessions are realtime, all other requests interactive, unless the request names its class.
+    2. The options set the targets; a request may tighten or relax its own.
+    3. The front end has checked what clients may ask for; here a request is refused only if it is malformed.
     """
 
     def __init__(self, config: OmniSchedConfig, costs: CostModel) -> None:
@@ -28,10 +28,10 @@ class SlaBook:
         self._arrivals: dict[str, float] = {}
 
     def enter(self, request: Request, now: float) -> SlaClass:
-        """A request arrives.
+        """Record the arrival and the class of a request, and return the class.
 
         Raises:
-            RequestError: what it says about its class or its targets makes no sense; it was entered as interactive.
+            RequestError: its class or its targets are malformed; it was entered as interactive.
         """
         self._arrivals[request.request_id] = now
         self._of[request.request_id] = self._classes[INTERACTIVE.name]
@@ -39,25 +39,25 @@ class SlaBook:
         return sla
 
     def leave(self, request_id: str) -> None:
-        """It is over."""
+        """Drop a request that has ended."""
         self._of.pop(request_id, None)
         self._arrivals.pop(request_id, None)
 
     def of(self, request_id: str) -> SlaClass:
-        """The class of a request; interactive for one that never entered."""
+        """Return the class of a request; interactive for one that never entered."""
         return self._of.get(request_id) or self._classes[INTERACTIVE.name]
 
     def deadline(self, request_id: str) -> float:
-        """When its first token is due; ``inf`` for no promise."""
+        """Return when the request's first token is due, in seconds of the clock; ``inf`` without a target."""
         return self._arrivals.get(request_id, math.inf) + self.of(request_id).ttft_seconds
 
     def waiting(self, request: Request, now: float) -> WaitingRequest:
-        """The request as the waiting order sees it."""
+        """Return the request as the waiting order sees it."""
         features = request.mm_features
         shown = features[:AFFINITY_ITEMS] if features else ()
         cost = self.costs.prefill_seconds(max(0, request.num_tokens - request.num_computed_tokens))
         if features and not request.num_computed_tokens:
-            # Looking at each of a session's items is what this package exists to avoid.
+            # A session may have very many items: the cost of all is estimated from the first few.
             each = sum(self.costs.encode_seconds(f.modality, f.mm_position.length) for f in shown)
             cost += each * len(features) / len(shown)
         return WaitingRequest(

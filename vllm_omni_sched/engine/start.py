@@ -1,4 +1,4 @@
-"""What is checked and set up in the front-end process, before any engine starts."""
+"""Checks and setup in the front-end process, before any engine starts."""
 
 from typing import Any
 
@@ -12,14 +12,13 @@ from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
 
 
 def check_and_attach(vllm_config: Any) -> None:
-    """Refuse options that cannot work, then let this process's ``/metrics`` serve ours, and its requests be checked.
+    """Refuse options that cannot work, then add our metrics to ``/metrics`` and check requests in this process.
 
     Raises:
-        ConfigError: an option is unknown, of the wrong type or out of range, or is ``on``
-            for a model that has no use for it; or the synchronous twin was named under
-            async scheduling.
-        UnsupportedVllmError: this vLLM is none we support.
-        MissingSymbolError: a feature is ``on`` that cannot work here.
+        ConfigError: an option is unknown, of the wrong type or out of range, or is ``on`` for a model that has no use
+            for it; or `OmniSyncScheduler` was named under async scheduling.
+        UnsupportedVllmError: this version of vLLM is not supported.
+        MissingSymbolError: a feature is ``on`` that cannot work with this vLLM.
     """
     config = load_config(vllm_config.additional_config)
     compat.check_version(config)
@@ -52,7 +51,7 @@ def check_and_attach(vllm_config: Any) -> None:
 
 
 def lane_facts(vllm_config: Any) -> LaneFacts:
-    """Read off vLLM's configuration what decides whether this engine may encode ahead."""
+    """Read from vLLM's configuration the facts that decide whether this engine may encode ahead."""
     return LaneFacts(
         multimodal=bool(vllm_config.model_config.is_multimodal_model),
         workers=vllm_config.parallel_config.world_size,
@@ -71,10 +70,10 @@ def lane_facts(vllm_config: Any) -> LaneFacts:
 
 
 def attach_encode_ahead(vllm_config: Any) -> None:
-    """Let this engine have the encode-ahead connector, unless it can make no use of it.
+    """Configure the encode-ahead connector for this engine, unless its model is not multimodal.
 
     Raises:
-        ConfigError: it cannot encode ahead; `refusal` says why.
+        ConfigError: the engine cannot encode ahead, for the reason of `refusal`.
     """
     facts = lane_facts(vllm_config)
     why_not = refusal(facts)

@@ -1,4 +1,4 @@
-"""The line with which an engine says that our scheduler works in it, and what of it does."""
+"""The log line that reports our scheduler's version, options and active features at start-up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from vllm_omni_sched.config import OmniSchedConfig, resolved
 
 
 def start_line(scheduler: Any, config: OmniSchedConfig, features: Mapping[str, Status]) -> str:
-    """Return one line: version, scheduler, options that were given, and which features are on or, with why, off.
+    """Return one line: version, scheduler, given options, features that are on, and features that are off, with
+    reasons.
 
     Args:
-        scheduler: one of ours, set up.
-        features: which features are active, as far as this vLLM goes.
+        scheduler: one of our schedulers, after its setup.
+        features: status of each feature with this version of vLLM.
     """
     cls = type(scheduler)
     stage = getattr(scheduler.vllm_config.model_config, "stage_id", None)
@@ -36,7 +37,7 @@ def start_line(scheduler: Any, config: OmniSchedConfig, features: Mapping[str, S
 
 
 def _idle(scheduler: Any) -> dict[str, str]:
-    """Features that this vLLM has points for and this engine has no use for, and why."""
+    """Return the features that this vLLM supports and this engine does not use, with the reasons."""
     why = {}
     if scheduler.is_encoder_decoder:
         why["windows"] = why["pending_range"] = "an encoder-decoder model has one item"

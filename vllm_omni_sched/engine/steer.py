@@ -1,7 +1,7 @@
-"""The limits of a step, steered: how many requests, how many prompt tokens, how much encoding.
+"""Control of a step's limits: number of requests, prompt tokens, and encoder inputs.
 
-vLLM reads its limits anew in each step. They are set before ``super().schedule()``, never above what the
-engine was profiled for, and set back after it.
+vLLM reads its limits in each step. They are set before ``super().schedule()``, never above what the engine was
+profiled for, and restored after it.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDeman
 
 
 class Steering:
-    """Reads the scheduler, asks the policies, sets the limits.
+    """Reads the scheduler's state, asks the policies, and sets the limits of a step.
 
-    1. ``batch_control`` bounds the requests that run, but never below those that run already: nobody is preempted.
-    2. ``prefill_control`` bounds the prompt tokens of a step while somebody decodes.
-    3. ``pieces`` bounds what one prompt gets, while several want more than there is.
-    4. ``encoder_split`` bounds what is encoded in a step: while somebody decodes, and once encoding has been timed,
-       to what fits into ``itl_target_ms``, an item at least. Of that, modalities get equal parts.
+    1. ``batch_control`` bounds the number of running requests, never below the current number: it preempts none.
+    2. ``prefill_control`` bounds the prompt tokens of a step while requests decode.
+    3. ``pieces`` bounds the tokens of one prompt while several prompts want more than the step has.
+    4. ``encoder_split`` bounds the embeddings encoded in a step: while requests decode, and once encodes were timed,
+       to those that fit into ``itl_target_ms``, at least one item. Modalities get equal parts of that budget.
     """
 
     def __init__(self, scheduler: Any, config: OmniSchedConfig, costs: CostModel, metrics: SchedulerMetrics) -> None:
@@ -51,7 +51,7 @@ class Steering:
 
     @contextmanager
     def limits(self) -> Iterator[None]:
-        """The limits of one step."""
+        """Set the limits of one step for the duration of the block."""
         scheduler, settings = self._scheduler, self._scheduler.scheduler_config
         before = scheduler.max_num_scheduled_tokens, getattr(scheduler, self._admission)
         encoder_budget = scheduler.max_num_encoder_input_tokens
@@ -74,7 +74,7 @@ class Steering:
             settings.long_prefill_token_threshold = threshold
 
     def _decode_tokens(self) -> int:
-        """What those who decode want of this step."""
+        """Return the tokens that decoding requests need in this step."""
         return sum(
             1 + len(request.spec_token_ids)
             for request in self._scheduler.running
@@ -102,7 +102,7 @@ class Steering:
         found = self._waiting_items()
         demands = [ModalityDemand(m, sum(of), max(of), of[0], order) for m, (order, of) in found.items() if min(of) > 0]
         if not demands or max(d.largest_embeds for d in demands) > split.profiled_embeds:
-            return  # what is too large for any step is vLLM's to refuse
+            return  # vLLM refuses an item that is too large for any step
         plan = split.plan(self._wanted_embeds(demands) if decoding else split.profiled_embeds, demands)
         self._scheduler.max_num_encoder_input_tokens = plan.embeds
         self._metrics.encoder_budgets[plan.reason.value] += 1
@@ -112,7 +112,9 @@ class Steering:
                 self._metrics.encoder_parts[share.reason.value] += 1
 
     def _waiting_items(self) -> dict[str, tuple[int, list[int]]]:
-        """Of each modality: whose turn it is, and the sizes of its items in the next chunks, in embeddings."""
+        """Return, by modality, its first request's position and the sizes of its items in the next chunks, in
+        embeddings.
+        """
         found: dict[str, tuple[int, list[int]]] = {}
         for order, request in enumerate((*self._scheduler.running, *self._waiting())):
             features, start = request.mm_features, request.num_computed_tokens
@@ -123,14 +125,16 @@ class Steering:
         return found
 
     def _wanted_embeds(self, demands: list[ModalityDemand]) -> int:
-        """What can be encoded within the target between two tokens; all that was profiled before anything was timed."""
+        """Return the embeddings that can be encoded within the ITL target; the profiled budget before any encode was
+        timed.
+        """
         assert self._split is not None
         seconds = sum(self._costs.encode_seconds(d.modality, d.total_embeds) for d in demands)
         total = sum(d.total_embeds for d in demands)
         return int(total * self._itl_target / seconds) if seconds else self._split.profiled_embeds
 
     def encoder_budget(self, features: Any, num_computed_tokens: int, budget: int) -> int:
-        """What the next item's modality has left of ``budget``."""
+        """Return the part of ``budget`` that is left to the next item's modality, in embeddings."""
         if not self._parts or not isinstance(features, FeatureList):
             return budget
         following = features.spans.num_covered(num_computed_tokens)
@@ -139,7 +143,7 @@ class Steering:
         return min(budget, self._parts.get(features[following].modality, budget))
 
     def encoded(self, request: Any, inputs: list[int]) -> None:
-        """These items of a request are encoded in this step."""
+        """Take the items that this step encodes for a request off their modalities' parts."""
         for i in inputs if self._parts else ():
             modality = request.mm_features[i].modality
             if modality in self._parts:
@@ -148,7 +152,7 @@ class Steering:
     # -- what steps took ---------------------------------------------------
 
     def stepped(self, now: float, seconds: float, num_requests: int, prompt_tokens: int) -> None:
-        """What a step took, of so many requests and prompt tokens."""
+        """Learn from the time of a step, in seconds, with its number of requests and prompt tokens."""
         metrics = self._metrics
         if self.batch is not None:
             self.batch.observe(seconds, now, num_requests)

@@ -1,4 +1,4 @@
-"""Who runs now: what the scheduler adds to a step when one of the deciding options is on."""
+"""The steps of a scheduler with any of the options that decide which requests run."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -29,9 +29,9 @@ logger = init_logger(logger_name(__name__))
 
 
 class SteeredMixin(WaitingOrderMixin):
-    """A step that is steered: observe, plan, ``super().schedule()``, apply, record.
+    """Steps under our policies: observe, plan, ``super().schedule()``, apply, record.
 
-    Its methods are called only while `_omni_steers`; without a deciding option a step is vLLM's.
+    Its methods are called only while `_omni_steers`; without such an option a step is vLLM's own.
     """
 
     _omni_planner: Any = None  # the scheduler's half of encode-ahead
@@ -41,7 +41,7 @@ class SteeredMixin(WaitingOrderMixin):
     _omni_strip: Strip
 
     def _omni_steer(self, config: OmniSchedConfig) -> None:
-        """Make what decides; all of it is off by default."""
+        """Create the policies that the options ask for; all of them are off by default."""
         metrics = self.omni_metrics
         costs = CostModel()
         self._omni_step_time = monotonic_seconds()
@@ -74,14 +74,14 @@ class SteeredMixin(WaitingOrderMixin):
             rounds.scheduled(output, now)
         if self._omni_planner is not None:
             for new in output.scheduled_new_reqs:
-                if self._omni_planner.goes_ahead(new.req_id):  # data that went to the lane does not cross again
+                if self._omni_planner.goes_ahead(new.req_id):  # data that went to the lane is not sent again
                     new.mm_features = [self._omni_strip(feature) for feature in new.mm_features]
         return output
 
     def _omni_inputs_steered(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int, budget: int, shift: int
     ) -> tuple[Any, ...]:
-        """`_omni_inputs` with fewer tokens, or less of the encoder's budget."""
+        """Call `_omni_inputs` with the tokens and the encoder budget that the policies leave."""
         if self._omni_planner is not None:
             num_new_tokens = self._omni_planner.cut(request, num_computed_tokens, num_new_tokens)
         if self._omni_rounds is not None:
@@ -96,7 +96,7 @@ class SteeredMixin(WaitingOrderMixin):
         return (inputs, num_tokens, budget - (part - left), *more)
 
     def _omni_observe(self, output: SchedulerOutput, outputs: dict[int, Any]) -> None:
-        """What a step took, and whom it gave tokens."""
+        """Give the policies the time of a step, and record the tokens of each request."""
         now = monotonic_seconds()
         planner, num_requests, prompt_tokens = (
             self._omni_planner,

@@ -1,4 +1,4 @@
-"""Keeps sessions that vLLM would lose."""
+"""A fix for sessions that vLLM would lose."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from vllm_omni_sched import compat
 
 
 class StrandedSessionsMixin:
-    """The part of `OmniSchedulerMixin` for sessions preempted while the token that ends their turn is in flight.
+    """Keeps sessions that are preempted while the token that ends their turn is in flight.
 
-    Up to 0.32, vLLM takes such a session out of the waiting queue with all that has stopped, and when its next chunk
-    comes it forgets every token that is not computed, which is all of them. The session then waits for ever.
+    Up to 0.32, vLLM removes such a session from the waiting queue together with all stopped requests. When its next
+    chunk comes, vLLM drops every token that is not computed, which is all of them. The session then waits forever.
 
-    1. A session that goes on after it stopped while it was preempted is back in the queue when the step is done.
-    2. Its next chunk replaces the last sampled token, as it does for a session that was not preempted.
-    3. On a vLLM that keeps such sessions nothing is overridden, so that a step pays nothing for it.
+    1. A session that continues after it stopped while preempted is put back into the queue at the end of the step.
+    2. Its next chunk replaces the last sampled token, as for a session that was not preempted.
+    3. On a vLLM that keeps such sessions nothing is overridden, so that a step pays nothing for this.
     """
 
     _omni_stranded: tuple[Request, ...] = ()
@@ -42,12 +42,12 @@ class StrandedSessionsMixin:
                 super()._update_request_as_session(session, update)
                 return
             session.num_computed_tokens = kept = session.num_tokens - 1
-            # Before 0.32 the hash of a block would stay that has the replaced token in it.
+            # Before 0.32, the hash of the block with the replaced token would be kept.
             del session.block_hashes[kept // compat.hash_block_size(self) :]
             super()._update_request_as_session(session, update)
             session.num_computed_tokens = 0
 
 
 def _is_preempted(stopped: Request) -> bool:
-    """Of a request that has sampled a token, and so had computed all before it."""
+    """Return whether a stopped request is preempted: it has sampled a token, so all before it had been computed."""
     return stopped.num_computed_tokens == 0

@@ -1,4 +1,4 @@
-"""Pickle for items' data whose tensors go as raw bytes; torch's own is ten times slower for small ones."""
+"""Pickling of items' data with tensors as raw bytes; torch's own is ten times slower for small tensors."""
 
 import io
 import pickle
@@ -28,7 +28,7 @@ class _Pickler(pickle.Pickler):
 
 
 def dumps(items: Any) -> bytes:
-    """``items`` as bytes for `pickle.loads` in this process."""
+    """Return ``items`` as bytes for `pickle.loads` in this process."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(items)
     return buffer.getvalue()

@@ -14,11 +14,11 @@ from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
 class SlaRequestQueue(RequestQueue):
-    """A queue for ``Scheduler.waiting`` whose first request is the policy's.
+    """A queue for ``Scheduler.waiting`` whose first request the policy chooses.
 
-    1. Time stands still during a step (`now` is the step's), so that what is popped is what was seen.
-    2. To prepend is to add, as in vLLM's priority queue: who was preempted or held back keeps its arrival,
-       and so its place.
+    1. Time stands still during a step (`now` is the step's), so that the request that was seen is the one popped.
+    2. Prepending is the same as adding, as in vLLM's priority queue: a request that was preempted or held back keeps
+       its arrival time, and thus its place.
     """
 
     def __init__(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics, now: Callable[[], float]) -> None:
@@ -34,7 +34,7 @@ class SlaRequestQueue(RequestQueue):
         self._queue.push(self._book.waiting(request, now), now)
 
     def head(self) -> Placed | None:
-        """The first request as the policy sees it, and why it stands there."""
+        """Return the first request as the policy sees it, and the reason for its place."""
         return self._queue.peek(self._now())
 
     def peek_request(self) -> Request:
@@ -81,19 +81,19 @@ class SlaRequestQueue(RequestQueue):
 
 
 class WaitingOrderMixin:
-    """Lets a scheduler take the waiting requests in our order. Without `omni_order_by` nothing changes."""
+    """Makes a scheduler take the waiting requests in our order. Without `omni_order_by` nothing changes."""
 
     _omni_order: WaitingOrder | None = None
     _omni_step_time = 0.0
 
     def omni_order_by(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics) -> None:
-        """From the start: both of vLLM's queues must still be empty."""
+        """Replace vLLM's waiting queues, which must still be empty, by ours."""
         self._omni_order = order
         for name in compat.waiting_queues(self):
             setattr(self, name, SlaRequestQueue(order, book, metrics, lambda: self._omni_step_time))
 
     def _select_waiting_queue_for_scheduling(self) -> Any:
-        """vLLM before 0.32 keeps those it had to skip apart: the better of both heads is next."""
+        """Return the queue with the better head; vLLM before 0.32 keeps skipped requests in a second queue."""
         if self._omni_order is None:
             return super()._select_waiting_queue_for_scheduling()  # type: ignore[misc]
         order, now = self._omni_order, self._omni_step_time

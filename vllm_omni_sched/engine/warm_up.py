@@ -1,4 +1,4 @@
-"""The encoder's first item is slow: memory to be had, kernels to be chosen. So the first one is a dummy."""
+"""Warm-up of the encoder by a dummy item, because its first encode is slow: it allocates memory and chooses kernels."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from vllm_omni_sched.lanes import Job
 
 WARM_UP = Job("warm-up of the lane", None)
-"""To be given first to a lane that is a process: it encodes while vLLM is still starting; nothing comes of it."""
+"""The first job of a process lane: it encodes dummies while vLLM is still starting, and has no result."""
 
 
 def dummy_batches(runner: Any) -> Iterator[dict[str, Any]]:
-    """vLLM's own dummy item of each modality, the largest there is, as arguments of ``embed_multimodal``.
+    """Yield vLLM's own dummy item of each modality, of the largest size, as arguments of ``embed_multimodal``.
 
-    Nothing, for a runner that has no such items.
+    Yields nothing for a runner without dummy items.
     """
     budget = getattr(runner, "mm_budget", None)
     make = getattr(runner, "_get_mm_dummy_batch", None)

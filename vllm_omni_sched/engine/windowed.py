@@ -1,4 +1,4 @@
-"""The encoder inputs of a step, decided by vLLM on the items that overlap its tokens."""
+"""Encoder inputs of a step, decided by vLLM on only the items that overlap the step's tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,14 +27,14 @@ class WindowedInputsMixin:
         encoder_compute_budget: int,
         shift_computed_tokens: int,
     ) -> tuple[Any, ...]:
-        """vLLM's decision on the items that overlap these tokens."""
+        """Return vLLM's decision on the items that overlap these tokens."""
         if num_computed_tokens and type(request.mm_features) is list and request.status is not RequestStatus.RUNNING:
-            # It begins behind a prefix: items in that are sent without their data, and may have to be given back.
+            # The request begins behind a prefix: items in it are sent without data, and may have to be sent again.
             self._omni_index(request)
         features = request.mm_features
         narrow = self._omni_windows
         if narrow and not ends_after(features, num_computed_tokens):
-            # Every item lies behind (a decode step): vLLM's answer for a chunk without tokens, before it searches.
+            # All items lie before this chunk (a decode step): take vLLM's answer for a chunk without tokens.
             nothing, _, budget, *more = super()._try_schedule_encoder_inputs(
                 request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens
             )

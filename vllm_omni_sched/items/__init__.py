@@ -1,6 +1,6 @@
-"""Multimodal items of one engine: where they are, what the worker has of them, what may be let go.
+"""State of the multimodal items of one engine: their positions, the items that workers hold, and what may be freed.
 
-Pure: no vLLM, no torch, no clock; items are anything with an ``mm_position``.
+Pure: no vLLM, no torch, no clock. An item is any object with an ``mm_position``.
 """
 
 from vllm_omni_sched.items.feature_list import FeatureList

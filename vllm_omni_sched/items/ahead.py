@@ -1,17 +1,17 @@
-"""Encodes under way ahead of their prefill: each content once, whoever wants it."""
+"""The ledger of encodes that run ahead of their prefill: each content is encoded once for all its requests."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
 LEAST_PIECE = 64
-"""Tokens; a shorter piece of prompt in front of an item that is missing is not worth a step."""
+"""Least number of tokens in front of a missing item that is worth a step."""
 
 
 class EncodeState(Enum):
-    """Where the encoding of one content is."""
+    """State of the encoding of one content."""
 
-    QUEUED = "queued"  # no worker knows of it yet
+    QUEUED = "queued"  # no worker has been sent it yet
     ENCODING = "encoding"
     READY = "ready"  # a worker holds it, outside of the encoder cache
 
@@ -26,12 +26,12 @@ class _Encode:
 
 @dataclass(frozen=True)
 class Orders:
-    """What workers are told in one step.
+    """Orders to the workers in one step.
 
     Attributes:
-        submit: contents to encode, by mm_hash, in order, each with the ticket that its answer must bear.
-        forget: contents that nobody wants any more, encoded or not.
-        load: encoded contents that go into the encoder cache now.
+        submit: contents to encode, in order: mm_hash, and the ticket that the answer must carry.
+        forget: contents (mm_hash) that no request needs any more, encoded or not.
+        load: encoded contents (mm_hash) that go into the encoder cache now.
     """
 
     submit: tuple[tuple[str, int], ...] = ()
@@ -43,20 +43,20 @@ class Orders:
 
 
 class AheadLedger:
-    """Who wants which encoding, and how far it is.
+    """Tracks which requests need which encoding, and the state of each encoding.
 
-    1. A content is encoded once for all requests that want it at the same time.
+    1. A content is encoded once for all requests that need it at the same time.
     2. At most ``max_embeds`` embeddings are being encoded or held ready, and at most ``max_encoding``
-       contents are being encoded; others queue. While none is being encoded, one is whatever its size:
-       all that is ready may be waiting for it.
-       First come those that were wanted since the last orders, in that order; then those wanted longest ago.
-    3. A request that ends gives its place back: what only it wanted is forgotten.
+       contents are being encoded; others queue. If none is being encoded, one is submitted whatever its size,
+       because all ready contents may be waiting for it.
+       Contents that were asked for since the last orders go first, in that order; then the ones queued longest.
+    3. When a request ends, contents that only it needed are dropped.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
-    5. Answers may be late: one about an attempt that was given up in the meantime is passed over.
+    5. Answers may be late: the answer to an attempt that was given up is ignored.
 
     Args:
-        max_embeds: bound on embeddings outside of the encoder cache.
-        max_encoding: contents that workers are given at a time; what is with them cannot be overtaken.
+        max_embeds: bound on the embeddings outside of the encoder cache.
+        max_encoding: number of contents sent to workers at a time; later ones cannot overtake these.
     """
 
     def __init__(self, max_embeds: int, max_encoding: int = 2) -> None:
@@ -67,7 +67,7 @@ class AheadLedger:
         self._encodes: dict[str, _Encode] = {}
         self._wants: dict[str, set[str]] = {}  # request id -> mm_hashes
         self._queue: dict[str, None] = {}
-        self._wanted: dict[str, None] = {}  # of these, since the last orders
+        self._wanted: dict[str, None] = {}  # contents of the queue that were asked for since the last orders
         self._forget: list[str] = []
         self._load: list[str] = []
         self._tickets = 0
@@ -77,21 +77,21 @@ class AheadLedger:
 
     @property
     def num_pending(self) -> int:
-        """Contents that are not ready."""
+        """The number of contents that are not ready."""
         return len(self._queue) + self._num_encoding
 
     @property
     def has_orders(self) -> bool:
-        """Whether workers are still to be told to forget or to load something."""
+        """Return whether workers must still be told to forget or to load a content."""
         return bool(self._forget or self._load)
 
     def state(self, mm_hash: str) -> EncodeState | None:
-        """Where this content is; None: not here."""
+        """Return the state of this content; None if it is not in the ledger."""
         encode = self._encodes.get(mm_hash)
         return None if encode is None else encode.state
 
     def want(self, request_id: str, mm_hash: str, num_embeds: int) -> EncodeState:
-        """``request_id`` needs this encoding; returns where it is now."""
+        """Record that ``request_id`` needs this encoding; return its state."""
         encode = self._encodes.get(mm_hash)
         if encode is None:
             encode = self._encodes[mm_hash] = _Encode(num_embeds)
@@ -103,14 +103,14 @@ class AheadLedger:
         return encode.state
 
     def ready(self, mm_hash: str, ticket: int) -> None:
-        """A worker has encoded it."""
+        """Record that a worker has encoded this content."""
         encode = self._encodes.get(mm_hash)
         if encode is not None and encode.ticket == ticket:
             encode.state = EncodeState.READY
             self._num_encoding -= 1
 
     def failed(self, mm_hash: str, ticket: int) -> Collection[str]:
-        """It cannot be encoded; the requests that wanted it."""
+        """Drop a content that cannot be encoded; return the requests that needed it."""
         encode = self._encodes.get(mm_hash)
         if encode is None or encode.ticket != ticket:
             return ()
@@ -118,7 +118,7 @@ class AheadLedger:
         return encode.wanted_by
 
     def load(self, mm_hash: str) -> bool:
-        """The encoder cache has made room for it; False when it is not ready here."""
+        """Order the load of a content for which the encoder cache has made room; False if it is not ready here."""
         encode = self._encodes.get(mm_hash)
         if encode is None or encode.state is not EncodeState.READY:
             return False
@@ -127,7 +127,7 @@ class AheadLedger:
         return True
 
     def release(self, request_id: str) -> None:
-        """The request is over, or needs nothing more."""
+        """Drop a request that has ended, or needs nothing more."""
         for mm_hash in sorted(self._wants.pop(request_id, ())):
             encode = self._encodes[mm_hash]
             encode.wanted_by.discard(request_id)
@@ -150,7 +150,7 @@ class AheadLedger:
                     del self._wants[request_id]
 
     def take_orders(self) -> Orders:
-        """What has come up since the last call."""
+        """Return the orders that have accumulated since the last call."""
         submit = []
         for mm_hash in self._next() if self._num_encoding < self.max_encoding else ():
             encode = self._encodes[mm_hash]
@@ -173,10 +173,10 @@ class AheadLedger:
         return first + [mm_hash for mm_hash in self._queue if mm_hash not in self._wanted]
 
     def validate(self) -> None:
-        """Check the conservation laws; for tests and debugging.
+        """Check the invariants of this ledger; for tests and debugging.
 
         Raises:
-            AssertionError: the law that is broken.
+            AssertionError: names the invariant that is broken.
         """
         held = sum(e.num_embeds for e in self._encodes.values() if e.state is not EncodeState.QUEUED)
         assert held == self.num_embeds, f"{self.num_embeds} embeddings counted, {held} held"
@@ -185,7 +185,7 @@ class AheadLedger:
         assert set(self._queue) == {h for h, e in self._encodes.items() if e.state is EncodeState.QUEUED}
         wants: dict[str, set[str]] = {}
         for mm_hash, encode in self._encodes.items():
-            assert encode.wanted_by, f"{mm_hash} is wanted by nobody"
+            assert encode.wanted_by, f"no request needs {mm_hash}"
             for request_id in encode.wanted_by:
                 wants.setdefault(request_id, set()).add(mm_hash)
-        assert wants == self._wants, "requests and contents disagree on who wants what"
+        assert wants == self._wants, "requests and contents disagree on which request needs which content"

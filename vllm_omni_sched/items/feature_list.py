@@ -1,7 +1,7 @@
-"""The multimodal features of one request, with what the scheduler needs to know of them.
+"""The multimodal features of one request, with the state that the scheduler keeps about them.
 
-A ``list`` subclass, so that vLLM's own code reads and extends it as ever; the
-bookkeeping rides along and costs O(1) per item over the life of the request.
+A ``list`` subclass, so that vLLM's own code can read and extend it. The bookkeeping costs O(1) per item over the life
+of the request.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,20 +18,19 @@ Strip = Callable[[Any], Any]
 class FeatureList(list[Any]):
     """Features in prompt order, indexed by token position, with a frontier of committed items.
 
-    1. ``spans`` knows every feature's span; it is extended as the list is.
-    2. ``advance(n)`` moves the frontier to where a worker with ``n`` computed tokens needs
-       no more data: behind the items that end at or before ``n``. O(log n).
-    3. A smaller ``n`` (preemption, rewind) moves it back and gives the data back.
-    4. ``as_sent(n)`` is the list as such a worker gets it: items before the frontier are
-       stripped of their data. Only items between the former frontier and the new one
-       are touched (vLLM walks all: ``strip_covered_mm_data``, vllm#52041, vllm#58324).
-    5. ``release_committed()`` moves the data of items before the frontier to a spill
-       file; rule 3 reads it back.
+    1. ``spans`` indexes the span of every feature; it grows with the list.
+    2. ``advance(n)`` moves the frontier behind the items that end at or before ``n``, whose data a worker with
+       ``n`` computed tokens no longer needs. O(log n).
+    3. A smaller ``n`` (preemption, rewind) moves the frontier back and restores the data.
+    4. ``as_sent(n)`` returns the list for such a worker: items before the frontier are stripped of their data. Only
+       items between the former and the new frontier are touched (vLLM walks all: ``strip_covered_mm_data``,
+       vllm#52041, vllm#58324).
+    5. ``release_committed()`` moves the data of items before the frontier to a spill file; rule 3 reads it back.
 
-    A nested item behind a longer, still open one keeps its data until that one is
-    covered too: more than vLLM sends, never less.
+    A nested item behind a longer one keeps its data until the longer one is covered, too: more data is sent than by
+    vLLM, never less.
 
-    Not for reordering: only growth at the tail and replacement in place are tracked.
+    Reordering is not supported: only growth at the tail and replacement in place are tracked.
     """
 
     __slots__ = (
@@ -50,7 +49,7 @@ class FeatureList(list[Any]):
         super().__init__()
         self.spans = ItemIndex()
         self.frontier = 0  # leading items whose data no worker needs
-        self.grows = False  # a session's: a worker in this process must not see items before it is told of them
+        self.grows = False  # set for a session: a worker in this process must not see items before it is sent them
         self.defer = False  # a full message may turn out unnecessary: do not prepare one before it is asked for
         self.items_touched = 0  # for tests: items looked at one by one, all calls together
         self.num_released = 0  # leading items whose data is in `spill`
@@ -78,19 +77,19 @@ class FeatureList(list[Any]):
         return self
 
     def insert(self, index: SupportsIndex, feature: Any) -> None:
-        raise TypeError("FeatureList grows at its tail only: append or extend it")
+        raise TypeError("a FeatureList grows at its tail only: use append or extend")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets a plain list.
         return list, (list(self),)
 
     def ends_after(self, position: int) -> bool:
-        """Whether any item has a token at or after ``position``."""
+        """Return whether any item has a token at or after ``position``."""
         ends = self.spans.max_ends
         return len(ends) > 0 and ends[-1] > position
 
     def advance(self, num_computed_tokens: int) -> int:
-        """Move the frontier to ``num_computed_tokens``, forward or back; returns it."""
+        """Move the frontier to ``num_computed_tokens``, forward or back, and return it."""
         target = self.spans.num_covered(num_computed_tokens) if num_computed_tokens > 0 else 0
         if target < self.frontier:
             self._restore(target)
@@ -98,10 +97,10 @@ class FeatureList(list[Any]):
         return target
 
     def as_sent(self, num_computed_tokens: int, strip: Strip) -> list[Any]:
-        """The features as sent to a worker that has computed ``num_computed_tokens``.
+        """Return the features as sent to a worker that has computed ``num_computed_tokens``.
 
-        The returned list is kept and changed by the next call: copy it to keep it. Of a list
-        that does not grow it is this list itself until something in it is covered, as in vLLM.
+        The next call changes the returned list: copy it to keep it. For a list that does not grow, it is this list
+        itself until an item is covered, as in vLLM.
         """
         target = self.advance(num_computed_tokens)
         sent = self._sent
@@ -118,11 +117,11 @@ class FeatureList(list[Any]):
         return sent
 
     def is_behind(self, num_computed_tokens: int) -> bool:
-        """Whether this position lies before the frontier."""
+        """Return whether this position lies before the frontier."""
         return self.frontier > 0 and self.spans.max_ends[self.frontier - 1] > num_computed_tokens
 
     def rewind(self, num_computed_tokens: int) -> dict[int, Any]:
-        """Move the frontier back; the features, by id, that a worker must be given again."""
+        """Move the frontier back; return the features, by id, that a worker must be sent again."""
         if not self.is_behind(num_computed_tokens):
             return {}
         former = self.frontier
@@ -137,23 +136,23 @@ class FeatureList(list[Any]):
         if target >= self.num_released or self.spill is None:
             return
         for i, data in self.spill.read(target, self.num_released).items():
-            # The very same feature but for its data: block hashes may depend on the identity of its strings.
+            # The same feature except for its data: block hashes may depend on the identity of its strings.
             self[i] = replace(self[i], data=data)
         self.num_released = target
 
     def with_data(self, item: int) -> Any:
-        """Feature ``item`` with its data, from the spill file if need be; the frontier stays."""
+        """Return feature ``item`` with its data, from the spill file if necessary; the frontier stays."""
         feature = self[item]
         if self.spill is not None and item < self.num_released and item in self.spill:
             return replace(feature, data=self.spill.read(item, item + 1)[item])
         return feature
 
     def release_committed(self, batch: int, spill: SpillFile, strip: Strip) -> int:
-        """Let go of the data of committed items, ``batch`` or more at a time.
+        """Release the data of committed items, ``batch`` or more at a time.
 
         Returns:
-            How many items were released now; 0 when fewer than ``batch`` are due or
-            the spill file is full (the data then stays in memory).
+            The number of items released; 0 if fewer than ``batch`` are due, or the spill file is full (the data
+            then stays in memory).
 
         Raises:
             OSError: the spill file cannot be written; nothing was released.
@@ -176,7 +175,7 @@ class FeatureList(list[Any]):
         return last - first
 
     def close(self) -> None:
-        """Give the spill file's space back; the request is over."""
+        """Free the spill file's space, because the request has ended."""
         if self.spill is not None:
             self.spill.close()
             self.spill = None

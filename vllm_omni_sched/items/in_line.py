@@ -1,8 +1,8 @@
-"""Items one after another, in vLLM's own list: searched there, without an index beside it.
+"""Search in consecutive items of vLLM's own list, without an index.
 
-An index costs a pass over all items, and a list that carries one makes each ``features[i]`` in vLLM's loops twice as
-dear: CPython's fast path for subscripts is for exact lists. The scheduler lets a request keep its exact list where this
-module can answer for it, and makes a `FeatureList` of any other.
+An index costs a pass over all items, and a list subclass doubles the cost of each ``features[i]`` in vLLM's loops:
+CPython's fast path for subscripts is for exact lists. The scheduler keeps a request's exact list if this module can
+search it, and makes a `FeatureList` of any other.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from vllm_omni_sched.items.feature_list import FeatureList
 
 
 def is_in_line(features: Iterable[Any]) -> bool:
-    """Whether each item begins where the one before it ends, or later. Each is looked at once."""
+    """Return whether each item begins at or after the end of the one before it. Visits each item once."""
     end = 0
     for feature in features:
         position = feature.mm_position
@@ -25,12 +25,14 @@ def is_in_line(features: Iterable[Any]) -> bool:
 
 
 def in_order(features: Sequence[Any]) -> bool:
-    """Whether neither starts nor ends ever decrease, of a request that the scheduler has let in. O(1)."""
+    """Return whether starts and ends never decrease, for a request that the scheduler has admitted. O(1)."""
     return type(features) is list or (isinstance(features, FeatureList) and features.spans.sequential)
 
 
 def ends_after(features: Sequence[Any], position: int) -> bool:
-    """Whether any item of a request that the scheduler has let in has a token at or after ``position``. O(1)."""
+    """Return whether any item of a request that the scheduler has admitted has a token at or after
+    ``position``. O(1).
+    """
     if type(features) is list:
         last = features[-1].mm_position
         return bool(last.offset + last.length > position)
@@ -38,7 +40,7 @@ def ends_after(features: Sequence[Any], position: int) -> bool:
 
 
 def num_covered(features: Sequence[Any], position: int) -> int:
-    """How many leading items end at or before ``position``, of items that are `in_order`. O(log n)."""
+    """Return how many leading items end at or before ``position``, for items that are `in_order`. O(log n)."""
     if isinstance(features, FeatureList):
         return features.spans.num_covered(position)
     return bisect_right(features, position, key=_end)

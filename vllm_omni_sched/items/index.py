@@ -1,9 +1,8 @@
-"""Which items overlap a window of token positions, in O(log n + answer).
+"""An index of the items that overlap a window of token positions; queries take O(log n + answer).
 
-vLLM bisects its feature list on offsets and on ends (vllm#44212) and so relies on
-both being sorted. That holds for most prompts but not for nested spans. Here a
-running *maximum* of ends takes the place of the ends: it is sorted by
-construction, so the search is right for any list.
+vLLM bisects its feature list on offsets and on ends (vllm#44212), and so relies on both being sorted. That holds for
+most prompts, but not for nested spans. This index bisects a running *maximum* of ends instead: it is sorted by
+construction, so the search is correct for any list.
 """
 
 from array import array
@@ -15,14 +14,12 @@ from itertools import accumulate, islice
 class ItemIndex:
     """Spans ``[start, end)`` of items, in list order, growing at the tail.
 
-    1. ``sequential`` is true while starts and ends never decrease; then a plain
-       bisect over either is right and nobody needs this index to search.
-    2. Each span is looked at once, when it is appended.
-    3. Spans that start before an earlier one are put in order on the side;
-       only such a late-comer costs O(n).
+    1. ``sequential`` is true while starts and ends never decrease; then a plain bisect over either is correct, and
+       no search needs this index.
+    2. Each span is visited once, when it is appended.
+    3. Spans that start before an earlier one are sorted in separate arrays; only such a span costs O(n).
 
-    ``spans_visited`` counts the spans that queries looked at one by one, so that
-    tests can assert flatness by counting.
+    ``spans_visited`` counts the spans that queries visited one by one, so that tests can check the cost by counting.
     """
 
     __slots__ = (
@@ -44,7 +41,7 @@ class ItemIndex:
         self.spans_visited = 0
         # Item ids by start, with their starts and running maximum of ends; None while list order is start order.
         self._order: list[int] | None = None
-        self._sorted_starts = self._sorted_max_ends = self.starts  # until there is an order
+        self._sorted_starts = self._sorted_max_ends = self.starts  # until `_order` exists
         if spans:
             self.extend(spans)
 
@@ -57,7 +54,7 @@ class ItemIndex:
         self.extend_columns([start for start, _ in new], [end for _, end in new])
 
     def extend_columns(self, starts: list[int], ends: list[int]) -> None:
-        """`extend`, for spans that come as a list of starts and a list of ends."""
+        """Add spans given as a list of starts and a list of ends; see `extend`."""
         if not starts:
             return
         first = len(self.starts)
@@ -66,7 +63,7 @@ class ItemIndex:
             max_ends = ends
         else:
             max_ends = _running_max(ends, self.max_ends[-1] if first else ends[0])
-        # From a list of numbers an array is made in a third of the time that it takes to extend one.
+        # Making an array from a list of numbers takes a third of the time of extending one.
         self.starts += array("q", starts)
         more_ends = array("q", ends)
         self.ends += more_ends
@@ -85,7 +82,7 @@ class ItemIndex:
 
     @property
     def ascending(self) -> bool:
-        """Whether no span starts before an earlier one."""
+        """Return whether no span starts before an earlier one."""
         return self._order is None
 
     def append(self, start: int, end: int) -> None:
@@ -105,10 +102,10 @@ class ItemIndex:
         self._sorted_max_ends = array("q", _running_max(ends, ends[0]))
 
     def overlapping(self, start: int, end: int) -> Sequence[int]:
-        """Ids of the items with a token in ``[start, end)``, by their start.
+        """Return the ids of the items with a token in ``[start, end)``, ordered by their start.
 
-        A ``range`` while the list is sequential, else a list. An item of length 0
-        counts as overlapping when it lies inside the window, as in vLLM.
+        The result is a ``range`` while the list is sequential, else a list. An item of length 0 counts as
+        overlapping if it lies inside the window, as in vLLM.
         """
         if self.sequential:
             return range(*self.bounds(start, end))
@@ -121,11 +118,11 @@ class ItemIndex:
         return [i for i in candidates if self.ends[i] > start]
 
     def bounds(self, start: int, end: int) -> tuple[int, int]:
-        """First and last (exclusive) item with a token in ``[start, end)``, of a sequential list."""
+        """Return the first and last (exclusive) item with a token in ``[start, end)``, of a sequential list."""
         return bisect_right(self.ends, start), bisect_left(self.starts, end)
 
     def num_covered(self, position: int) -> int:
-        """How many leading items end at or before ``position`` (with all items before them)."""
+        """Return how many leading items end at or before ``position``, together with all items before them."""
         return bisect_right(self.max_ends, position)
 
 

@@ -1,9 +1,8 @@
-"""Positions of a prompt that grows, continued where they ended instead of computed from the start.
+"""Positions of a growing prompt, continued where they ended instead of computed from the start.
 
-Multi-dimensional positions (M-RoPE) are a function of the whole prompt, but for the
-models this is used with each stretch of text and each item starts at the highest
-position before it, plus one. So a tail, computed as if it were a prompt of its own and
-moved up by that number, has exactly the positions it has in the whole prompt.
+Multi-dimensional positions (M-RoPE) are a function of the whole prompt. For the models for which this is used, however,
+each stretch of text and each item starts at the highest position before it, plus one. So a tail that is computed as a
+prompt of its own, and then shifted by that number, has exactly the positions that it has in the whole prompt.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ Rows = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What follows the known tokens, as a prompt of its own: its items are counted from its first token."""
+    """The part of a prompt behind the known tokens, as a prompt of its own: items are counted from its first token."""
 
     tokens: Sequence[int]
     items: list[Any]
 
 
 class KnownPositions:
-    """How far the positions of one session's prompt are known, and what they go on with.
+    """The known positions of one session's prompt, and the state from which they continue.
 
-    A prompt is recognised by the identity of its token array, which a worker only
-    extends; another array under the same request is another prompt (it was sent anew).
+    A prompt is recognised by the identity of its token array, which a worker only extends; another array under the
+    same request is another prompt (the request was sent again).
 
     Args:
         items: all items of the prompt.
         next_position: the highest position, plus one.
-        num_positions: how many positions were computed; more or fewer than there are
-            tokens is possible where an item reaches beyond the prompt, and cannot be continued.
+        num_positions: number of computed positions; it differs from the number of tokens if an item reaches beyond
+            the prompt, and such positions cannot be continued.
     """
 
     __slots__ = ("_closed", "_tokens", "next_position", "num_items", "num_tokens")
 
     def __init__(self, tokens: array[int], items: Sequence[Any], next_position: int, num_positions: int) -> None:
-        self._tokens = weakref.ref(tokens)  # the prompt is its owner's to drop
+        self._tokens = weakref.ref(tokens)  # weak, so that its owner can drop the prompt
         self.num_items = len(items)
         self._reach(len(tokens), items, 0, next_position, num_positions)
 
@@ -58,9 +57,9 @@ class KnownPositions:
         self.next_position = next_position
 
     def tail(self, tokens: array[int], items: Sequence[Any]) -> Tail | None:
-        """What is to be computed, or None when only the whole prompt would give the right positions.
+        """Return the part to compute; None if only the whole prompt would give the right positions.
 
-        An empty tail is one where nothing is.
+        An empty tail means that there is nothing to compute.
         """
         if not self._closed or self._tokens() is not tokens:
             return None
@@ -69,7 +68,7 @@ class KnownPositions:
         if len(tokens) < origin or len(items) < self.num_items or (new and len(tokens) == origin):
             return None
         if any(item.mm_position.offset < origin for item in new):
-            return None  # it would lie, or begin, in what is known
+            return None  # the item begins inside the known part
         moved = [
             replace(item, mm_position=replace(item.mm_position, offset=item.mm_position.offset - origin))
             for item in new
@@ -77,7 +76,9 @@ class KnownPositions:
         return Tail(tokens[origin:], moved)
 
     def extend(self, tail: Tail, next_position: int, num_positions: int) -> None:
-        """The tail is known too: ``next_position`` and ``num_positions`` as it has them on its own."""
+        """Add the tail to the known part; ``next_position`` and ``num_positions`` are those of the tail as a prompt of
+        its own.
+        """
         origin = self.num_tokens
         self.num_items += len(tail.items)
         self._reach(
@@ -86,7 +87,7 @@ class KnownPositions:
 
 
 class GrowingRows:
-    """Rows that grow at their end; room is doubled, so that a column is copied a bounded number of times.
+    """Rows that grow at their end; capacity is doubled, so that the copies of columns are amortised.
 
     ``columns_copied`` counts those copies, for tests.
     """
@@ -99,7 +100,7 @@ class GrowingRows:
         self.columns_copied = 0
 
     def append(self, rows: Rows, plus: int) -> Rows:
-        """Add ``rows + plus``; a view of all columns."""
+        """Append ``rows + plus`` and return a view of all columns."""
         start, end = self.num_columns, self.num_columns + rows.shape[1]
         if end > self._buffer.shape[1]:
             grown = np.empty((self._buffer.shape[0], max(end, 2 * start)), dtype=self._buffer.dtype)

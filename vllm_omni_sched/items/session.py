@@ -1,10 +1,9 @@
-"""Both ends of a session's worker message: what the worker has, and what continues it.
+"""Both ends of a session's worker messages: the state that the worker holds, and the updates that continue it.
 
-A streaming session is one request that is updated again and again. vLLM sends all
-of it to every worker at each update; we send what is new. The scheduler keeps a
-`SessionTracker` of what it has sent, each worker a `SessionMirror` of what it got.
-Every update names the state it continues, so that a lost or doubled one is an
-error and never a wrong token.
+A streaming session is one request that is updated again and again. vLLM sends the whole request to every worker at each
+update; we send only what is new. The scheduler keeps a `SessionTracker` of what it has sent, and each worker a
+`SessionMirror` of what it received. Every update names the state that it continues, so that a lost or repeated update
+is an error, and never a wrong token.
 """
 
 from abc import abstractmethod
@@ -18,14 +17,14 @@ BlockIds = Sequence[Sequence[int]]
 """Block ids by KV-cache group."""
 
 NULL_BLOCK = 0
-"""Id of the block that vLLM puts where a sliding window has left a block behind."""
+"""Id of the block that vLLM puts in place of a block that a sliding window has passed."""
 
 
 class LiveBlocks(Sequence[int]):
-    """Block ids of one group, read from the table in which the scheduler keeps them.
+    """The block ids of one group, read from the table in which the scheduler keeps them.
 
-    As long as a request keeps its blocks, ``table`` is one object. It grows at its end, and its
-    leading blocks may become null blocks; nothing else in it changes.
+    As long as a request keeps its blocks, ``table`` is the same object. It grows at its end, and its leading blocks
+    may become null blocks; nothing else in it changes.
     """
 
     __slots__ = ()
@@ -33,22 +32,22 @@ class LiveBlocks(Sequence[int]):
     @property
     @abstractmethod
     def table(self) -> object:
-        """Whose identity is that of the table."""
+        """An object whose identity is that of the table."""
 
     @abstractmethod
     def end_of_nulls(self, start: int, stop: int) -> int:
-        """The first block from ``start`` on that is not a null block, or ``stop``."""
+        """Return the first block from ``start`` on that is not a null block, or ``stop``."""
 
 
 class SessionUpdate(NamedTuple):
-    """What is new in a session since the last message about it.
+    """The new part of a session since the last message about it.
 
     Attributes:
-        tokens_before, items_before, blocks_before: the state that this continues.
+        tokens_before, items_before, blocks_before: the state that this update continues.
         tokens: prompt tokens from ``tokens_before`` on.
         items: features from ``items_before`` on.
         block_ids: KV blocks from ``blocks_before`` on, by group.
-        nulls: leading blocks of those before that are null blocks now, by group.
+        nulls: number of leading earlier blocks that are null blocks now, by group.
         covered: leading items whose data no worker needs any more.
         restored: earlier items, by id, whose data is needed again after a rewind.
     """
@@ -64,9 +63,9 @@ class SessionUpdate(NamedTuple):
 
 
 class _SentBlocks:
-    """One group's blocks as workers were told of them, and how far they are known to be those of the scheduler.
+    """One group's blocks as sent to workers, and how many of them were compared with the scheduler's table.
 
-    ``table`` is the scheduler's table with which the first ``num_checked`` of them were compared.
+    ``table`` is the scheduler's table with which the first ``num_checked`` blocks were compared.
     """
 
     __slots__ = ("ids", "num_checked", "num_nulls", "table")
@@ -78,7 +77,7 @@ class _SentBlocks:
         self.table: object = None
 
     def continued_by(self, group: Sequence[int]) -> bool:
-        """Whether ``group`` begins with what was sent, but for blocks that have become null blocks."""
+        """Return whether ``group`` begins with the sent blocks, except for those that have become null blocks."""
         known = len(self.ids)
         if len(group) < known:
             return False
@@ -89,12 +88,12 @@ class _SentBlocks:
             self.num_nulls = nulls
             if group.table is self.table:
                 first = max(nulls, self.num_checked)
-            # The last one is looked at in any case: it costs nothing.
+            # The last block is compared in any case: it costs nothing.
             first = max(min(first, known - 1), 0)
         return list(group[first:known]) == self.ids[first:]
 
     def take(self, group: Sequence[int]) -> list[int]:
-        """The blocks behind those that were sent; they count as sent from now on."""
+        """Return the blocks behind those that were sent, and count them as sent."""
         new = list(group[len(self.ids) :])
         self.ids += new
         self.num_checked = len(self.ids)
@@ -103,9 +102,9 @@ class _SentBlocks:
 
 
 class SessionTracker:
-    """Scheduler side: what its workers hold of one session.
+    """Scheduler side: the state of one session that its workers hold.
 
-    It is to be dropped when the session loses its blocks.
+    Drop it when the session loses its blocks.
     """
 
     __slots__ = ("_groups", "covered", "num_items", "num_tokens")
@@ -117,7 +116,7 @@ class SessionTracker:
         self._groups = [_SentBlocks(group) for group in block_ids]
 
     def append_blocks(self, block_ids: BlockIds) -> None:
-        """Blocks of a running step were sent."""
+        """Record blocks that were sent for a running step."""
         for sent, new in zip(self._groups, block_ids, strict=True):
             sent.ids += new
 
@@ -129,13 +128,12 @@ class SessionTracker:
         covered: int,
         restored: dict[int, Any],
     ) -> SessionUpdate | None:
-        """The message that brings workers up to date, or None when only a full one would.
+        """Return the message that brings workers up to date; None if a full message is needed.
 
-        None is returned when the session is not a continuation of what was sent: fewer tokens, items or blocks, or
-        another block where one was. This tracker is of no use then.
-
-        Blocks are compared one by one with those that were sent. Of `LiveBlocks` this is done once for each: in the
-        table that it was compared with, a block stays what it is or becomes a null block.
+        A full message is needed if the session does not continue what was sent: it has fewer tokens, items or
+        blocks, or another block in place of a sent one. Discard this tracker then.
+        Blocks are compared one by one with those that were sent. In `LiveBlocks`, each block is compared only once:
+        in the same table, it stays the same or becomes a null block.
         """
         if len(prompt_token_ids) < self.num_tokens or num_items < self.num_items:
             return None
@@ -143,7 +141,7 @@ class SessionTracker:
         for sent, group in pairs:
             if not sent.continued_by(group):
                 return None
-        # Loops, and not generators: with many sessions this is called as often in each step, mostly for one group.
+        # Loops instead of generators, for speed: this runs once per session and step, mostly for a single group.
         before: list[int] = []
         new_blocks: list[list[int]] = []
         nulls: list[int] = []
@@ -161,10 +159,10 @@ class SessionTracker:
 
 
 class SessionMirror:
-    """Worker side: one session as the scheduler last described it.
+    """Worker side: one session as last described by the scheduler.
 
-    ``tokens`` is an array of 64-bit ints, which numpy copies without boxing: a
-    runner that re-adds the session to its batch pays a memcpy, not a conversion.
+    ``tokens`` is an array of 64-bit ints, which numpy copies without boxing: a runner that re-adds the session to its
+    batch pays a memcpy, not a conversion.
     """
 
     __slots__ = ("block_ids", "covered", "features", "nulls", "tokens")
@@ -178,7 +176,7 @@ class SessionMirror:
         self.replace_blocks(block_ids)
 
     def replace_blocks(self, block_ids: BlockIds) -> None:
-        """All blocks were sent anew (resumed after preemption)."""
+        """Replace all blocks by new ones, because the request resumed after a preemption."""
         self.block_ids = [list(group) for group in block_ids]
         self.nulls = [0] * len(self.block_ids)  # leading blocks that are known to be null blocks
 
@@ -196,7 +194,7 @@ class SessionMirror:
         want = (update.tokens_before, update.items_before, update.blocks_before)
         if have != want:
             raise SessionOutOfSyncError(
-                f"session update continues (tokens, items, blocks) {want}, but the worker holds {have}; "
+                f"a session update continues the state (tokens, items, blocks) {want}, but the worker holds {have}; "
                 'set additional_config {"omni_sched": {"session_delta": "off"}} and report this'
             )
         self.tokens.extend(update.tokens)
@@ -211,7 +209,7 @@ class SessionMirror:
         self.covered = update.covered
 
     def restore(self, restored: Mapping[int, Any]) -> None:
-        """Take back the data of items that must be encoded again."""
+        """Store the data of items that must be encoded again."""
         for i, feature in restored.items():
             self.features[i] = feature
         if restored:

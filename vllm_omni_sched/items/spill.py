@@ -1,8 +1,8 @@
 """Raw data of committed items, kept on disk instead of in memory.
 
-A realtime session never needs the audio of a frame again once its tokens are in
-the KV cache, except when it is preempted: then everything is encoded anew. So the
-data may leave memory, but not the machine (vllm#50860, vllm#51948).
+A realtime session never needs the audio of a frame again once its tokens are in the KV cache, except after a
+preemption, when everything is encoded again. So the data may leave memory, but not the machine (vllm#50860,
+vllm#51948).
 """
 
 import pickle
@@ -13,16 +13,15 @@ from typing import Any, BinaryIO
 
 
 class SpillFile:
-    """Append-only store of items' data, private to this process.
+    """An append-only store of items' data, private to this process.
 
-    The file is created without a name (mode 0600, unlinked at once), so no other
-    process can open it, and it is gone when this process is, however it ends. Only
-    for that reason is it safe to unpickle from it.
+    The file is created without a name (mode 0600, unlinked at once), so that no other process can open it, and it
+    disappears with this process, however it ends. Only for that reason is it safe to unpickle from it.
 
     Args:
         directory: where to put the file; None means the system's temporary folder.
-        max_bytes: bound on what the file may hold.
-        dumps: pickles a list of items; a faster one for data that the standard one is slow at.
+        max_bytes: bound on the size of the file, in bytes.
+        dumps: pickles a list of items; replace it by a faster one for data that the standard one pickles slowly.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class SpillFile:
         return item in self._where
 
     def write(self, data_by_item: Mapping[int, Any]) -> bool:
-        """Store one batch; False (and nothing stored) when it does not fit.
+        """Store one batch of data by item id; return False, and store nothing, if it does not fit.
 
         Raises:
             OSError: the file cannot be created or written, for instance a full disk.
@@ -63,7 +62,7 @@ class SpillFile:
         return True
 
     def read(self, first: int, last: int) -> dict[int, Any]:
-        """Data of the stored items with ``first <= id < last``; each batch is read once."""
+        """Return the data of the stored items with ``first <= id < last``; each batch is read once."""
         batches: dict[int, list[Any]] = {}
         found: dict[int, Any] = {}
         for item in range(first, last):
@@ -79,7 +78,7 @@ class SpillFile:
         return found
 
     def close(self) -> None:
-        """Give the disk space back; harmless when called twice."""
+        """Free the disk space; idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None

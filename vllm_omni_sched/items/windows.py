@@ -1,4 +1,4 @@
-"""Where a worker finds the items of a step, for feature lists that it did not build itself."""
+"""Indexes with which a worker finds the items of a step, for feature lists that it did not build itself."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ from vllm_omni_sched.items.index import ItemIndex
 
 
 class FeatureWindows:
-    """An `ItemIndex` for each request's feature list, built once and extended as the list grows.
+    """Keeps an `ItemIndex` for each request's feature list, built once and extended as the list grows.
 
-    A list is recognised by identity: another list under the same request id (the
-    request was sent anew) is indexed anew.
+    A list is recognised by identity: another list under the same request id (the request was sent again) gets a new
+    index.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Sequence[Any], ItemIndex]] = {}
 
     def index_of(self, request_id: str, features: Sequence[Any]) -> ItemIndex:
-        """The index of ``features``, brought up to date in O(new items)."""
+        """Return the index of ``features``, updated in O(new items)."""
         known = self._known.get(request_id)
         if known is not None and known[0] is features and len(known[1]) <= len(features):
             index = known[1]

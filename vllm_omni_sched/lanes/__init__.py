@@ -1,4 +1,4 @@
-"""Where encoder work runs beside the LLM, on the same device.
+"""Lanes, which run encoder work beside the LLM, on the same device.
 
 A lane takes jobs one after another and never blocks its owner: `submit`, later `poll`.
 

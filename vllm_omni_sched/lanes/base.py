@@ -8,7 +8,7 @@ from typing import Any
 from vllm_omni_sched.errors import LaneError
 
 Pause = Callable[[], None]
-"""Called by work between two slices of it: gives the device back for as long as the lane's share asks."""
+"""Called by work between two of its slices: yields the device for as long as the lane's share requires."""
 
 Work = Callable[[Any, Pause], Any]
 """``work(payload, pause) -> result``."""
@@ -16,7 +16,7 @@ Work = Callable[[Any, Pause], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work. ``key`` is unique among the jobs that a lane holds."""
+    """One piece of work; ``key`` is unique among the jobs that a lane holds."""
 
     key: str
     payload: Any
@@ -24,7 +24,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a job: a result, or an error. ``seconds`` of wall time in the lane, pauses included."""
+    """The outcome of a job: a result or an error, and the wall time in the lane in ``seconds``, pauses included."""
 
     key: str
     result: Any = None
@@ -33,19 +33,18 @@ class Done:
 
 
 class Lane(ABC):
-    """Work beside the owner's own.
+    """Runs jobs beside the work of its owner.
 
-    1. Jobs are done one at a time, in the order of their `submit`; a `LaneTeam` has several such orders.
-    2. Every job accepted is reported by `poll` exactly once, with a result or an error;
-       one that was cancelled is not reported at all.
-    3. Nothing here blocks but `wait`, `drain` and `close`, and these end by their timeout.
-    4. A job that raises, or kills its process, harms no other.
+    1. Jobs run one at a time, in the order of their `submit`; a `LaneTeam` runs several such sequences.
+    2. `poll` reports every accepted job exactly once, with a result or an error; a cancelled job is never reported.
+    3. Only `wait`, `drain` and `close` block, and they end by their timeout.
+    4. A job that raises, or kills its process, does not affect other jobs.
 
-    A lane belongs to one thread: its methods are not to be called from several.
+    A lane belongs to one thread: do not call its methods from several threads.
 
     Args:
-        work: what is done with each payload.
-        capacity: jobs held at once, waiting and running; `submit` refuses more.
+        work: the function to run on each payload.
+        capacity: most jobs held at once, waiting and running; `submit` refuses more.
 
     Raises:
         ValueError: ``capacity`` is below 1.
@@ -56,16 +55,16 @@ class Lane(ABC):
             raise ValueError(f"capacity of a lane must be at least 1, got {capacity}")
         self._work = work
         self.capacity = capacity
-        self.restarts = 0  # times its process was started again after it died
+        self.restarts = 0  # number of times that the lane's process died and was replaced
 
     @property
     @abstractmethod
     def held(self) -> int:
-        """Jobs submitted and neither reported nor cancelled."""
+        """The number of jobs that are submitted and neither reported nor cancelled."""
 
     @abstractmethod
     def submit(self, job: Job) -> bool:
-        """Take ``job``; False when the lane is full.
+        """Accept ``job``; return False if the lane is full.
 
         Raises:
             ValueError: a job with this key is held already.
@@ -74,35 +73,43 @@ class Lane(ABC):
 
     @abstractmethod
     def cancel(self, key: str) -> bool:
-        """Forget a job; it is never reported. False when none with this key is held."""
+        """Drop a job, which is then never reported; return False if no job with this key is held."""
 
     @abstractmethod
     def poll(self) -> list[Done]:
-        """Jobs that ended since the last call."""
+        """Return the jobs that ended since the last call."""
 
     @abstractmethod
     def wait(self, timeout: float) -> bool:
-        """Until `poll` has something to say, or ``timeout`` seconds; whether it has."""
+        """Wait up to ``timeout`` seconds until `poll` has a job to report; return whether it has one."""
 
     @abstractmethod
     def set_share(self, share: float) -> None:
-        """Take this part of the device's time from now on, while anything runs; in (0, 1].
+        """Set the share of the device's time that the lane uses while it works, in (0, 1].
 
         Raises:
-            ValueError: outside that range.
+            ValueError: ``share`` is outside that range.
         """
 
     @abstractmethod
     def drain(self, timeout: float) -> bool:
-        """Until no job waits or runs, or ``timeout`` seconds; whether it is so. `poll` still reports them."""
+        """Wait up to ``timeout`` seconds until no job waits or runs; return whether that is so. `poll` still reports
+        them.
+        """
 
     @abstractmethod
     def close(self, timeout: float = 5.0) -> None:
-        """End the lane, within about ``timeout`` seconds; `poll` then reports what was held as closed. Idempotent."""
+        """End the lane, within about ``timeout`` seconds; `poll` then reports the jobs it held as closed.
+        Idempotent.
+        """
 
 
 def checked_share(share: float) -> float:
-    """``share`` if it is one."""
+    """Return ``share`` if it is in (0, 1].
+
+    Raises:
+        ValueError: it is outside that range.
+    """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share of a lane must be in (0, 1], got {share}")
     return share

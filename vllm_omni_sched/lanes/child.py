@@ -1,10 +1,9 @@
 """The processes of a process lane.
 
-The owner forks a *nursery* once, from a thread of its own. The nursery keeps the state
-of that moment, does nothing, and forks the process that works; and another one when that
-dies. So a replacement never comes from an owner whose threads are in the middle of
-something, and the runtime of OpenMP, which belongs to the thread that used it, starts
-afresh in the child.
+The owner forks a *nursery* once, from a thread of its own. The nursery keeps the state of that moment, does no work,
+and forks the process that works; when that one dies, it forks another. So a replacement is never forked from an owner
+whose threads are in the middle of something, and the OpenMP runtime, which belongs to the thread that used it, starts
+anew in the child.
 """
 
 import contextlib
@@ -27,26 +26,27 @@ from vllm_omni_sched.lanes import wire
 from vllm_omni_sched.lanes.base import Work
 from vllm_omni_sched.lanes.pacer import Pacer
 
-_SHARE = struct.Struct("d")  # the owner's word
-_BEGUN = struct.Struct("Q")  # the worker's: number of the job it is at; 0 between jobs
+_SHARE = struct.Struct("d")  # written by the owner: the lane's share
+_BEGUN = struct.Struct("Q")  # written by the worker: number of its current job; 0 between jobs
 _BEGUN_AT = _SHARE.size
 _OWNERS_ENDS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""Of all lanes of this process. A child must not keep one open, or the other side would never see it closed."""
+"""The owner's ends of all lanes of this process. A child must not keep one open, or the other side would never see it
+closed."""
 
 
 def _write(page: mmap.mmap, at: int, word: bytes) -> None:
-    """Write a word that another process may be reading: all of it at once.
+    """Write a word into shared memory in one piece, because another process may be reading it.
 
-    `struct.Struct.pack_into` fills the place with zeros first, and a lane whose share is read as 0 cannot work.
+    `struct.Struct.pack_into` writes zeros first, and a lane that reads its share as 0 cannot work.
     """
     page[at : at + len(word)] = word
 
 
 class Nursery:
-    """Owner's side: starts the working process, again when need be.
+    """Owner's side: starts the working process, and its replacements.
 
     Raises:
-        LaneError: this platform cannot fork such a process, or the nursery is gone.
+        LaneError: this platform cannot fork such a process, or the nursery has ended.
     """
 
     def __init__(self, work: Work, nice: int) -> None:
@@ -62,7 +62,7 @@ class Nursery:
 
     @property
     def share(self) -> float:
-        """The part of the time that the working process takes."""
+        """The share of the time that the working process uses, in (0, 1]."""
         share: float = _SHARE.unpack_from(self._page)[0]
         return share
 
@@ -72,15 +72,15 @@ class Nursery:
 
     @property
     def begun(self) -> int:
-        """Number of the job that the working process is at, or was at when it died; 0 for none."""
+        """The number of the job that the working process is at, or was at when it died; 0 for none."""
         number: int = _BEGUN.unpack_from(self._page, _BEGUN_AT)[0]
         return number
 
     def spawn(self) -> socket.socket:
-        """Start a working process; the channel to it.
+        """Start a working process, and return the channel to it.
 
         Raises:
-            LaneError: it cannot be started, or the nursery is gone.
+            LaneError: it cannot be started, or the nursery has ended.
         """
         _write(self._page, _BEGUN_AT, _BEGUN.pack(0))
         ours, theirs = wire.channel()
@@ -95,10 +95,10 @@ class Nursery:
         return ours
 
     def end_of_last(self) -> str:
-        """How the last working process ended, for people.
+        """Return how the last working process ended, as text for error messages.
 
         Raises:
-            LaneError: the nursery is gone.
+            LaneError: the nursery has ended.
         """
         status = int(self._ask(b"wait"))
         if os.WIFSIGNALED(status):
@@ -106,21 +106,21 @@ class Nursery:
         return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
 
     def _ask(self, command: bytes, *descriptors: int) -> bytes:
-        """The nursery's answer to a command; the descriptors go with it."""
+        """Send a command, with descriptors, to the nursery, and return its answer."""
         try:
             socket.send_fds(self._end, [command], descriptors)
             answer = self._end.recv(64)
         except OSError as error:
             raise LaneError(f"the process that starts encoder processes does not answer: {error}") from None
         if not answer:
-            raise LaneError("the process that starts encoder processes is gone")
+            raise LaneError("the process that starts encoder processes has ended")
         return answer
 
     def close(self, timeout: float) -> None:
-        """End all; whoever does not end within ``timeout`` seconds is killed."""
-        self._end.close()  # the nursery takes its child with it
+        """End all processes; those that do not end within ``timeout`` seconds are killed."""
+        self._end.close()  # the nursery then ends its child and itself
         until = monotonic_seconds() + timeout
-        with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD is not told of a child's end
+        with contextlib.suppress(ChildProcessError):  # a process that ignores SIGCHLD is not notified of a child's end
             while not os.waitpid(self._nursery_pid, os.WNOHANG)[0]:
                 if monotonic_seconds() >= until:
                     for pid in (self.pid, self._nursery_pid):
@@ -132,7 +132,7 @@ class Nursery:
 
 
 def _fork_from_new_thread(child: Any) -> int:
-    """Fork in a thread that has used nothing yet; ``child`` runs there and does not return."""
+    """Fork in a thread that has used no library yet; ``child`` runs there and does not return."""
     pids: list[int] = []
 
     def fork() -> None:
@@ -208,7 +208,7 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
         result, failure = None, None
         try:
             result = work(payload, pacer.pause)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the job's
+        except Exception as error:  # noqa: BLE001 - any error is reported as the job's
             failure = f"{type(error).__name__}: {error}"
         del payload
         try:
@@ -220,7 +220,7 @@ def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
 
 
 def _take_messages(end: socket.socket, waiting: deque[tuple[str, int, Any]]) -> None:
-    """All messages there are, at least until there is a job."""
+    """Take all messages there are, and wait until there is at least one job."""
     while True:
         message = wire.receive(end, wait=not waiting)
         if message is None:
@@ -233,4 +233,4 @@ def _take_messages(end: socket.socket, waiting: deque[tuple[str, int, Any]]) -> 
             waiting.clear()
             waiting.extend(remaining)
             wire.send(end, (key, None, 0.0), wait=True)
-        # else it is done or running, and has its answer or will have it
+        # otherwise the job is done or running, and its answer is sent in any case

@@ -1,4 +1,4 @@
-"""CUDA as `StreamLane` sees it: a stream, its events, and where torch has them, part of the multiprocessors."""
+"""CUDA for `StreamLane`: a stream and its events, and, if torch supports it, a part of the multiprocessors."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ from vllm_omni_sched.lanes.stream import Mark
 
 
 class CudaDevice:
-    """A side stream of the lowest priority on a CUDA device.
+    """A CUDA device with a side stream of the lowest priority.
 
-    The default stream has that priority too: who wants the lane to give way launch by launch runs on a stream of a
-    higher one, and captures its graphs there, because torch lets their nodes keep the priority of the capture.
+    The default stream has that priority, too. For the lane to yield launch by launch, the owner has to run on a
+    stream of higher priority, and to capture its graphs there: their nodes keep the priority of the capture.
 
     Args:
         device: a CUDA device.
-        num_sms: streaming multiprocessors that the lane may use, as a green context; the driver rounds up to what it
-            can split. None is all of them.
+        num_sms: streaming multiprocessors that the lane may use, as a green context; the driver rounds it up to a
+            number that it can split off. None for all.
 
     Raises:
-        LaneError: this is no CUDA device, or ``num_sms`` is given and cannot be had.
+        LaneError: this is not a CUDA device, or ``num_sms`` is given and not supported.
     """
 
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
@@ -40,19 +40,19 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def lane_stream(self) -> Iterator[None]:
-        """Makes the lane's stream, and with it its part of the device, that of this thread."""
+        """Make the lane's stream, and with it its part of the device, the current one of this thread."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def mark(self) -> Mark:
-        """An event on the current stream; waiting for it lets the processor sleep."""
+        """Record an event on the current stream and return it; waiting for it lets the processor sleep."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self._device))
         mark: Mark = event
         return mark
 
     def follow(self, mark: Any, tensors: Any) -> None:
-        """The current stream waits for ``mark``, and is noted as a user of all CUDA tensors in ``tensors``."""
+        """Make the current stream wait for ``mark``, and register it as a user of all CUDA tensors in ``tensors``."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(mark)
         for tensor in _tensors_in(tensors):
@@ -60,28 +60,28 @@ class CudaDevice:
                 tensor.record_stream(stream)
 
     def empty_cache(self) -> None:
-        """Gives back what torch's allocator holds unused, of all streams."""
+        """Return the unused memory of torch's allocator to the device, for all streams."""
         torch.cuda.empty_cache()
 
 
 def green_context(num_sms: int, device: torch.device) -> Any:
-    """Part of a device, to be used through the streams it makes.
+    """Return a part of a device, to be used through the streams that it creates.
 
     Raises:
-        LaneError: this torch, driver or device has no green contexts, or not of this size.
+        LaneError: this torch, driver or device does not support green contexts, or not of this size.
     """
     why = f"torch {torch.__version__} has no green contexts with streams of their own"
     try:
         from torch.cuda.green_contexts import SUPPORTED, GreenContext
 
-        # Without such streams work would go to the default one, whose memory the owner's work reuses.
+        # Without such streams, work would run on the default one, whose memory the owner's work reuses.
         if SUPPORTED and hasattr(GreenContext, "Stream"):
             return GreenContext.create(num_sms=num_sms, device_id=device.index)
     except ImportError:
         pass
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-    raise LaneError(f"the lane cannot have {num_sms} multiprocessors of its own: {why}")
+    raise LaneError(f"the encoder lane cannot have {num_sms} multiprocessors of its own: {why}")
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

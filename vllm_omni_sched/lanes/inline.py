@@ -1,4 +1,4 @@
-"""No lane at all: the work is done where it is handed in."""
+"""A lane without concurrency: jobs run where they are submitted."""
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
@@ -6,7 +6,7 @@ from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
 
 
 class InlineLane(Lane):
-    """Does each job in `submit`, and so blocks its owner: what is left when no other lane can be had."""
+    """Runs each job in `submit`, which blocks its owner; the fallback when no other lane is possible."""
 
     def __init__(self, work: Work, capacity: int = 16) -> None:
         super().__init__(work, capacity)
@@ -28,7 +28,7 @@ class InlineLane(Lane):
         result, error = None, None
         try:
             result = self._work(job.payload, _no_pause)
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it is the job's
+        except Exception as problem:  # noqa: BLE001 - any error is reported as the job's
             error = LaneWorkError(f"{type(problem).__name__}: {problem}")
         self._ended.append(Done(job.key, result, error, monotonic_seconds() - started))
         return True

@@ -1,4 +1,4 @@
-"""A duty cycle: after each slice of work, rest in proportion."""
+"""A duty cycle: after each slice of work, the lane rests in proportion."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ class Pacer:
     """Rests between slices so that work takes ``share()`` of the time.
 
     Args:
-        share: the share at this moment, in (0, 1].
+        share: returns the current share, in (0, 1].
         now: monotonic seconds.
-        sleep: rests for so many seconds.
+        sleep: sleeps for that many seconds.
     """
 
     def __init__(self, share: Callable[[], float], now: Callable[[], float], sleep: Callable[[float], object]) -> None:
@@ -21,11 +21,11 @@ class Pacer:
         self._since = now()
 
     def begin(self) -> None:
-        """A job starts: time until now was not work."""
+        """Start a job: time until now does not count as work."""
         self._since = self._now()
 
     def pause(self) -> None:
-        """A slice has ended; the next begins when this returns."""
+        """End a slice; the next one begins when this returns."""
         worked = self._now() - self._since
         share = self._share()
         if share < 1.0 and worked > 0.0:

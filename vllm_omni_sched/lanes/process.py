@@ -1,4 +1,4 @@
-"""A lane that is a process, forked from its owner: the same memory, another interpreter lock."""
+"""A lane that is a process forked from its owner: it shares the owner's memory, but not its interpreter lock."""
 
 import contextlib
 import select
@@ -21,19 +21,19 @@ class _Sent:
 
 
 class ProcessLane(Lane):
-    """A forked process does the work: it sees this one's weights where they are, without a copy.
+    """Runs jobs in a forked process, which uses this process's weights without a copy.
 
-    What changes in this process after the fork (new weights, say) is not seen there.
-    Payloads and results are pickled, their tensors copied once into shared memory.
-    When the process dies in a job, that job fails, another process is forked from the
-    same state, and the jobs behind it go on there; so does one it had not begun, once.
-    When no other process can be had, every method but `cancel` and `close` raises `LaneError`
-    from then on, and the jobs held stay without a report.
+    Changes in this process after the fork, such as new weights, are not visible there. Payloads and results are
+    pickled; their tensors are copied once into shared memory.
 
-    Linux only. Fork before this process holds locks in other threads, which is to say early.
+    When the process dies in a job, that job fails, another process is forked from the same state, and the jobs behind
+    it continue there; a job that had not begun is tried once more. When no other process can be forked, every method
+    except `cancel` and `close` raises `LaneError` from then on, and the held jobs are not reported.
+
+    Linux only. Create it early, before other threads of this process hold locks.
 
     Args:
-        work: as for every lane; what it closes over is frozen at this moment.
+        work: as for every lane; the state that it closes over is frozen at the fork.
         capacity: as for every lane.
         nice: added to the process's niceness, so that the owner's threads win the processor.
     """
@@ -43,7 +43,7 @@ class ProcessLane(Lane):
         self._nursery = Nursery(work, nice)
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
-        self._cancelled: set[str] = set()  # of those, the ones it may still answer
+        self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer
         self._ended: list[Done] = []
         self._closed = False
         self._broken: LaneError | None = None
@@ -51,11 +51,11 @@ class ProcessLane(Lane):
 
     @property
     def pid(self) -> int:
-        """The process at work."""
+        """The id of the working process."""
         return self._nursery.pid
 
     def fileno(self) -> int:
-        """Readable when `poll` may have something to say: for ``select``."""
+        """Return a descriptor for ``select``, which is readable when `poll` may have a job to report."""
         return self._end.fileno()
 
     @property
@@ -69,7 +69,7 @@ class ProcessLane(Lane):
             raise LaneError(str(self._broken))
         if (job.key in self._jobs and job.key not in self._cancelled) or any(d.key == job.key for d in self._ended):
             raise ValueError(f"job {job.key!r} is held by this lane already")
-        # A cancelled job may be running still: its key is free again when the process has said so.
+        # A cancelled job may still be running: its key is free again once the process has confirmed the end.
         if self.held >= self.capacity or job.key in self._jobs:
             return False
         self._number += 1
@@ -81,15 +81,15 @@ class ProcessLane(Lane):
         except BlockingIOError:
             return False
         except ConnectionError:
-            self._read()  # its last answers, and then its end
+            self._read()  # read its last answers, then replace it
             return self._send(sent)
         except OSError as error:
-            raise self._break(LaneError(f"a job cannot be handed to the encoder process: {error}")) from None
+            raise self._break(LaneError(f"sending a job to the encoder process failed: {error}")) from None
         self._jobs[sent.job.key] = sent
         return True
 
     def _break(self, error: LaneError) -> LaneError:
-        """The lane is of no use from now on."""
+        """Mark the lane as unusable from now on, and return the error to raise."""
         self._broken = error
         return error
 
@@ -101,7 +101,7 @@ class ProcessLane(Lane):
         if key not in self._jobs or key in self._cancelled:
             return False
         self._cancelled.add(key)
-        with contextlib.suppress(OSError):  # untold, it does the job, and its answer is dropped
+        with contextlib.suppress(OSError):  # without the message it runs the job, and the answer is dropped
             wire.send(self._end, ("cancel", key, 0))
         return True
 
@@ -123,7 +123,7 @@ class ProcessLane(Lane):
                     raise self._break(error) from None
                 continue
             except OSError as error:
-                raise self._break(LaneError(f"a result of the encoder process cannot be taken: {error}")) from None
+                raise self._break(LaneError(f"reading a result of the encoder process failed: {error}")) from None
             if message is None:
                 return
             (key, failure, seconds), result = message
@@ -137,7 +137,7 @@ class ProcessLane(Lane):
             self._ended.append(Done(key, result, error, seconds))
 
     def _revive(self) -> None:
-        """The process is gone: fail the job it was at, and give the others to a new one."""
+        """Replace the process after its death: fail the job it was at, and give the other jobs to the new process."""
         how = self._nursery.end_of_last()
         begun = self._nursery.begun
         self._end.close()
@@ -146,7 +146,7 @@ class ProcessLane(Lane):
         sent, self._jobs = self._jobs, OrderedDict()
         first = next(iter(sent), None)
         for key, job in sent.items():
-            # One that kills a process before it is begun cannot even be unpacked there.
+            # A job that kills a second process before it begins cannot even be unpickled there.
             if job.number == begun or (not begun and key == first and job.sent_again):
                 self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this"), 0.0)
             elif key not in self._cancelled and not self._send(_Sent(job.job, job.number, sent_again=True)):

@@ -1,7 +1,7 @@
-"""On which processors a process lane works.
+"""The choice of the processors for process lanes.
 
-vLLM binds the threads of a CPU worker to one hardware thread of each core, and leaves a core to the scheduler
-and the front end, which need little of it. A lane that works there takes little from decode steps.
+vLLM binds the threads of a CPU worker to one hardware thread of each core, and leaves a core to the scheduler and the
+front end, which need little of it. A lane on the remaining processors takes little from decode steps.
 """
 
 import multiprocessing
@@ -20,9 +20,9 @@ _OPENMP = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
 
 @dataclass(frozen=True)
 class Processors:
-    """The processors of a process lane, and its threads.
+    """The processors of a process lane, and its number of threads.
 
-    ``own``: none of them is one that the LLM's threads are bound to.
+    ``own``: whether the LLM's threads are bound to none of them.
     """
 
     cpus: frozenset[int]
@@ -33,20 +33,20 @@ class Processors:
 def choose(
     option: str, allowed: Iterable[int], bound: Iterable[int], siblings: Callable[[int], Iterable[int]], threads: int
 ) -> tuple[Processors, ...]:
-    """Where lanes work, the quickest first.
+    """Return the processors of each lane, the fastest lane first.
 
-    1. A list is taken as it is, for one lane.
-    2. ``auto``: one on the cores that the LLM is not bound to, if there are at least half as many of them, with a
-       thread on each; a hardware thread whose core works for the LLM is none of them. And one on the LLM's,
-       for the time that it leaves.
-    3. Otherwise, and with ``shared``: one on the LLM's, with as many threads.
+    1. A list gives one lane on exactly these processors.
+    2. ``auto`` gives one lane on the cores that the LLM is not bound to, with a thread on each, if these are at least
+       half as many as the LLM's; hardware threads of the LLM's cores do not count. A second lane uses the LLM's
+       processors in the time that the LLM leaves.
+    3. Otherwise, and with ``shared``, there is one lane on the LLM's processors, with as many threads.
 
     Args:
         option: ``auto``, ``shared``, or a list such as ``1,4-7``.
         allowed: processors that this engine may use.
-        bound: those that the LLM's threads are bound to.
-        siblings: all hardware threads of a processor's core.
-        threads: how many the LLM uses.
+        bound: processors that the LLM's threads are bound to.
+        siblings: returns all hardware threads of a processor's core.
+        threads: number of threads of the LLM.
 
     Raises:
         ConfigError: the list has a processor that is not allowed.
@@ -67,10 +67,10 @@ def choose(
 
 
 def parse(text: str) -> frozenset[int]:
-    """``1,4-7`` as numbers.
+    """Parse a list of processors such as ``1,4-7``.
 
     Raises:
-        ConfigError: it is no such list.
+        ConfigError: the text is not such a list.
     """
     if not CPU_LIST.fullmatch(text):
         raise ConfigError(f"option 'encode_lane_cpus' must be 'auto', 'shared' or a list such as '1,4-7', got {text!r}")
@@ -79,7 +79,7 @@ def parse(text: str) -> frozenset[int]:
 
 
 def allowed_here() -> set[int]:
-    """What this process may use: a thread that OpenMP has bound says little, but its parent was bound to nothing."""
+    """Return the processors that this process may use; includes the parent's, as OpenMP may have bound this thread."""
     here = os.sched_getaffinity(0)
     if multiprocessing.parent_process() is not None:
         here |= os.sched_getaffinity(os.getppid())
@@ -87,7 +87,7 @@ def allowed_here() -> set[int]:
 
 
 def bound_here() -> set[int]:
-    """What the threads of this process are bound to, or will be once OpenMP has started them."""
+    """Return the processors that this process's threads are bound to, or will be once OpenMP has started them."""
     bound = set()
     for task in Path("/proc/self/task").iterdir():
         bound |= os.sched_getaffinity(int(task.name))
@@ -97,7 +97,7 @@ def bound_here() -> set[int]:
 
 
 def siblings_of(cpu: int) -> frozenset[int]:
-    """All hardware threads of a processor's core; itself alone where the system does not say."""
+    """Return all hardware threads of a processor's core; only itself if the system does not tell."""
     try:
         listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
         return parse(listed)
@@ -106,7 +106,7 @@ def siblings_of(cpu: int) -> frozenset[int]:
 
 
 def move_here(cpus: Iterable[int]) -> None:
-    """All threads of this process to these processors; also those that OpenMP has bound to others."""
+    """Move all threads of this process to these processors, including those that OpenMP has bound to others."""
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), cpus)
 

@@ -11,52 +11,52 @@ from vllm_omni_sched.lanes.thread import ThreadLane
 
 
 class Mark(Protocol):
-    """A point in the order of a stream."""
+    """A position in the order of a stream's work."""
 
     def query(self) -> bool:
-        """Whether the device is past it."""
+        """Return whether the device has passed this mark."""
 
     def synchronize(self) -> None:
-        """Until the device is past it, the interpreter lock released."""
+        """Wait until the device has passed this mark, with the interpreter lock released."""
 
 
 class StreamDevice(Protocol):
-    """What a `StreamLane` asks of a device. *Current stream* is that of the calling thread."""
+    """The operations that a `StreamLane` needs of a device. The *current stream* is that of the calling thread."""
 
     out_of_memory: type[BaseException]
 
     def lane_stream(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the lane's stream the current one of this thread."""
+        """Make the lane's stream the current one of this thread, for the duration of the block."""
 
     def mark(self) -> Mark:
-        """A mark behind all that went to the current stream."""
+        """Return a mark behind all work on the current stream."""
 
     def follow(self, mark: Mark, tensors: Any) -> None:
-        """What goes to the current stream from now on comes after ``mark``.
+        """Make all later work on the current stream wait for ``mark``.
 
-        Memory of ``tensors`` (any nest of tuples, lists and dicts), once freed, is not used again before the current
-        stream is done with it. The device waits; the caller does not.
+        Memory of ``tensors`` (nested tuples, lists and dicts), once freed, is not reused before the current stream
+        is done with it. The device waits; the caller does not.
         """
 
     def empty_cache(self) -> None:
-        """Give memory back that is kept for reuse."""
+        """Return memory that is kept for reuse to the device."""
 
 
 class StreamLane(ThreadLane):
-    """A thread that launches work on a stream of its own, slice by slice.
+    """A thread lane that launches work on a stream of its own, slice by slice.
 
-    1. A job is reported once the device has done it. `submit`, `poll` and the rest never wait for the device.
-    2. Work sees what its owner had launched at `submit`; the owner's stream of `poll` sees the results.
-    3. At the whole share, one slice is launched ahead of the one that runs. At less, each slice is
-       waited for, its time on the device included what it waited there for others, and the lane rests in proportion.
-    4. Work that runs out of device memory fails alone, and its memory is given back.
+    1. A job is reported once the device has finished it. `submit`, `poll` and `cancel` never wait for the device.
+    2. Work runs after what its owner had launched at `submit`; the owner's stream at `poll` runs after the results.
+    3. With a share of 1, one slice is launched ahead of the running one. With less, the lane waits for each slice
+       and rests in proportion to its time on the device, which includes waiting there for other work.
+    4. A job that runs out of device memory fails alone, and its memory is freed.
 
-    Kernels of the lane and its owner may run at once: they must not share scratch memory on the device.
+    Kernels of the lane and its owner may run concurrently: they must not share scratch memory on the device.
 
     Args:
-        work: as for every lane; it calls ``pause`` between its slices, layers say.
+        work: as for every lane; it calls ``pause`` between its slices, for instance layers.
         capacity: as for every lane.
-        device: whose stream; `CudaDevice` in real life.
+        device: the device of the stream, such as `CudaDevice`.
     """
 
     def __init__(self, work: Work, capacity: int = 16, *, device: StreamDevice) -> None:
@@ -91,7 +91,7 @@ class StreamLane(ThreadLane):
         try:
             result = self._work(payload.value, end_slice)
         except self._device.out_of_memory as error:
-            traceback.clear_frames(error.__traceback__)  # they hold what the work had allocated
+            traceback.clear_frames(error.__traceback__)  # the frames hold the memory that the work had allocated
             self._device.empty_cache()
             raise
         finally:

@@ -10,28 +10,28 @@ from vllm_omni_sched.lanes.process import ProcessLane
 
 
 class LaneTeam(Lane):
-    """As many jobs at a time as there are lanes; a job goes to the lane that holds fewest, of several to the first.
+    """Runs as many jobs at a time as there are lanes; a job goes to the first of the lanes that hold fewest jobs.
 
-    Jobs of one lane are done in the order of their `submit`, those of different lanes in any.
+    Jobs of one lane run in the order of their `submit`, those of different lanes in any order.
 
     Args:
-        lanes: the quickest first; the team closes them.
+        lanes: the lanes, the fastest first; the team closes them.
 
     Raises:
-        ValueError: there are none.
+        ValueError: ``lanes`` is empty.
     """
 
     def __init__(self, lanes: Sequence[ProcessLane]) -> None:
         if not lanes:
-            raise ValueError("a team needs a lane at least")
+            raise ValueError("a team needs at least one lane")
         self.lanes = tuple(lanes)
         self.capacity = sum(lane.capacity for lane in lanes)
-        self._of: dict[str, ProcessLane] = {}  # job -> who has it
+        self._of: dict[str, ProcessLane] = {}  # job key -> lane that holds it
         self._closed = False
 
     @property
     def restarts(self) -> int:  # type: ignore[override]
-        """Times that a process of them was started again after it died."""
+        """The number of times that a process of these lanes died and was replaced."""
         return sum(lane.restarts for lane in self.lanes)
 
     @property

@@ -12,9 +12,9 @@ from vllm_omni_sched.lanes.pacer import Pacer
 
 
 class ThreadLane(Lane):
-    """One thread. It shares the interpreter lock with its owner, and the scratch memory of kernels that keep any.
+    """Runs jobs in a thread, which shares the interpreter lock, and kernels' scratch memory, with its owner.
 
-    A job that has started cannot be stopped: cancelled, it runs to its end and is not reported.
+    A job that has started cannot be stopped: if it is cancelled, it runs to its end and is not reported.
     """
 
     def __init__(self, work: Work, capacity: int = 16) -> None:
@@ -26,7 +26,7 @@ class ThreadLane(Lane):
         self._ended: list[Done] = []
         self._held: set[str] = set()
         self._closed = False
-        self._rest = threading.Event()  # set: nobody rests any more
+        self._rest = threading.Event()  # set on close: the pacer does not rest any more
         self._thread = threading.Thread(target=self._run, name="omni-sched-lane", daemon=True)
         self._thread.start()
 
@@ -89,11 +89,11 @@ class ThreadLane(Lane):
             self._running = None
 
     def _surroundings(self) -> contextlib.AbstractContextManager[None]:
-        """What the thread does its work in, all its life."""
+        """Return the context manager in which the thread runs all its jobs."""
         return contextlib.nullcontext()
 
     def _do(self, payload: Any, pause: Pause) -> Any:
-        """One job, on the thread."""
+        """Run one job, on the thread."""
         return self._work(payload, pause)
 
     def _run(self) -> None:
@@ -113,11 +113,11 @@ class ThreadLane(Lane):
             pacer.begin()
             try:
                 done = Done(job.key, self._do(job.payload, pacer.pause))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the job's
+            except Exception as error:  # noqa: BLE001 - any error is reported as the job's
                 done = Done(job.key, error=LaneWorkError(f"{type(error).__name__}: {error}"))
             done = Done(job.key, done.result, done.error, monotonic_seconds() - started)
             with self._lock:
-                # Another job may have come under this key since this one was cancelled.
+                # Another job may have been submitted under this key since this one was cancelled.
                 if self._running == job.key and not self._closed:
                     self._running = None
                     self._ended.append(done)

@@ -1,7 +1,7 @@
-"""Messages between a process lane and its owner: a small header, and bulk in anonymous shared memory.
+"""Messages between a process lane and its owner: a small header, and a body in anonymous shared memory.
 
-The bulk (tensors) is written once into a memory file that travels as a descriptor and
-belongs to nobody's namespace: after SIGKILL of either side the kernel frees it.
+The body (tensors) is written once into a memory file that is sent as a descriptor and has no name: after SIGKILL of
+either side the kernel frees it.
 """
 
 import errno
@@ -19,12 +19,12 @@ _HEADER_BYTES = 1 << 16
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a channel that keeps messages apart."""
+    """Return both ends of a channel that preserves message boundaries."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors go out of band; torch itself would write each into an archive of its own."""
+    """Pickles tensors out of band; torch itself would write each into an archive of its own."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu" and obj.layout is torch.strided:
@@ -44,12 +44,12 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def send(end: socket.socket, head: Any, body: Any = None, *, wait: bool = False) -> None:
-    """Send ``(head, body)``.
+    """Send ``(head, body)`` to the other side.
 
     Raises:
         BlockingIOError: the other side does not read; nothing was sent.
-        ConnectionError: the other side is gone.
-        OSError: there is no descriptor or no memory left for it.
+        ConnectionError: the other side has closed the channel.
+        OSError: no descriptor or no memory is left for the message.
     """
     buffers: list[pickle.PickleBuffer] = []
     data = io.BytesIO()
@@ -67,18 +67,18 @@ def send(end: socket.socket, head: Any, body: Any = None, *, wait: bool = False)
 
 
 def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None:
-    """The next message. Tensors in it lie in the memory that was sent; None: there is none yet.
+    """Return the next message, whose tensors use the memory that was sent; None if there is none yet.
 
     Raises:
-        EOFError: the other side is gone.
-        OSError: the message cannot be taken: this process has no descriptor or no memory left for it.
+        EOFError: the other side has closed the channel.
+        OSError: the message cannot be received, because this process has no descriptor or no memory left for it.
     """
     try:
         header, rights, _, _ = end.recvmsg(_HEADER_BYTES, socket.CMSG_LEN(4), 0 if wait else socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
     except ConnectionResetError:
-        # Told first, once, when the other side left messages unread; what it sent before is still to come.
+        # Raised once if the other side closed with unread messages; the messages it sent before still arrive.
         return receive(end, wait=wait)
     if not header:
         raise EOFError
@@ -99,7 +99,7 @@ def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None
 
 
 def _mapped(descriptor: int, size: int) -> memoryview:
-    """A memory file, without a descriptor: Python's own ``mmap`` keeps one open, and results may be kept for long."""
+    """Map a memory file without keeping a descriptor: Python's ``mmap`` keeps one, and results may live long."""
     try:
         whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What to make of what decoder processes say."""
+"""Interpretation of the answers of decoder processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm_omni_sched.video.messages import Failed, Failure
 
 
 def error_of(failed: Failed) -> VideoError:
-    """What to raise."""
+    """Return the exception to raise for a failed task."""
     if failed.failure is Failure.LIMIT:
         return VideoLimitError(failed.message)
     if failed.failure is Failure.INPUT:
@@ -20,14 +20,14 @@ def error_of(failed: Failed) -> VideoError:
         )
     if failed.failure is Failure.DECODER:
         return DecoderError(failed.message)
-    return DecoderError(f"the decoder itself went wrong, which need not be the video's fault: {failed.message}")
+    return DecoderError(f"the decoder failed with an internal error, the video may be sound: {failed.message}")
 
 
 def check_sound(index: VideoIndex, nbytes: int) -> None:
-    """An index comes out of a process that has read hostile bytes.
+    """Check an index, because it comes from a process that has read untrusted bytes.
 
     Raises:
-        ValueError: no video has such an index.
+        ValueError: the index is inconsistent.
     """
     packets = index.packets
     ends = packets["offset"] + packets["nbytes"]

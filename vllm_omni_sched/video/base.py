@@ -1,4 +1,4 @@
-"""The interface of decoders, and what comes out of all of them together."""
+"""The interface of decoders, and their joint result."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ if TYPE_CHECKING:
 
 
 class Decoder(ABC):
-    """Decodes pieces, one at a time, of one video after the other. Used by one thread.
+    """Decodes pieces of one video after the other, one piece at a time; used by one thread.
 
     Implementations: PyAV (`vllm_omni_sched.video.pyav`), inside a worker process or not; NVDEC.
     """
 
     @abstractmethod
     def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
-        """Begin with a video; the one before is forgotten.
+        """Open a video; the previous one is closed.
 
         Args:
             index: of the video.
-            packets: the bytes that offsets in ``index.packets`` count from.
+            packets: the bytes to which offsets in ``index.packets`` refer.
             frames: the output, slots of ``height * width * 3`` bytes each, RGB, rows from the top,
                 of the size after rotation.
 
         Raises:
-            DecoderError: this decoder cannot decode such a video; another may.
+            DecoderError: this decoder cannot decode such a video; another decoder may.
         """
 
     @abstractmethod
     def decode(self, piece: Piece) -> PieceResult:
-        """Decode a piece; frames that cannot be had are missing from the result's ``found``, which is no error."""
+        """Decode a piece. Frames that cannot be decoded are missing from the result's ``found``, which is no error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back whatever it holds; may be called twice."""
+        """Release all resources; idempotent."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where the time went, and what was unusual.
+    """The time of each stage of a load, and its irregularities.
 
     Attributes:
-        seconds: by stage: index, wait, decode, convert, assemble. Decode and convert are sums over decoders.
-        pieces: how many the video was cut into.
-        decoded: frames that came out of decoders.
-        used: frames that were wanted, and are there.
-        copied_bytes: of input and output, beyond the one write of each frame.
-        fallbacks: reasons, values of closed enums, each as often as it occurred.
+        seconds: time by stage: index, wait, decode, convert, assemble. Decode and convert are sums over decoders.
+        pieces: number of pieces into which the video was cut.
+        decoded: number of frames that decoders produced.
+        used: number of wanted frames that were decoded.
+        copied_bytes: copies of input and output, beyond the single write of each frame.
+        fallbacks: reasons for fallbacks, values of closed enums, each as often as it occurred.
     """
 
     seconds: dict[str, float]
@@ -68,12 +68,12 @@ class Decoded:
     """The frames of a video.
 
     Attributes:
-        frames: uint8 of shape (frames, height, width, 3), RGB, in display order: those of the wanted frames that
-            are sound. It lies in shared memory, which is given back when the array goes.
-        indices: their numbers in display order.
-        pts_seconds: when each is shown, in seconds from the first frame; by its number and the mean rate where the
-            video has no pts.
-        index: the video's.
+        frames: uint8 of shape (frames, height, width, 3), RGB, in display order: the wanted frames that are sound.
+            The array is in shared memory, which is freed with it.
+        indices: numbers of the frames in display order.
+        pts_seconds: when each frame is shown, in seconds from the first frame; from its number and the mean rate if
+            the video has no pts.
+        index: the index of the video.
     """
 
     frames: npt.NDArray[np.uint8]

@@ -1,9 +1,9 @@
-"""From decoded frames to RGB, written where they are to be, bit for bit as OpenCV 5 converts them.
+"""Conversion of decoded frames to RGB, written in place, bit for bit as OpenCV 5 converts them.
 
-OpenCV converts with libswscale (bicubic, by the frame's own matrix, range, primaries and transfer) to BGR, and turns
-the channels round. PyAV can do the same, but only into new memory; so the common formats are converted by PyAV's own
-libswscale called directly, after it was seen to give the same. Where OpenCV fails, on frames that are flagged as
-interlaced or in a colour space that libswscale does not know, they are converted as if they were not.
+OpenCV converts with libswscale (bicubic, by the frame's own matrix, range, primaries and transfer) to BGR, and swaps
+the channels. PyAV can do the same, but only into new memory. Therefore common formats are converted by calling PyAV's
+own libswscale directly, after a check that it gives the same result. Frames on which OpenCV fails, because they are
+flagged as interlaced or in a colour space unknown to libswscale, are converted as if they were not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BICUBIC = 4
 _RGB24 = 2  # AV_PIX_FMT_RGB24, which has kept its number since the first version of FFmpeg
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 _ONE = 1 << 16  # contrast and saturation, in fixed point
-_ALIGNED_PIXELS = 16  # a row of a multiple of it is converted alike to its end
+_ALIGNED_PIXELS = 16  # rows whose width is a multiple of it are converted uniformly up to their end
 _PADDED_PIXELS = 64
 _DIRECT = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"}
 _DIRECT_SPACES = {1, 2, 4, 5, 6, 7, 9}  # BT.709, unknown, FCC, BT.601, SMPTE 170M and 240M, BT.2020
@@ -32,20 +32,20 @@ _DIRECT_SPACES = {1, 2, 4, 5, 6, 7, 9}  # BT.709, unknown, FCC, BT.601, SMPTE 17
 _BT709 = 1
 _UNKNOWN = 2
 _KEPT_PRIMARIES = {1, 2, 4, 5, 6, 7}  # BT.709, unknown, BT.470 M and BG, SMPTE 170M and 240M
-_KEPT_TRANSFERS = {1, 2, *range(4, 16), 17}  # all known ones but those of HDR, PQ and HLG
-"""libswscale leaves them as they are when the target is not said; all others it turns into those of BT.709."""
+_KEPT_TRANSFERS = {1, 2, *range(4, 16), 17}  # all known ones except those of HDR, PQ and HLG
+"""libswscale keeps these if no target is given; it converts all others to those of BT.709."""
 
 
 class Converter:
-    """Converts frames of one video, one after the other. Used by one thread.
+    """Converts frames of one video, one after the other; used by one thread.
 
     Args:
-        rotation: degrees clockwise by which frames are turned; other than quarters of a circle they are not, as
-            with OpenCV.
+        rotation: degrees clockwise by which frames are turned; angles other than multiples of 90 are ignored, as
+            by OpenCV.
     """
 
     def __init__(self, rotation: int) -> None:
-        self._turns = -rotation // 90 % 4 if rotation % 90 == 0 else 0  # numpy counts the other way round
+        self._turns = -rotation // 90 % 4 if rotation % 90 == 0 else 0  # numpy counts counterclockwise
         self._contexts: dict[_Kind, ctypes.c_void_p] = {}
         self._scratch: npt.NDArray[np.uint8] = np.empty((0, 0, 3), np.uint8)
 
@@ -57,10 +57,10 @@ class Converter:
             slot: uint8 of shape (height, width, 3), after rotation.
 
         Returns:
-            Bytes written, those of copies on the way among them.
+            Bytes written, including intermediate copies.
 
         Raises:
-            av.FFmpegError: libswscale converts no such frames.
+            av.FFmpegError: libswscale cannot convert such frames.
         """
         height, width = slot.shape[:2] if self._turns % 2 == 0 else slot.shape[1::-1]
         if (
@@ -79,7 +79,7 @@ class Converter:
         return slot.nbytes + image.nbytes
 
     def close(self) -> None:
-        """Give back what conversion needed; may be called twice."""
+        """Free the contexts of libswscale; idempotent."""
         libraries = _libraries()
         for context in self._contexts.values():
             assert libraries is not None
@@ -94,7 +94,7 @@ class Converter:
         return context
 
     def _room(self, width: int, height: int) -> npt.NDArray[np.uint8]:
-        """An image whose rows have room behind them; the end of one that has none is converted in another way."""
+        """Return an image whose rows are padded: libswscale converts the end of an unpadded row in another way."""
         if self._scratch.shape[:2] != (height, width):
             padded = -(-width // _PADDED_PIXELS) * _PADDED_PIXELS
             self._scratch = np.empty((height, padded, 3), np.uint8)[:, :width]
@@ -115,19 +115,19 @@ def _to_bgr(frame: av.VideoFrame, width: int, height: int, colours: dict[str, in
 
 
 def _is_recoloured(frame: av.VideoFrame) -> bool:
-    """Whether OpenCV's conversion changes primaries or transfer, as with BT.2020, PQ and HLG."""
+    """Return whether OpenCV's conversion changes primaries or transfer, as with BT.2020, PQ and HLG."""
     return frame.color_primaries not in _KEPT_PRIMARIES or frame.color_trc not in _KEPT_TRANSFERS
 
 
 def _target_colours(frame: av.VideoFrame) -> dict[str, int]:
-    """What libswscale takes for the target's colours when nobody says; PyAV must be told, or changes none."""
+    """Return the target's colours that libswscale assumes by default; PyAV changes none unless told."""
     primaries = frame.color_primaries if frame.color_primaries in _KEPT_PRIMARIES else _BT709
     transfer = frame.color_trc if frame.color_trc in _KEPT_TRANSFERS else _BT709
     return {"dst_color_primaries": int(primaries), "dst_color_trc": int(transfer)}
 
 
 class _Kind(NamedTuple):
-    """What a context of libswscale is made for."""
+    """The parameters of a context of libswscale."""
 
     width: int
     height: int
@@ -148,7 +148,7 @@ def _kind(frame: av.VideoFrame) -> _Kind:
 
 
 def _is_direct(kind: _Kind) -> bool:
-    """Whether it may be converted by calling libswscale: a pair of rows after the other, nothing between them."""
+    """Return whether libswscale may be called directly: pairs of rows, one after the other, with nothing between."""
     return (
         kind.pixel_format in _DIRECT
         and kind.height % 2 == 0
@@ -159,7 +159,7 @@ def _is_direct(kind: _Kind) -> bool:
 
 @functools.cache
 def _agrees(pixel_format: str, space: int, full_range: bool) -> bool:
-    """Whether libswscale, called directly, does with such frames what PyAV does."""
+    """Return whether libswscale, called directly, converts such frames as PyAV does."""
     if _libraries() is None:
         return False
     kind = _Kind(64, 64, pixel_format, space, full_range)
@@ -189,7 +189,7 @@ def _new_context(kind: _Kind) -> ctypes.c_void_p:
     size = kind.width, kind.height
     address = libraries.scale.sws_getContext(*size, number, *size, _RGB24, _BICUBIC, None, None, None)
     if not address:
-        raise MemoryError("libswscale gives no context")
+        raise MemoryError("libswscale cannot allocate a context")
     context = ctypes.c_void_p(address)
     source, target = libraries.scale.sws_getCoefficients(kind.space), libraries.scale.sws_getCoefficients(5)
     libraries.scale.sws_setColorspaceDetails(context, source, kind.full_range, target, 1, 0, _ONE, _ONE)
@@ -208,7 +208,7 @@ def _scale(context: ctypes.c_void_p, frame: av.VideoFrame, out: npt.NDArray[np.u
 
 @functools.cache
 def _libraries() -> _Libraries | None:
-    """The very libraries that PyAV has loaded; None where they do not lie beside it, as in its wheels."""
+    """Return the libraries that PyAV itself has loaded; None if they are not beside it, as in its wheels."""
     home = os.path.dirname(os.path.dirname(os.path.abspath(av.__file__)))
     paths = [glob.glob(os.path.join(glob.escape(home), "av.libs", f"lib{name}*.so*")) for name in ("swscale", "avutil")]
     if any(len(found) != 1 for found in paths):

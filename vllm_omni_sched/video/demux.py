@@ -1,4 +1,4 @@
-"""Reads a video's index: its packets, without decoding one. Runs where PyAV is, on bytes that nobody vouches for."""
+"""Reads a video's index: its packets, without decoding one. Needs PyAV, and reads untrusted bytes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,live_flv,ogg,asf,rm,nut,mxf,gif,apng,ivf,obu,"
     "h264,hevc,m4v,h263,mjpeg,av1,vc1,dv,wtv,swf,yuv4mpegpipe"
 )
-"""Containers that are read. Not among them: playlists and whatever else names other files, devices, pictures."""
+"""Supported containers. Excluded are playlists and other formats that name files, and devices and pictures."""
 
-_HEAD_BYTES = 32  # more than what containers write before a packet
+_HEAD_BYTES = 32  # more than the headers that containers write before a packet
 _MOST_NEW_STREAMS = 64
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
 _STREAM = re.compile(r" *Stream #0:(\d+)")
@@ -41,11 +41,11 @@ _ROTATION = re.compile(r" +(?:Display Matrix|displaymatrix): rotation of (-?[\d.
 
 
 class Indexed(NamedTuple):
-    """An index, and where the packets' bytes are.
+    """An index, and the location of the packets' bytes.
 
     Attributes:
-        packets_fd: a new memfd that holds the packets, for the caller to close; None where they are in the file,
-            as `VideoIndex.in_file` says.
+        packets_fd: a new memfd that holds the packets, for the caller to close; None if they are in the file
+            (`VideoIndex.in_file`).
     """
 
     video: VideoIndex
@@ -56,12 +56,12 @@ def read_index(fd: int, limits: Limits | None = None) -> Indexed:
     """Read the packets of the first video stream of a file.
 
     Args:
-        fd: of the file, or memfd; it must be seekable. Its offset is moved.
-        limits: checked as early as the file gives the figures away; None for no limits.
+        fd: descriptor of the file or memfd; it must be seekable. Its offset is moved.
+        limits: checked as soon as the file reveals the figures; None for no limits.
 
     Raises:
-        VideoInputError: no container we read, no video stream in it, or no packets.
-        VideoLimitError: larger or longer than ``limits``.
+        VideoInputError: the container is not supported, has no video stream, or no packets.
+        VideoLimitError: the video exceeds ``limits``.
     """
     size = os.fstat(fd).st_size
     if not size:
@@ -70,10 +70,10 @@ def read_index(fd: int, limits: Limits | None = None) -> Indexed:
     try:
         container = av.open("fd:", options={"fd": str(fd), **_OPTIONS}, metadata_errors="replace")
     except (av.FFmpegError, ValueError) as error:
-        raise VideoInputError(f"video: this is no video file that can be read ({_reason(error)})") from None
+        raise VideoInputError(f"video: the file is not a readable video ({_reason(error)})") from None
     with container, mmap.mmap(fd, size, prot=mmap.PROT_READ) as file:
         if not container.streams.video:
-            raise VideoInputError("video: there is no video stream in the file; send audio as audio")
+            raise VideoInputError("video: the file has no video stream; send audio as audio")
         stream = container.streams.video[0]
         _check_header(stream, container, limits)
         return _read(container, stream, file, limits)
@@ -96,21 +96,21 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
                 other.discard = Discard.all
         for packet in _demuxed(container, stream, notes):
             found.add(packet)
-    except av.FFmpegError as error:  # what was read up to here is there
+    except av.FFmpegError as error:  # the packets read up to here are kept
         notes.append(f"the file ends early ({_reason(error)})")
     except BaseException:
         found.abandon()
         raise
     if not found.rows:
         found.abandon()
-        raise VideoInputError("video: there is not one frame in the video stream")
+        raise VideoInputError("video: the video stream has no frames")
     packets = np.array(found.rows, PACKET)
     packets["flags"] = flags(found.facts, found.hidden)
     irregular = bool(found.extradata_changes or found.palettes) or any(fact.irregular for fact in found.facts)
     display = display_ranks(found.facts)
     order, why = order_of(packets, known=reader is not None, irregular=irregular, display=display)
     if container.format.name == "avi" and context.reorder_depth:
-        order, why = Order.SEQUENCE, SequenceReason.NO_PTS  # its times are those of decoding, whatever they are called
+        order, why = Order.SEQUENCE, SequenceReason.NO_PTS  # its times are decoding times, although they are called pts
     time_base = stream.time_base or Fraction(1, av.time_base)
     index = VideoIndex(
         codec=codec,
@@ -142,18 +142,22 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
 
 
 def _demuxed(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.Packet[Any]]:
-    """The stream's packets. Where another stream begins amid the file PyAV gives up, and has to be asked again."""
+    """Yield the stream's packets. If another stream begins in the middle of the file, PyAV stops and is asked again."""
     for _ in range(_MOST_NEW_STREAMS):
         try:
             yield from (packet for packet in container.demux(stream) if packet.size)
             return
-        except IndexError:  # of a packet whose stream was not there when demuxing began; none of ours is lost
+        except (
+            IndexError
+        ):  # raised for a packet whose stream was not known when demuxing began; no packet of ours is lost
             continue
-    notes.append(f"more than {_MOST_NEW_STREAMS} streams begin amid the file; the video was read up to there")
+    notes.append(
+        f"more than {_MOST_NEW_STREAMS} streams begin in the middle of the file; the video was read up to there"
+    )
 
 
 class _Packets:
-    """Packets as they come. Their bytes are looked for in the file; once some are not there, all are copied."""
+    """Collects packets. Their bytes are located in the file; once some are not there, all packets are copied."""
 
     def __init__(self, file: mmap.mmap, reader: PacketReader | None, limits: Limits | None) -> None:
         self._file = file
@@ -185,7 +189,7 @@ class _Packets:
         self.facts.append(self._facts(data, packet.is_keyframe))
 
     def abandon(self) -> None:
-        """Close what nobody will get."""
+        """Close the copy, which will not be handed to a caller."""
         if self.copy_fd is not None:
             os.close(self.copy_fd)
             self.copy_fd = None
@@ -195,11 +199,11 @@ class _Packets:
             return PacketFacts()
         try:
             return self._reader.read(data, key)
-        except (EndOfBits, IndexError):  # damaged: whatever it is, decoding does not begin here
+        except (EndOfBits, IndexError):  # damaged: decoding does not begin here in any case
             return PacketFacts()
 
     def _place(self, data: bytes, at: int | None) -> int:
-        """Where the packet's bytes are."""
+        """Return the offset of the packet's bytes."""
         if self.copy_fd is None:
             at = self._find(data, at)
             if at is not None:
@@ -212,7 +216,9 @@ class _Packets:
         return offset
 
     def _find(self, data: bytes, at: int | None) -> int | None:
-        """Where the packet lies in the file: where the container says, or right behind its head, as in Matroska."""
+        """Return the packet's offset in the file: the container's, or just behind a header, as in Matroska; None if not
+        found.
+        """
         if at is None:
             return None
         at = self._file.find(data[:_HEAD_BYTES], at, at + 2 * _HEAD_BYTES)
@@ -235,7 +241,7 @@ def _write(fd: int, data: bytes) -> None:
 def _check_header(stream: VideoStream, container: InputContainer, limits: Limits | None) -> None:
     context = stream.codec_context
     if context is None or not context.is_decoder:
-        raise VideoInputError("video: its codec is none that can be decoded here; convert it to H.264")
+        raise VideoInputError("video: this installation cannot decode its codec; convert it to H.264")
     if not context.width or not context.height:
         raise VideoInputError("video: the size of its frames is unknown; the file is damaged")
     if limits is not None:
@@ -249,12 +255,12 @@ def _stream_seconds(stream: VideoStream) -> float:
 
 
 def _rotation(container: InputContainer, stream: VideoStream) -> int:
-    """Degrees clockwise by the stream's display matrix, which PyAV gives away only in FFmpeg's description."""
+    """Return the degrees clockwise of the stream's display matrix, which PyAV shows only in FFmpeg's description."""
     level = av.logging.get_level()
-    av.logging.set_level(av.logging.INFO)  # the description is a message
+    av.logging.set_level(av.logging.INFO)  # the description is logged
     try:
         text: str = container.dumps_format()  # type: ignore[attr-defined] # missing in PyAV's hints
-    except UnicodeDecodeError:  # in the metadata
+    except UnicodeDecodeError:  # raised for metadata
         text = ""
     finally:
         av.logging.set_level(level)
@@ -262,7 +268,7 @@ def _rotation(container: InputContainer, stream: VideoStream) -> int:
 
 
 def _rotation_in(description: str, index: int) -> int:
-    """Degrees clockwise, of the lines further in behind the stream's own; those of metadata are no such lines."""
+    """Return the degrees clockwise from the lines indented below the stream's own; lines of metadata do not match."""
     inside = False
     for line in description.split("\n"):
         if stream := _STREAM.match(line):
@@ -273,7 +279,7 @@ def _rotation_in(description: str, index: int) -> int:
 
 
 def _tag(context: VideoCodecContext) -> str:
-    """The container's name of the codec, "" where it is no text."""
+    """Return the container's name of the codec; "" if it is not text."""
     try:
         return context.codec_tag
     except UnicodeDecodeError:

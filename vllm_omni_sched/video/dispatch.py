@@ -1,4 +1,4 @@
-"""The thread between loads and decoders: takes tasks, gives them out, and brings answers back."""
+"""The thread between loads and decoders: takes tasks, assigns them to decoders, and delivers the answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vllm_omni_sched.video.team import Place, Team
 
 logger = get_logger(__name__)
 
-CLOSED = "video decoding was closed"
-_BROKEN = "decoding this video went wrong, and the server's log says how"
-_LOOK_SECONDS = 1.0  # between looks at processes that do not become ready
+CLOSED = "video decoding was closed, because its server or process is shutting down"
+_BROKEN = "decoding this video failed with an internal error; see the server's log"
+_LOOK_SECONDS = 1.0  # between checks of processes that do not become ready
 
 
 class Bell:
-    """Wakes the thread; it may be rung from anywhere, and is there as long as somebody could."""
+    """Wakes the dispatcher's thread; any thread may ring it, and its descriptor lives as long as this object."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -37,7 +37,7 @@ class Bell:
         return self._fd
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it has been rung a great many times
+        with contextlib.suppress(BlockingIOError):  # the counter is full, so that the thread wakes anyway
             os.eventfd_write(self._fd, 1)
 
     def quiet(self) -> None:
@@ -49,11 +49,11 @@ class Bell:
 
 
 class Dispatcher:
-    """Runs a `Team` by a `Share`, on a thread of its own; the thread is started with the first task.
+    """Runs the decoders of a `Team` by the plans of a `Share`, on a thread that starts with the first task.
 
     Args:
         bell: wakes the thread.
-        reclaim: called whenever it is awake.
+        reclaim: called whenever the thread is awake; returns whether memory is left to free later.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class Dispatcher:
         self._bell = bell
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._load = (0, 0)
-        self._warm = False  # memory of frames stays that is to go later
+        self._warm = False  # whether memory of frames is left to free later
         self.team = Team(kinds, settings, self._watch, self._unwatch, observer.restarted)
         self._jobs: dict[int, Job] = {}
         self._commands: deque[tuple[Callable[[], None], Job | None]] = deque()
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # guards the two below
         self._closed = False
         self._thread: threading.Thread | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether it takes tasks."""
+        """Return whether it accepts tasks."""
         return not self._closed
 
     def start(self, kind: str) -> None:
-        """Start decoders of a kind, ahead of the first video.
+        """Start the decoders of a kind before the first video.
 
         Raises:
             DecoderError: closed.
@@ -93,7 +93,7 @@ class Dispatcher:
         self._post(lambda: self._start(kind))
 
     def add(self, job: Job, tasks: Sequence[Task]) -> None:
-        """Have these done; answers come as the job's events, one for each task.
+        """Queue the tasks of a job; answers arrive as the job's events, one for each task.
 
         Raises:
             DecoderError: closed.
@@ -109,14 +109,14 @@ class Dispatcher:
         self._post(add, job)
 
     def finish(self, job: Job) -> None:
-        """Have nothing more done of a job; processes that are still at it are ended, as they may hang."""
+        """End a job: drop its tasks, and end processes that still work on it, because they may hang."""
         try:
             self._post(lambda: self._finish(job), job)
         except DecoderError:
             job.release()
 
     def close(self) -> None:
-        """End all processes and the thread; jobs that are under way are told. May be called twice."""
+        """End all processes and the thread; jobs under way get an event. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -128,7 +128,7 @@ class Dispatcher:
         self._selector.close()
 
     def abandon(self) -> None:
-        """Let go of descriptors in a forked child; the thread and the processes are the parent's."""
+        """Close descriptors in a forked child; the thread and the processes belong to the parent."""
         if not self._closed:
             self._closed = True
             self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class Dispatcher:
                     os.close(job.fds.pop())
 
     def _post(self, command: Callable[[], None], job: Job | None = None) -> None:
-        """Have the thread do it; ``job`` is over when it fails."""
+        """Pass a command to the thread; ``job`` is ended if the command fails."""
         with self._lock:
             if self._closed:
                 raise DecoderError(CLOSED)
@@ -150,7 +150,7 @@ class Dispatcher:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    raise DecoderError(f"no video can be decoded: {error}") from None
+                    raise DecoderError(f"no video can be decoded, because no thread can be started: {error}") from None
                 self._thread = thread
             self._commands.append((command, job))
             self._bell.ring()
@@ -180,11 +180,11 @@ class Dispatcher:
         self.team.close()
 
     def _do(self, what: Callable[[], None], job: Job | None = None) -> None:
-        """Whatever fails, the thread goes on: it is there for all videos."""
+        """Run a command; if it fails, end the jobs concerned and go on, because the thread serves all videos."""
         try:
             what()
         except Exception:
-            logger.exception("decoding of videos: something went wrong")
+            logger.exception("video decoding: an internal error; the videos concerned fail, decoding goes on")
             for one in [job] if job is not None else [one for one in self._jobs.values() if one.left]:
                 self._break(one)
 
@@ -192,7 +192,7 @@ class Dispatcher:
         self._warm = self._reclaim()
 
     def _break(self, job: Job) -> None:
-        """End a job of which nothing more can come."""
+        """End a job that can get no more answers."""
         job.left.clear()
         job.events.put(Closed(_BROKEN))
 
@@ -213,7 +213,7 @@ class Dispatcher:
         try:
             said = self.team.read(place) if place.process is not None else None
         except Exception:
-            logger.exception("a decoder process cannot be heard, and is ended")
+            logger.exception("reading from decoder %d failed; terminating its process", place.number)
             self.team.drop(place)
             if job is not None:
                 self._break(job)
@@ -225,7 +225,7 @@ class Dispatcher:
         try:
             self.team.forget(job)
         except Exception:
-            logger.exception("the processes that are at a video cannot be told that it is over, and are ended")
+            logger.exception("closing a video in its decoder processes failed; terminating them")
             for place in self.team.places:
                 if job in (place.job, place.opened):
                     self.team.drop(place)
@@ -233,7 +233,7 @@ class Dispatcher:
         self._jobs.pop(job.key, None)
 
     def _give_out(self) -> None:
-        """Until nobody is idle, or nothing is left."""
+        """Assign tasks until no decoder is idle, or no task is left."""
         while left := self._left():
             for kind in {work.kind: len(work.left) for work in left}:
                 if problem := self.team.start(kind, self._clock()):
@@ -254,7 +254,7 @@ class Dispatcher:
         try:
             lost = self.team.give(place, job, task, self._clock())
         except Exception:
-            logger.exception("a decoder process cannot be given anything, and is ended")
+            logger.exception("sending a task to decoder %d failed; terminating its process", place.number)
             self.team.drop(place)
             self._break(job)
             return

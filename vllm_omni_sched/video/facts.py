@@ -1,4 +1,4 @@
-"""What is known of a video before a frame of it is decoded. Plain data, no codec in here."""
+"""Facts on a video that are known before its frames are decoded. Plain data, without a codec."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class PacketFlag(IntFlag):
-    """What a packet is to whoever wants to decode only some of them."""
+    """Properties of a packet that decide whether it can be skipped."""
 
-    START = 1  # decoding may begin here: all frames from it on, in display order, come out exact
-    HIDDEN = 2  # an edit list hides its frame: decoded, never shown
+    START = 1  # decoding may begin here: all frames from it on, in display order, are exact
+    HIDDEN = 2  # an edit list hides its frame: it is decoded, but never shown
     DROPPABLE = 4  # no other frame needs it
 
 
@@ -25,31 +25,31 @@ PACKET = np.dtype([("pts", "<i8"), ("dts", "<i8"), ("offset", "<i8"), ("nbytes",
 
 
 NO_TIME = -(1 << 63)
-"""A pts or dts that the container does not give."""
+"""Stands for a pts or dts that the container does not give."""
 
 
 class Order(str, Enum):
-    """How a frame's number is known."""
+    """The way in which a frame's number is known."""
 
     PTS = "pts"  # the n-th pts in display order
-    SEQUENCE = "sequence"  # only by decoding all that comes before
+    SEQUENCE = "sequence"  # only by decoding all frames before it
 
 
 class SequenceReason(str, Enum):
-    """Why a video, or part of it, is decoded in sequence."""
+    """Reason why a video, or part of it, is decoded in sequence."""
 
-    NO_PTS = "no_pts"  # packets without a pts, two with the same, or pts that turn back
-    DISORDER = "disorder"  # pts are not in the order in which the codec puts frames out
-    NO_START = "no_start"  # no packet but the first where decoding may begin
+    NO_PTS = "no_pts"  # packets without a pts, two with the same pts, or pts that decrease at a start
+    DISORDER = "disorder"  # pts are not in the order in which the codec outputs frames
+    NO_START = "no_start"  # decoding may begin at no packet, or only at the first one
     PACKETS_DIFFER = "packets_differ"  # parameters change within the stream, or packets hold several frames
-    CODEC = "codec"  # a codec whose streams we do not know how to cut
+    CODEC = "codec"  # a codec whose streams cannot be cut here
 
 
 @dataclass(frozen=True)
 class Source:
-    """What sampling rules see, as vLLM's ``VideoSourceMetadata``.
+    """A video as sampling rules see it, like vLLM's ``VideoSourceMetadata``.
 
-    ``total_frames`` is what the container says, as with OpenCV; damaged files have fewer.
+    ``total_frames`` is the container's count, as with OpenCV; damaged files have fewer.
     ``fps``: frames per second, 0.0 when unknown.
     """
 
@@ -60,31 +60,33 @@ class Source:
 
 @dataclass(frozen=True)
 class VideoIndex:
-    """A video, by its packets.
+    """The index of a video: its packets and parameters.
 
     Attributes:
         codec: FFmpeg's name of the decoder, such as ``h264``.
-        extradata: the codec's parameters, out of the container.
-        width, height: of decoded frames, before rotation, in pixels.
+        extradata: the codec's parameters, from the container.
+        width, height: size of decoded frames before rotation, in pixels.
         rotation: degrees clockwise by which players turn frames: 0, 90, 180 or 270.
-        pixel_format: FFmpeg's name.
+        pixel_format: FFmpeg's name of the pixel format.
         time_base: seconds of one unit of pts, as numerator and denominator.
-        header_frames: frames by the container's header, 0 when it does not say.
-        fps: FFmpeg's guess of the frame rate, 0.0 when it has none.
-        duration_seconds: by the container, 0.0 when it does not say.
+        header_frames: number of frames in the container's header, 0 if unknown.
+        fps: FFmpeg's guess of the frame rate, 0.0 if it has none.
+        duration_seconds: duration of the container, 0.0 if unknown.
         packets: array of `PACKET`, shape (number of packets,).
-        in_file: packets' bytes are the file's, at their offsets; else they were copied out of it.
-        reorder: frames that the decoder may hold back to put them into display order, by the container, at least.
-        order: how frames are numbered, and why so.
-        mean_fps: frames by time, as the container tells or probing has found; 0.0 when unknown. This is what OpenCV
-            takes for the frame rate.
-        decoder: FFmpeg's name of the decoder, where it is not the codec's.
-        codec_tag: the container's name of the codec, which some decoders go by.
-        bits_per_sample: by the container, for the few decoders that need it.
-        extradata_changes: packets with which the codec's parameters change, by their index, and to what.
-        palettes: packets that bring a new palette, by their index, and what it is.
+        in_file: whether the packets' bytes are in the file, at their offsets; else they were copied out of it.
+        reorder: frames that the decoder holds back to reorder them, at least, according to the container.
+        order: how frames are numbered.
+        why_sequence: why frames are numbered in sequence, or can be decoded only from the first packet on.
+        notes: irregularities found while indexing, as text.
+        mean_fps: mean frame rate, from the container or from probing; 0.0 if unknown. OpenCV uses it as the frame
+            rate.
+        decoder: FFmpeg's name of the decoder, if it differs from the codec's.
+        codec_tag: the container's name of the codec, which some decoders use.
+        bits_per_sample: bits per sample in the container, for the few decoders that need it.
+        extradata_changes: index of each packet at which the codec's parameters change, and the new parameters.
+        palettes: index of each packet with a new palette, and the palette.
         container: FFmpeg's names of the container.
-        stream_duration_seconds: of the video stream alone, 0.0 when it does not say.
+        stream_duration_seconds: duration of the video stream alone, 0.0 if unknown.
     """
 
     codec: str
@@ -114,7 +116,7 @@ class VideoIndex:
 
 
 class Wanted(NamedTuple):
-    """A frame that somebody wants: its number in display order, its pts where it has one, its place in the output."""
+    """A wanted frame: its number in display order, its pts if it has one, and its slot in the output."""
 
     frame: int
     pts: int | None
@@ -123,17 +125,17 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """What one decoder decodes in one go: packets to feed, frames to keep.
+    """The part of a video that one decoder decodes in one go: packets to feed, frames to keep.
 
     Attributes:
-        number: of this piece within its video.
-        feed: indices of packets, in decode order, dtype int32; whatever is not in it is not decoded.
-        wanted: frames to convert and write, by display order. Of several with the same slot the first one that can be
-            had is written.
-        order: whether frames are known by pts, or counted from the first one that comes out.
+        number: number of this piece within its video.
+        feed: indices of packets, in decode order, dtype int32; other packets are not decoded.
+        wanted: frames to convert and write, by display order. Of several with the same slot, the first one that can
+            be decoded is written.
+        order: whether frames are known by pts, or counted from the first one decoded.
         cost: predicted seconds of one decoder.
         threads: decoding threads that may work on it.
-        attempt: 0, or how often it was planned anew, with more before it, after damage.
+        attempt: 0, or how often it was planned again, with more packets before it, after damage.
     """
 
     number: int
@@ -147,17 +149,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceResult:
-    """What came of a piece.
+    """The result of decoding a piece.
 
     Attributes:
         found: slots that were written.
-        damaged: the decoder complained, or hid something: frames may not be what a plain decode gives.
-        decoded: frames that came out of the decoder.
-        decode_seconds, convert_seconds: where the time went.
-        bytes_written: into the output.
-        disordered: frames that are known by pts came out in another order than that of their pts, or without one:
-            their numbers are not those by which they were looked for.
-        frames: numbers of the frames in ``found``, where several could have been written to a slot.
+        damaged: whether the decoder reported errors, or hid some: frames may differ from those of a plain decode.
+        decoded: number of frames that the decoder produced.
+        decode_seconds, convert_seconds: time of decoding and of conversion.
+        bytes_written: bytes written into the output.
+        disordered: whether frames known by pts came in another order than that of their pts, or without a pts, so
+            that their numbers are not those by which they were looked up.
+        frames: numbers of the frames in ``found``, as several could have been written to a slot.
     """
 
     found: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Memory for decoded frames: one memory file that decoders write to, and arrays look into.
+"""Memory for decoded frames: one memory file, to which decoders write and into which arrays look.
 
-Addresses are set aside for more than may be used, so that room need not be moved together; memory comes with the first
-write, on the processor of the decoder that writes, and goes back to the system when arrays go.
+More addresses are reserved than bytes may be used, so that rooms never have to be moved together. Memory is allocated
+on the first write, by the decoder that writes, and goes back to the system when the arrays are dropped.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Room:
-    """Room for the frames of one video; it is given back when this object has gone, and all arrays of it.
+    """Memory for the frames of one video; it is freed when this object and all arrays of it are dropped.
 
     Attributes:
-        start: where it begins, in the memory of all frames.
-        nbytes: of it.
+        start: offset in the memory of all frames.
+        nbytes: size in bytes.
     """
 
     def __init__(self, memory: Memory, start: int, nbytes: int) -> None:
         self.start, self.nbytes = start, nbytes
-        self._view = memory.view[start : start + nbytes]  # keeps it mapped, whoever closes it
+        self._view = memory.view[start : start + nbytes]  # keeps the memory mapped after it is closed
         self._address = memory.address + start
 
     @property
@@ -52,29 +52,28 @@ class Room:
         return {"data": (self._address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
     def array(self) -> npt.NDArray[np.uint8]:
-        """All of it, as bytes; whoever has the array, or a part of it, has the room."""
+        """Return all of it, as bytes; the array, and any view of it, keeps the room."""
         return np.asarray(self)
 
 
 class FrameMemory:
-    """Gives out room for frames.
+    """Allocates room for frames.
 
-    Room comes back without a lock (an array may go at any moment, in the middle of anything), and is taken up by
-    `reclaim`, or by whoever needs room next. Those who wait for room have it in their order; nobody passes the first,
-    or a large video would wait for ever.
+    Room is returned without a lock, because an array may be dropped at any moment. `reclaim`, or the next allocation,
+    frees it. Waiting callers get room in their order; none overtakes the first, or a large video would wait forever.
 
-    Fresh memory is dear (page faults may take longer than decoding), so what was in use at once within the last seconds
-    stays: under load it is used again, and afterwards it goes.
+    Fresh memory is expensive (page faults may take longer than decoding). Therefore as much memory as was in use at
+    once within the last seconds is kept: it is reused under load, and freed afterwards.
 
     Args:
-        max_bytes: given out at once.
-        keep_bytes: of what is free, how much keeps its memory for good.
-        returned: called when room has come back; must not block.
-        keep_seconds: how long memory that was in use stays beyond that; up to twice as long.
+        max_bytes: most bytes allocated at once.
+        keep_bytes: free bytes that keep their memory permanently.
+        returned: called when room was returned; must not block.
+        keep_seconds: how long memory beyond ``keep_bytes`` is kept after its use; up to twice as long.
         clock: in seconds.
 
     Raises:
-        OSError: there is no memory file.
+        OSError: the memory file cannot be made.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class FrameMemory:
         fd = os.memfd_create("omni-sched-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)  # only addresses
-            # a decoder that was taken over must not cut off what its owner looks at
+            # a compromised decoder must not truncate memory that its owner reads
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             self._memory = Memory(fd, nbytes, 0)
         except BaseException:
@@ -110,24 +109,24 @@ class FrameMemory:
 
     @property
     def fd(self) -> int:
-        """Of the memory file, for decoders."""
+        """The descriptor of the memory file, for decoders."""
         return self._memory.fd
 
     @property
     def used_bytes(self) -> int:
-        """Given out."""
+        """The number of allocated bytes."""
         return self._extents.used_bytes
 
     def allocate(self, nbytes: int, wait: Callable[[], float], order: tuple[float, ...] = ()) -> Room:
-        """Room for ``nbytes``, as soon as there is.
+        """Return room for ``nbytes``, as soon as there is any.
 
         Args:
-            wait: seconds that are left to wait.
-            order: of those who wait; the least has room first, equals as they came.
+            wait: returns the seconds that are left to wait.
+            order: order among waiting callers; the least gets room first, equal ones as they came.
 
         Raises:
-            VideoDeadlineError: other videos need it all the time.
-            DecoderError: closed.
+            VideoDeadlineError: other videos held the room until the deadline.
+            DecoderError: the memory is closed.
         """
         with self._changed:
             turn = (order, next(self._numbers))
@@ -137,7 +136,7 @@ class FrameMemory:
             finally:
                 self._waiting.remove(turn)
                 heapq.heapify(self._waiting)
-                self._changed.notify_all()  # somebody else is the first now
+                self._changed.notify_all()  # another caller is the first now
             self._kept_goes(start, self._extents.rounded(nbytes))
             self._use.note(self._extents.used_bytes, self._clock())
             room = Room(self._memory, start, nbytes)
@@ -155,13 +154,13 @@ class FrameMemory:
             left = wait()
             if left <= 0:
                 raise VideoDeadlineError(
-                    f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} are "
-                    "held by other videos; raise option 'max_output_bytes', or let go of their frames"
+                    f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} bytes are "
+                    "held by other videos; raise option 'max_output_bytes', or drop their frames"
                 )
             self._changed.wait(left)
 
     def reclaim(self) -> bool:
-        """Take up room that has come back, and tell those who wait for it; whether memory stays that is to go later."""
+        """Free returned room and wake waiting callers; return whether memory is left to free later."""
         if self._back or self._warm:
             with self._changed:
                 self._take_back()
@@ -173,7 +172,7 @@ class FrameMemory:
         return sum(self._kept.values()) > self._keep
 
     def close(self) -> None:
-        """Nobody gets room any more; arrays that are there stay. May be called twice."""
+        """Refuse further allocations; existing arrays stay valid. Idempotent."""
         with self._changed:
             if not self._closed:
                 self._closed = True
@@ -181,7 +180,7 @@ class FrameMemory:
                 self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Close the file in a forked child, where locks may be held by threads that are not there."""
+        """Close the file in a forked child, where locks may be held by threads that do not exist there."""
         if not self._closed:
             self._closed = True
             self._changed = threading.Condition()
@@ -190,7 +189,7 @@ class FrameMemory:
     def _fits(self, nbytes: int) -> int | None:
         used = self._extents.used_bytes
         over = used + self._extents.rounded(nbytes) > self.max_bytes
-        if over and (used or nbytes > self.max_bytes):  # one that fits exactly may be rounded up beyond the bound
+        if over and (used or nbytes > self.max_bytes):  # a video that fits exactly may be rounded up beyond the bound
             return None
         return self._extents.allocate(nbytes)
 
@@ -201,7 +200,7 @@ class FrameMemory:
             self._kept[start] = nbytes
         used = self._extents.used_bytes
         over = sum(self._kept.values()) - max(self._keep, self._use.peak(used, self._clock()) - used)
-        while over > 0 and not self._closed:  # the highest first: room is given out from below
+        while over > 0 and not self._closed:  # the highest first, because room is allocated from below
             start = max(self._kept)
             nbytes = self._kept.pop(start)
             keeps = max(0, nbytes - over) // _BLOCK * _BLOCK
@@ -211,7 +210,7 @@ class FrameMemory:
             over -= nbytes - keeps
 
     def _kept_goes(self, start: int, nbytes: int) -> None:
-        """What is given out is not kept; parts of free extents may be."""
+        """Remove an allocated extent from the kept ones; the remaining parts of free extents stay kept."""
         for other, length in list(self._kept.items()):
             if other < start + nbytes and start < other + length:
                 del self._kept[other]
@@ -222,7 +221,7 @@ class FrameMemory:
 
 
 class _RecentUse:
-    """The most bytes in use at once, of the last one to two periods."""
+    """Tracks the most bytes in use at once during the last one to two periods."""
 
     def __init__(self, period_seconds: float) -> None:
         self._period = period_seconds

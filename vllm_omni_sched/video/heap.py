@@ -1,7 +1,7 @@
-"""The C library's heap of a decoder process.
+"""Settings of the C library's heap in a decoder process.
 
-A decoder's frames are large, so that each would be memory of its own, fresh from the system for every piece and given
-back after it: page faults take some percent of the time of decoding. Here they stay until a video ends.
+A decoder's frames are large, so that by default each would be memory of its own, mapped for every piece and unmapped
+after it: page faults take some percent of the decoding time. With these settings, memory is kept until a video ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None)
 
 
 def keep() -> bool:
-    """From now on what is freed stays; whether this C library can do so."""
+    """Make the heap keep freed memory from now on; return whether this C library supports it."""
     try:
         return bool(_libc.mallopt(_MMAP_THRESHOLD, _NEVER)) and bool(_libc.mallopt(_TRIM_THRESHOLD, _NEVER))
     except AttributeError:  # musl
@@ -22,7 +22,7 @@ def keep() -> bool:
 
 
 def give_back() -> None:
-    """Give what is free to the system."""
+    """Return free memory to the system."""
     try:
         _libc.malloc_trim(ctypes.c_size_t(0))
     except AttributeError:

@@ -1,4 +1,4 @@
-"""From packets to what is known of a video: which order its frames have, and why. Pure."""
+"""Derivation of facts on a video from its packets: the order of its frames, and the reason for it. Pure."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MOST_HELD_BACK = 16
 
 
 def shown_pts(index: VideoIndex) -> npt.NDArray[np.int64]:
-    """The pts of all frames that are shown, in display order: frame n of the video is the n-th."""
+    """Return the pts of all shown frames in display order: frame n of the video has the n-th."""
     return np.sort(index.packets["pts"][index.packets["flags"] & PacketFlag.HIDDEN == 0])
 
 
 def shown_frames(index: VideoIndex) -> int:
-    """How many frames the video has, if all its packets can be decoded."""
+    """Return the number of frames of the video, if all its packets can be decoded."""
     return int(np.count_nonzero(index.packets["flags"] & PacketFlag.HIDDEN == 0))
 
 
 def flags(facts: Sequence[PacketFacts], hidden: Sequence[bool]) -> npt.NDArray[np.int32]:
-    """`PacketFlag` of each packet."""
+    """Return the `PacketFlag` of each packet."""
     top = max((fact.layer for fact in facts), default=0)
     start = np.array([fact.start for fact in facts], np.int32)
-    # while it is unknown when a frame is shown, all are decoded, so that the order in which they come out tells
+    # if it is unknown when a frame is shown, all are decoded, so that their output order tells
     droppable = np.array(
         [fact.droppable and fact.layer == top and fact.display is not None for fact in facts], np.int32
     )
@@ -45,23 +45,23 @@ def flags(facts: Sequence[PacketFacts], hidden: Sequence[bool]) -> npt.NDArray[n
 
 
 def display_ranks(facts: Sequence[PacketFacts]) -> npt.NDArray[np.int64]:
-    """`PacketFacts.display` of each packet, `NO_TIME` where it is unknown."""
+    """Return `PacketFacts.display` of each packet, and `NO_TIME` if it is unknown."""
     return np.array([NO_TIME if fact.display is None else fact.display for fact in facts], np.int64)
 
 
 def order_of(
     packets: npt.NDArray[np.void], *, known: bool, irregular: bool, display: npt.NDArray[np.int64] | None = None
 ) -> tuple[Order, SequenceReason | None]:
-    """How frames are numbered.
+    """Return how frames are numbered.
 
     Args:
         packets: array of `PACKET`, in decode order.
-        known: the codec is one whose packets we can read.
-        irregular: some packet holds not exactly one frame, or changes parameters.
-        display: rank of each packet's frame in the order of the codec, see `display_ranks`; None for all unknown.
+        known: whether the packets of the codec can be read here.
+        irregular: whether a packet does not hold exactly one frame, or changes parameters.
+        display: rank of each packet's frame in the order of the codec, see `display_ranks`; None if unknown.
 
     Returns:
-        (order, why frames can only be had in sequence, or only from the first packet on)
+        The order, and why frames can be decoded only in sequence, or only from the first packet on.
     """
     if not known:
         return Order.SEQUENCE, SequenceReason.CODEC
@@ -82,10 +82,10 @@ def order_of(
 
 
 def _turns_back(packets: npt.NDArray[np.void]) -> bool:
-    """Whether frames come out of a decoder in another order than that of their pts.
+    """Return whether pts decrease at a start so that frames are decoded in another order than that of their pts.
 
-    Pts turn back at a start where another edit begins, or where times are damaged. That does no harm as long as what
-    is shown before it has a lower pts than all that is shown from there on.
+    Pts decrease at a start if another edit begins, or if times are damaged. That is harmless as long as all frames
+    shown before it have lower pts than all frames shown from there on.
     """
     pts, shown = packets["pts"], packets["flags"] & PacketFlag.HIDDEN == 0
     starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
@@ -97,18 +97,18 @@ def _turns_back(packets: npt.NDArray[np.void]) -> bool:
 
 
 def _contradicted(packets: npt.NDArray[np.void], display: npt.NDArray[np.int64]) -> bool:
-    """Whether a decoder puts frames out in another order than that of their pts, as far as ranks are known."""
+    """Return whether a decoder outputs frames in another order than that of their pts, as far as ranks are known."""
     known = (packets["flags"] & PacketFlag.HIDDEN == 0) & (display != NO_TIME)
     pts = packets["pts"][known][np.argsort(display[known], kind="stable")]
     return bool((np.diff(pts) < 0).any())
 
 
 class PtsOrder:
-    """Whether frames come out of a decoder in the order of their pts, as their numbers are taken from it.
+    """Checks that a decoder outputs frames in the order of their pts, from which their numbers are derived.
 
     Args:
-        begin: pts of the packet at which decoding begins; frames with a lower one belong to nobody, and may come in
-            any order.
+        begin: pts of the packet at which decoding begins; frames with a lower pts are ignored, and may come in any
+            order.
     """
 
     def __init__(self, begin: int = NO_TIME) -> None:
@@ -116,7 +116,7 @@ class PtsOrder:
         self.broken = False
 
     def see(self, pts: int | None) -> None:
-        """Note the next frame that is shown."""
+        """Check the next shown frame."""
         if pts is None or self._begin <= pts < self._last:
             self.broken = True
         else:
@@ -124,7 +124,7 @@ class PtsOrder:
 
 
 def reorder_depth(packets: npt.NDArray[np.void]) -> int:
-    """How many frames are decoded, at most, before one that is shown before them; no more than decoders hold back."""
+    """Return the most frames decoded before a frame that is shown before them; bounded by what decoders hold back."""
     place = np.argsort(np.argsort(packets["pts"], kind="stable"), kind="stable")
     before = np.arange(len(place))  # packets decoded before this one; of them, `place` at most are shown before it
     later = before - place  # so at least so many of them are shown after it

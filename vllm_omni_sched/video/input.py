@@ -1,6 +1,6 @@
-"""The copy of a video that decoders read: pages that nobody needs go back to the system, while the frames come.
+"""The copy of a video that decoders read; pages that no piece needs any more are returned to the system.
 
-Without that a video of some minutes would lie there whole beside the few frames that were wanted of it.
+Otherwise a video of some minutes would stay in memory whole beside its few wanted frames.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Counts = npt.NDArray[np.int32]
 
 
 def punch(fd: int, start: int, nbytes: int) -> None:
-    """Give the memory of part of a memory file back; it reads as zeros. A system that cannot keeps it."""
+    """Free the memory of a part of a memory file, which then reads as zeros; without system support it is kept."""
     _libc.fallocate(fd, _PUNCH, ctypes.c_long(start), ctypes.c_long(nbytes))
 
 
 class PageUse:
-    """Which pages of the packets are needed yet. Pure.
+    """Tracks which pages of the packets are still needed. Pure.
 
     Args:
-        index: of the video.
-        nbytes: of the packets' bytes.
-        pieces: that are to be decoded.
+        index: index of the video.
+        nbytes: size of the packets' bytes.
+        pieces: pieces that will be decoded.
     """
 
     def __init__(self, index: VideoIndex, nbytes: int, pieces: Sequence[Piece]) -> None:
@@ -43,17 +43,17 @@ class PageUse:
             self._needs += self._of(piece)
 
     def unneeded(self) -> list[tuple[int, int]]:
-        """Runs of pages that no piece needs: where they start, and their bytes."""
+        """Return the runs of pages that no piece needs: offset and size in bytes."""
         return _runs(self._needs == 0)
 
     def done(self, piece: Piece) -> list[tuple[int, int]]:
-        """A piece is decoded; runs that nobody needs any more."""
+        """Note that a piece is decoded; return the runs that no piece needs any more."""
         its = self._of(piece)
         self._needs -= its
         return _runs((its > 0) & (self._needs == 0))
 
     def _of(self, piece: Piece) -> Counts:
-        """By page, how many of a piece's packets have a part of it."""
+        """Return, for each page, how many of a piece's packets overlap it."""
         packets = self._packets[piece.feed]
         change = np.zeros(self._pages + 1, np.int32)
         there = packets["nbytes"] > 0
@@ -64,12 +64,12 @@ class PageUse:
 
 
 class Input:
-    """A memory file with a video, which its loader has, too.
+    """A memory file with a video, of which the loader has a copy.
 
     Args:
-        fd: of the memory file.
-        data: what is in it.
-        index: of the video, whose packets are in it.
+        fd: descriptor of the memory file.
+        data: content of the file.
+        index: index of the video whose packets are in it.
     """
 
     def __init__(self, fd: int, data: bytes | memoryview, index: VideoIndex) -> None:
@@ -77,9 +77,9 @@ class Input:
         self._use: PageUse | None = None
 
     def need(self, pieces: Sequence[Piece]) -> int:
-        """These are to be decoded now, and nothing else; bytes that were written for it, again."""
+        """Prepare the pages for exactly these pieces; return the number of bytes written again."""
         written = 0
-        if self._use is not None:  # some of it may have gone
+        if self._use is not None:  # some pages may have been freed
             while written < self._data.nbytes:
                 written += os.pwrite(self._fd, self._data[written:], written)
         self._use = PageUse(self._index, self._data.nbytes, pieces)
@@ -88,7 +88,7 @@ class Input:
         return written
 
     def done(self, piece: Piece) -> None:
-        """Nobody decodes this one any more."""
+        """Free the pages of a piece that will not be decoded again."""
         assert self._use is not None
         for run in self._use.done(piece):
             punch(self._fd, *run)

@@ -1,4 +1,4 @@
-"""One load, as the team sees it: tasks that wait or run, and where their answers go."""
+"""A load from the view of the decoders: tasks that wait or run, and the queue for their answers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _numbers = itertools.count(1)
 
 
 Message = tuple[Any, tuple[int, ...]]
-"""What to send to a decoder, and its descriptors."""
+"""A message to a decoder, and its descriptors."""
 
 
 @dataclass(eq=False)
 class Task:
-    """What one decoder does in one go.
+    """The work that one decoder does in one go.
 
     Attributes:
-        message: what to send, by the task's number and threads.
-        kind: of decoders that may do it.
+        message: returns the message to send, for the task's number and threads.
+        kind: kind of decoders that may do it.
         cost: predicted seconds of one decoder.
-        threads: most that may work on it.
-        needs_open: whether the decoder has to know the video first.
-        deaths: processes that ended while they were at it.
+        threads: most threads that may work on it.
+        needs_open: whether the decoder must have opened the video.
+        deaths: number of processes that ended while they worked on it.
         given: threads that work on it.
-        posted, started: when it began to wait, and when a decoder began with it last.
+        posted, started: when it began to wait, and when a decoder last began it.
     """
 
     message: Callable[[int, int], Message]
@@ -48,7 +48,7 @@ class Task:
 
 
 class Answer(NamedTuple):
-    """A decoder has answered; descriptors are the reader's to close."""
+    """A decoder's answer to a task; the receiver must close the descriptors."""
 
     task: Task
     message: Any
@@ -56,30 +56,30 @@ class Answer(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A task has come to nothing, without an answer."""
+    """A task that ended without an answer."""
 
     task: Task
-    failure: Failure | None  # None: processes died of it
+    failure: Failure | None  # None: processes died while working on it
     message: str
 
 
 class Closed(NamedTuple):
-    """Nothing comes any more, and why, for people."""
+    """The end of a job's events, with the reason as text."""
 
     message: str
 
 
 @dataclass(eq=False)
 class Job:
-    """A load.
+    """A load of one video.
 
     Attributes:
         key: unique.
         arrival: when it began, in seconds.
-        events: `Answer`, `Lost` and `Closed`, for the thread that loads.
-        opening: what a decoder needs to know of the video before pieces of it, with descriptors.
-        room: of its frames; theirs as long as a decoder writes to it.
-        fds: closed when nobody needs them any more.
+        events: `Answer`, `Lost` and `Closed`, for the loading thread.
+        opening: message with which a decoder opens the video before its pieces, with descriptors.
+        room: room for its frames, held here as long as a decoder may write to it.
+        fds: descriptors to close at its end.
     """
 
     arrival: float
@@ -92,7 +92,7 @@ class Job:
     left: dict[int, Task] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Close what it has open; may be called twice."""
+        """Close its descriptors and drop its tasks; idempotent."""
         while self.fds:
             os.close(self.fds.pop())
         self.room = None

@@ -1,4 +1,4 @@
-"""Kinds of decoders: what makes one, what it may do, and how many there are."""
+"""Kinds of decoders: how each is made, what it needs, and how many there are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NVDEC = "nvdec"
 NO_DEVICE = -1
 _DRIVER = "/proc/driver/nvidia/version"
 _ASK_SECONDS = 60.0
-# in a process of its own: whoever loads the driver has memory on each card from then on
+# in a process of its own: a process that loads the driver holds memory on each card from then on
 _ASK = (
     "import json; from vllm_omni_sched.video.nvdec.engines import here;"
     "print(json.dumps([engine.gpu for engine in here({at_most})]))"
@@ -31,8 +31,8 @@ class Kind:
     """A kind of decoder processes.
 
     Attributes:
-        name: of the kind, also in metrics.
-        decoder: ``module:name`` of what makes the decoder in its process; called with the device if there is one.
+        name: name of the kind, also in metrics.
+        decoder: ``module:name`` of the decoder's factory in its process; called with the device if there is one.
         devices: one process for each; `NO_DEVICE` for processes on CPUs.
     """
 
@@ -43,19 +43,19 @@ class Kind:
 
 
 def cpu_kind(options: VideoOptions) -> Kind:
-    """Decoders on CPUs."""
+    """Return the kind of decoders on CPUs."""
     number = len(os.sched_getaffinity(0)) if options.decoders == "auto" else options.decoders
     return Kind(CPU, "vllm_omni_sched.video.pyav:PyAvDecoder", Profile.CPU, (NO_DEVICE,) * number)
 
 
 def nvdec_kind(options: VideoOptions, engines: Callable[[int | None], tuple[int, ...]]) -> Kind | None:
-    """Decoders on GPUs, if any.
+    """Return the kind of decoders on GPUs; None if there are none.
 
     Args:
-        engines: the GPU of each engine, with at most so many of one GPU.
+        engines: returns the GPU of each engine, with at most the given number of one GPU.
 
     Raises:
-        ConfigError: they were asked for, and there is none.
+        ConfigError: the option is ``on``, and there are none.
     """
     if options.nvdec is Toggle.OFF:
         return None
@@ -64,14 +64,14 @@ def nvdec_kind(options: VideoOptions, engines: Callable[[int | None], tuple[int,
         return Kind(NVDEC, "vllm_omni_sched.video.nvdec.decoder:NvdecDecoder", Profile.DEVICE, devices)
     if options.nvdec is Toggle.ON:
         raise ConfigError(
-            "option 'nvdec' is 'on', and no decoder of a GPU can be used here: install PyNvVideoCodec and a driver "
+            "option 'nvdec' is 'on', but no GPU decoder can be used here: install PyNvVideoCodec and a driver "
             "with video support, or set it to 'auto'"
         )
     return None
 
 
 def engines_here(at_most: int | None) -> tuple[int, ...]:
-    """The GPU of each decoding engine of this machine; asked in a process that ends."""
+    """Return the GPU of each decoding engine of this machine, found by a short-lived process."""
     if not os.path.exists(_DRIVER):
         return ()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
@@ -91,10 +91,10 @@ def engines_here(at_most: int | None) -> tuple[int, ...]:
 
 
 def kinds_of(options: VideoOptions) -> tuple[Kind, ...]:
-    """What there is, the preferred one first; the last one can decode whatever can be decoded.
+    """Return the kinds of decoders here, the preferred one first; the last one decodes every supported video.
 
     Raises:
-        ConfigError: GPUs were asked for, and none can be used.
+        ConfigError: option ``nvdec`` is ``on``, and no GPU can be used.
     """
     nvdec = nvdec_kind(options, engines_here)
     return (cpu_kind(options),) if nvdec is None else (nvdec, cpu_kind(options))

@@ -1,4 +1,6 @@
-"""What a decoder process may read (Linux 5.13), and signal (6.12), by the kernel's Landlock."""
+"""Limits on the files that a decoder process may read (Linux 5.13) and the processes it may signal (6.12), by
+Landlock.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ _SCOPES, _SCOPED_SINCE = 1 | 2, 6  # abstract sockets, signals: to this process'
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0 where it has none."""
+    """Return the version of the kernel's Landlock; 0 if it has none."""
     return max(0, int(_libc().syscall(_CREATE, None, 0, _VERSION_FLAG)))
 
 
 def read_only(paths: Iterable[str]) -> None:
-    """From now on this thread, and those it starts, may only read beneath ``paths``, and signal each other. Paths that
-    are not there are left out.
+    """Restrict this thread, and threads it starts, to reading beneath ``paths``, and to signalling each other.
+
+    Paths that do not exist are left out.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: the kernel refuses the restriction.
     """
     libc = _libc()
     handled = struct.pack("=Q", _KNOWN_RIGHTS)

@@ -1,4 +1,4 @@
-"""One load, from bytes to frames; runs in the thread of whoever wants them."""
+"""A load of a video, from bytes to frames; it runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -26,51 +26,55 @@ from vllm_omni_sched.video.kinds import CPU
 from vllm_omni_sched.video.limits import Limits
 from vllm_omni_sched.video.messages import Failure
 
-_INDEX_SECONDS, _INDEX_BYTES_PER_SECOND = 0.02, 1e9  # what an index costs, roughly
+_INDEX_SECONDS, _INDEX_BYTES_PER_SECOND = 0.02, 1e9  # rough cost of an index
 STAGES = ("index", "wait", "decode", "convert", "assemble")
-_STAND_INS = 64  # frames in a row that are tried in place of one
+_STAND_INS = 64  # following frames that are tried in place of a missing one
 
 
 class Fallback(str, Enum):
-    """What was unusual about a load, besides the reasons of plans and repairs."""
+    """Irregularity of a load, besides the reasons of plans and repairs."""
 
-    DECODER_ABSENT = "decoder_absent"  # decoders of the kind that was to do it cannot be started
-    DECODER_REFUSED = "decoder_refused"  # they cannot decode this video
-    DECODER_DIED = "decoder_died"  # processes ended at a piece, twice; on a CPU, its frames are missing
-    DECODER_FAILED = "decoder_failed"  # a decoder raised what it should not; the frames of a piece are missing
-    MISSING = "missing"  # a frame that was wanted is not there
-    RECOVERED = "recovered"  # a frame after it stands in for one that is missing
+    DECODER_ABSENT = "decoder_absent"  # decoders of the preferred kind cannot be started
+    DECODER_REFUSED = "decoder_refused"  # decoders of the preferred kind cannot decode this video
+    DECODER_DIED = "decoder_died"  # two processes ended at a piece; on a CPU, its frames are missing
+    DECODER_FAILED = "decoder_failed"  # a decoder raised an unexpected error; the frames of a piece are missing
+    MISSING = "missing"  # a wanted frame could not be decoded
+    RECOVERED = "recovered"  # a later frame stands in for a missing one
 
 
 class Planning(Protocol):
-    """Which packets to feed for which frames; see `vllm_omni_sched.video.planning`."""
+    """Plans the packets to feed for the wanted frames; see `vllm_omni_sched.video.planning`."""
 
     def plan(self, index: VideoIndex, wanted: Sequence[int], decoders: int) -> tuple[Sequence[Piece], Sequence[str]]:
-        """Pieces for these frames, whose slots are their places in ``wanted``; and reasons for what is unusual."""
+        """Return pieces for these frames, whose slots are their positions in ``wanted``, and reasons for
+        irregularities.
+        """
 
     def repair(self, index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]]) -> tuple[Piece, str] | None:
-        """What to decode in place of pieces that came out damaged, and why; None: nothing more can be done."""
+        """Return the piece to decode in place of damaged ones, and the reason; None if nothing more can be done."""
 
     def stand_ins(
         self, index: VideoIndex, candidates: Mapping[int, Iterable[int]], number: int, came_out: int
     ) -> Piece | None:
-        """One piece that has the first of some frames that can be had written to each slot; None: there are none.
+        """Return a piece that writes the first decodable candidate to each slot; None if there are no candidates.
 
-        ``number`` is the piece's, ``came_out`` how many frames came out of a decoding of all packets, at most.
+        ``number`` is the piece's; ``came_out`` is the most frames that a decoding of all packets gave.
         """
 
     def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
-        """When frames are shown, from the first one on."""
+        """Return when frames are shown, in seconds from the first frame."""
 
 
 @dataclass
 class Load:
-    """A load that is under way.
+    """A load under way.
 
     Attributes:
-        job: as the dispatcher knows it; to be finished by whoever made this.
-        deadline: by ``clock``.
-        kind: of decoders for its pieces, and how many there are.
+        job: the load as the dispatcher knows it; the creator must finish it.
+        deadline: latest end, on ``clock``.
+        kind: kind of decoders for its pieces.
+        decoders: number of decoders of that kind.
+        progress: called with the numbers of decoded and of wanted frames.
     """
 
     job: Job
@@ -89,12 +93,12 @@ class Load:
     decoded: int = 0
     copied: int = 0
     input: Input | None = None
-    came_out: int = 0  # frames of a piece, at most
-    disordered: bool = False  # frames are counted, as their pts are in another order
-    problem: str = ""  # what decoders failed at last, where it need not be the video's fault
+    came_out: int = 0  # most frames that a piece has given
+    disordered: bool = False  # frames are counted, because their pts are in another order
+    problem: str = ""  # the last failure of a decoder that may not be due to the video
 
     def run(self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool) -> Decoded:
-        """All of it; see `FlashCodec.load`."""
+        """Index, decode and assemble; see `FlashCodec.load`."""
         index, packets = self._index(data)
         wanted = sorted(set(choose(index)))
         height, width = (index.width, index.height) if index.rotation in (90, 270) else (index.height, index.width)
@@ -112,7 +116,7 @@ class Load:
             found = [slot for slot in found if slot in there]
             self.fallbacks += [Fallback.MISSING.value] * (len(wanted) - len(found))
             if not found:
-                none = f"none of the {len(wanted)} frames that were wanted could be decoded"
+                none = f"none of the {len(wanted)} wanted frames could be decoded"
                 if self.problem:
                     raise DecoderError(f"{none}: {self.problem}")
                 raise VideoInputError(f"{none}: the video is damaged")
@@ -130,7 +134,7 @@ class Load:
         return Decoded(frames, indices, pts_seconds, index, report)
 
     def _index(self, data: bytes | memoryview) -> tuple[VideoIndex, int]:
-        """The index, and the descriptor of the packets' bytes."""
+        """Return the index, and the descriptor of the packets' bytes."""
         nbytes = memoryview(data).nbytes
         self.limits.check_input(nbytes)
         began = self.clock()
@@ -149,7 +153,9 @@ class Load:
         self.seconds["wait"] += max(0.0, task.started - task.posted)
         if isinstance(event, Lost):
             if event.failure is None:
-                raise VideoInputError(f"the video cannot be read: {event.message} over it, twice")
+                raise VideoInputError(
+                    f"the video cannot be read: two processes ended while reading it; {event.message}"
+                )
             raise DecoderError(event.message)
         answer, fds = event.message, event.fds
         self.job.fds += fds
@@ -159,13 +165,13 @@ class Load:
             index = messages.index_in(answer.index)
             packets = file if index.in_file else fds[0]
             check_sound(index, os.fstat(packets).st_size)
-        except Exception:  # noqa: BLE001 - it comes out of a process that has read hostile bytes
-            raise VideoInputError("the video cannot be read: its index makes no sense") from None
+        except Exception:  # noqa: BLE001 - the index comes from a process that has read untrusted bytes
+            raise VideoInputError("the video cannot be read: its index is inconsistent") from None
         self.seconds["index"] += answer.seconds
         self.limits.check_index(index)
         if packets == file:
             self.input = Input(file, data, index)
-        else:  # nobody needs the file any more, and it may be large
+        else:  # the file is not needed any more, and may be large
             self.job.fds.remove(file)
             os.close(file)
         return index, packets
@@ -180,7 +186,7 @@ class Load:
         self.job.opening = messages.Open(self.job.key, room.start, nbytes), (packets, described)
 
     def _decode(self, index: VideoIndex, wanted: Sequence[int]) -> set[int]:
-        """Have frames decoded, and repaired where need be; slots that are written, of those wanted."""
+        """Decode frames, and repair damaged ones; return the wanted slots that were written."""
         pieces, reasons = self.planning.plan(index, wanted, self.decoders)
         self.fallbacks += reasons
         self.pieces += len(pieces)
@@ -207,7 +213,7 @@ class Load:
         while pending:
             event = self._next()
             task, piece = event.task, pending.pop(event.task.number)
-            if not waited:  # until a decoder began with the first of them; the others wait for the first, if at all
+            if not waited:  # until a decoder began the first piece; the others wait for the first, if at all
                 waited = max(task.started - posted, 1e-9)
                 self.seconds["wait"] += waited
             if isinstance(event, Answer) and isinstance(event.message, messages.Done):
@@ -229,7 +235,7 @@ class Load:
         return outcomes
 
     def _failed(self, event: Answer | Lost, piece: Piece) -> dict[int, Piece]:
-        """See to a piece that came to nothing; what is to be waited for in its place."""
+        """Handle a piece that failed; return the pieces to wait for in its place."""
         failure = event.failure if isinstance(event, Lost) else getattr(event.message, "failure", Failure.INTERNAL)
         task = event.task
         if task.kind != CPU:
@@ -239,13 +245,13 @@ class Load:
             return self._add([piece], CPU)
         if failure is None:
             self.fallbacks.append(Fallback.DECODER_DIED.value)
-            self.problem = f"{event.message} over it, twice"
+            self.problem = f"two processes ended while decoding it; {event.message}"
             return {}
         if failure is Failure.MEMORY and task.given > 1:
             return self._add([replace(piece, threads=1)], CPU)
         if failure is Failure.INTERNAL:
             self.fallbacks.append(Fallback.DECODER_FAILED.value)
-            self.problem = getattr(event.message, "message", "a decoder gave the answer to another question")
+            self.problem = getattr(event.message, "message", "a decoder sent an answer of the wrong kind")
             return {}
         raise DecoderError(event.message) if isinstance(event, Lost) else error_of(event.message)
 
@@ -255,10 +261,11 @@ class Load:
         return {task.number: piece for task, piece in zip(tasks, pieces, strict=True)}
 
     def _recover(self, index: VideoIndex, wanted: list[int], there: set[int]) -> None:
-        """Have the next frame that can be decoded stand in for one that is missing, if it comes before the next one
-        that is wanted; as vLLM's ``frame_recovery``. ``wanted`` and ``there`` are brought up to date.
+        """Replace missing frames by the next decodable one before the next wanted frame, as vLLM's ``frame_recovery``.
 
-        No packet is decoded more than once for it, however much is missing."""
+        ``wanted`` and ``there`` are updated. No packet is decoded more than once for it, however many frames are
+        missing.
+        """
         missing = {
             slot: range(wanted[slot] + 1, min(wanted[slot + 1], wanted[slot] + 1 + _STAND_INS))
             for slot in range(len(wanted) - 1)
@@ -269,7 +276,7 @@ class Load:
             return
         self.pieces += 1
         for _, result in self._outcomes([piece], CPU, there, len(wanted)):
-            for slot, frame in zip(result.found, result.frames, strict=False):  # it may say anything
+            for slot, frame in zip(result.found, result.frames, strict=False):  # the process may be compromised
                 if frame not in missing.get(slot, ()):
                     continue
                 wanted[slot] = frame

@@ -1,4 +1,4 @@
-"""What the owner of decoders and their processes tell each other."""
+"""Messages between the owner of decoders and their processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vllm_omni_sched.video.limits import Limits
 
 
 class Failure(str, Enum):
-    """Why a task came to nothing."""
+    """Reason why a task failed."""
 
     INPUT = "input"  # the video cannot be read
-    LIMIT = "limit"  # it is more than the options allow
+    LIMIT = "limit"  # the video exceeds the limits of the options
     DECODER = "decoder"  # this kind of decoder cannot decode it
     MEMORY = "memory"  # it needs more memory than a decoder may have
-    INTERNAL = "internal"  # the decoder itself is wrong
+    INTERNAL = "internal"  # the decoder has an internal error
     START = "start"  # the process cannot work at all
 
 
@@ -35,9 +35,9 @@ class Index(msgspec.Struct, tag=True, frozen=True):
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
-    """Pieces of this video come next; no answer. Descriptors: the packets' bytes, and what `index_out` gave.
+    """Open the video of the next pieces; no answer. Descriptors: the packets' bytes, and the result of `index_out`.
 
-    ``start``, ``nbytes``: its frames, in the memory of all frames.
+    ``start``, ``nbytes``: range of its frames in the memory of all frames.
     """
 
     video: int
@@ -46,24 +46,24 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
 
 class Decode(msgspec.Struct, tag=True, frozen=True):
-    """Decode a piece of the video that is open; what `piece_out` gave."""
+    """Decode a piece of the open video; ``piece`` is a result of `piece_out`."""
 
     task: int
     piece: msgspec.Raw
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """Let go of the video that is open; no answer."""
+    """Close the open video; no answer."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The process waits for tasks; which parts of the sandbox this system does not have."""
+    """The process waits for tasks; ``missing`` are the parts of the sandbox that this system does not have."""
 
     missing: tuple[str, ...] = ()
 
 
 class Indexed(msgspec.Struct, tag=True, frozen=True):
-    """A video's index, as `index_out` gave it. Descriptor: the packets' bytes, where they are not the file's."""
+    """A video's index, as a result of `index_out`. Descriptor: the packets' bytes, if they are not in the file."""
 
     task: int
     index: msgspec.Raw
@@ -78,7 +78,7 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """A task came to nothing, and why, for people."""
+    """A task failed, with the reason as text."""
 
     task: int
     failure: Failure
@@ -93,7 +93,7 @@ to_owner: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToOwner)
 
 
 class _Bytes:
-    """Stands for numpy's arrays in type hints: they travel as bytes."""
+    """Stands for numpy's arrays in type hints, because they are sent as bytes."""
 
     def __class_getitem__(cls, _: Any) -> Any:
         return bytes
@@ -103,7 +103,7 @@ _ARRAYS = {"packets": PACKET, "feed": np.dtype("<i4")}
 
 
 def _travelling(kind: type) -> Any:
-    """A struct with the fields of a dataclass of facts."""
+    """Return a struct with the fields of a dataclass of facts."""
     hints = typing.get_type_hints(kind, {**vars(facts), "npt": SimpleNamespace(NDArray=_Bytes)})
     return msgspec.defstruct(kind.__name__, [(field.name, hints[field.name]) for field in fields(kind)])
 
@@ -113,29 +113,29 @@ _index_decoder, _piece_decoder = msgspec.msgpack.Decoder(_INDEX), msgspec.msgpac
 
 
 def index_out(index: VideoIndex) -> bytes:
-    """An index as bytes."""
+    """Encode an index."""
     return _out(_INDEX, index)
 
 
 def index_in(data: bytes | msgspec.Raw) -> VideoIndex:
-    """Back again.
+    """Decode an index.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is not an index.
     """
     return VideoIndex(**_in(_index_decoder.decode(data)))
 
 
 def piece_out(piece: Piece) -> bytes:
-    """A piece as bytes."""
+    """Encode a piece."""
     return _out(_PIECE, piece)
 
 
 def piece_in(data: bytes | msgspec.Raw) -> Piece:
-    """Back again.
+    """Decode a piece.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is not a piece.
     """
     return Piece(**_in(_piece_decoder.decode(data)))
 

@@ -1,4 +1,4 @@
-"""What there is to see of decoding, for metrics."""
+"""The events of decoding, for metrics."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from vllm_omni_sched.video.base import Report
 
 
 class Observer(Protocol):
-    """Is told what happens; called from several threads, must not block."""
+    """Receives the events of decoding; called from several threads, must not block."""
 
     def busy(self, decoders: int, of: int) -> None:
-        """So many decoders work now, of all that run."""
+        """Note the number of decoders that work now, and of all that run."""
 
     def loaded(self, report: Report) -> None:
-        """A video has become frames."""
+        """Note that a video was decoded."""
 
     def failed(self, error: VideoError) -> None:
-        """A video has not."""
+        """Note that a video could not be decoded."""
 
     def restarted(self, kind: str) -> None:
-        """A decoder process of this kind has ended, and another will take its place."""
+        """Note that a decoder process of this kind has ended, and will be replaced."""
 
 
 class Unobserved:
-    """Looks away."""
+    """An observer that ignores all events."""
 
     def busy(self, decoders: int, of: int) -> None: ...
 

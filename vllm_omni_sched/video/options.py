@@ -18,37 +18,43 @@ class VideoOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     decoders: Literal["auto"] | int = Field(
-        "auto", description="Decoder processes on CPUs; 'auto': as many as this process has processors."
+        "auto", description="Number of decoder processes on CPUs; 'auto': one for each processor of this process."
     )
     nice: int = Field(0, ge=0, le=19, description="Niceness of decoder processes, added to that of the server.")
     worker_memory_bytes: int = Field(
         4 * GIB, ge=128 * MIB, description="Private memory of one decoder process; a video that needs more is refused."
     )
     deadline_seconds: float = Field(
-        60.0, gt=0.0, le=86_400.0, description="A video that is not decoded within it is given up, with an error."
+        60.0,
+        gt=0.0,
+        le=86_400.0,
+        description="Time after which a video that is not decoded fails with an error, in seconds.",
     )
-    max_input_bytes: int = Field(2 * GIB, ge=1, description="Size of a video, compressed.")
-    max_pixels: int = Field(36_000_000, ge=1, description="Width × height of a frame; the default lets 8K pass.")
-    max_frames: int = Field(500_000, ge=1, description="Frames in a video, wanted or not.")
-    max_duration_seconds: float = Field(4 * 3600.0, gt=0.0, description="Duration of a video.")
+    max_input_bytes: int = Field(2 * GIB, ge=1, description="Largest size of a video file, in bytes.")
+    max_pixels: int = Field(
+        36_000_000, ge=1, description="Largest width × height of a frame, in pixels; the default allows 8K."
+    )
+    max_frames: int = Field(500_000, ge=1, description="Most frames in a video, wanted or not.")
+    max_duration_seconds: float = Field(4 * 3600.0, gt=0.0, description="Longest duration of a video, in seconds.")
     max_output_bytes: int = Field(
-        16 * GIB, ge=MIB, description="Decoded frames, of all videos in flight together; further videos wait for room."
+        16 * GIB,
+        ge=MIB,
+        description="Memory for decoded frames of all videos in flight, in bytes; further videos wait for room.",
     )
     keep_bytes: int = Field(
-        512 * MIB, ge=0, description="Memory of frames that are no longer used, kept for the next video."
+        512 * MIB, ge=0, description="Memory of dropped frames that is kept for the next video, in bytes."
     )
     nvdec: Toggle = Field(
         Toggle.OFF,
-        description="Decode on GPUs: 'auto' where it works, 'on' or refuse to start, 'off' never. "
-        "Not yet run on a card.",
+        description="Decode on GPUs: 'auto' if possible, 'on' or refuse to start, 'off' never. Not yet run on a card.",
     )
     nvdec_engines: Literal["auto"] | int = Field(
-        "auto", description="Decoding engines that are used of each GPU; 'auto': all it has."
+        "auto", description="Number of decoding engines to use of each GPU; 'auto': all."
     )
 
     @property
     def limits(self) -> Limits:
-        """What one video may be."""
+        """The limits on one video."""
         return Limits(
             self.max_input_bytes,
             self.max_pixels,

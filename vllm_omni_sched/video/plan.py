@@ -1,4 +1,4 @@
-"""Cuts a video into pieces that decoders work on beside each other. Pure."""
+"""Cuts a video into pieces that decoders work on in parallel. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex
 
 _PIECES_PER_DECODER = 6
-"""So that the last one to finish does not keep the others waiting long."""
+"""Target number of pieces per decoder: with several, the last one to finish does not delay the load much."""
 
 _TIMES_ITS_OVERHEAD = 20
-"""A piece as long as that is not joined to another: there is nothing left to save, and long ones share out badly."""
+"""A piece that costs this many overheads is not joined to another: little is left to save, and long pieces balance
+badly."""
 
 
 class Rates(NamedTuple):
-    """What decoding costs one decoder, in seconds. The defaults are of H.264 on one core of 2.5 GHz.
+    """Cost of decoding for one decoder, in seconds. The defaults are for H.264 on one core of 2.5 GHz.
 
     Attributes:
-        per_pixel: of a frame that is decoded.
-        per_byte: of a packet.
-        per_piece: to begin and end one, and to hand it over.
+        per_pixel: cost of a pixel of a decoded frame.
+        per_byte: cost of a byte of a packet.
+        per_piece: cost of beginning, ending and handing over a piece.
     """
 
     per_pixel: float = 1e-9
@@ -39,18 +40,18 @@ class Rates(NamedTuple):
     per_piece: float = 1e-3
 
     def seconds(self, index: VideoIndex, packets: npt.NDArray[np.int32]) -> float:
-        """Predicted seconds of one decoder for a piece of these packets."""
+        """Return the predicted seconds of one decoder for a piece of these packets."""
         pixels = index.width * index.height * len(packets)
         nbytes = int(index.packets["nbytes"][packets].sum(dtype=np.int64))
         return self.per_piece + self.per_pixel * pixels + self.per_byte * nbytes
 
 
 class Plan(NamedTuple):
-    """How a video is decoded.
+    """The plan by which a video is decoded.
 
     Attributes:
-        pieces: longest first, which is the order to begin them in.
-        slots: of the output, one for each wanted frame.
+        pieces: the pieces, longest first, which is the order to begin them in.
+        slots: number of output slots, one for each wanted frame.
         absent: slots of frames that the video does not have.
     """
 
@@ -62,16 +63,16 @@ class Plan(NamedTuple):
 def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Rates = Rates()) -> Plan:  # noqa: B008
     """Plan the decoding of some frames.
 
-    1. A video whose frames are known by pts is cut at its starts (`spans`); what nobody wants and nobody needs is
-       left out.
-    2. Short neighbours are joined where one begins where the other ends, until a piece is worth its overhead.
-    3. Any other video is one piece, from its first packet to the last frame that is wanted.
+    1. A video whose frames are known by pts is cut at its starts (`spans`); packets that are neither wanted nor needed
+       are left out.
+    2. Short adjacent pieces are joined until a piece is worth its overhead.
+    3. Any other video is one piece, from its first packet to the last wanted frame.
 
     Args:
-        index: of the video.
-        numbers: of wanted frames, in display order from 0: ascending, each once; the n-th goes to slot n.
-        decoders: that may work on it.
-        rates: to predict what pieces cost.
+        index: index of the video.
+        numbers: numbers of the wanted frames in display order, from 0: ascending, each once; the n-th goes to slot n.
+        decoders: number of decoders that may work on it.
+        rates: costs by which pieces are predicted.
 
     Raises:
         RequestError: numbers are negative, or not ascending.
@@ -91,14 +92,14 @@ def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Ra
 
 
 def in_sequence(index: VideoIndex, numbers: Sequence[int], rates: Rates) -> Piece:
-    """All packets, in file order; frames are counted as they come out."""
+    """Return one piece of all packets, in file order, whose frames are counted as they are decoded."""
     packets = np.arange(len(index.packets), dtype=np.int32)
     wanted = tuple(Wanted(number, None, slot) for slot, number in enumerate(numbers))
     return Piece(0, packets, wanted, Order.SEQUENCE, rates.seconds(index, packets))
 
 
 def _joined(index: VideoIndex, found: Spans, decoders: int, rates: Rates) -> list[Span]:
-    """Short neighbours in one, up to each piece's share of the whole."""
+    """Join short neighbouring spans, up to each piece's share of the whole."""
     counts = np.cumsum(found.keep)
     nbytes = np.cumsum(np.where(found.keep, index.packets["nbytes"], 0))
     each = [

@@ -1,4 +1,4 @@
-"""One decoder process, from its owner's side."""
+"""A decoder process, as its owner sees it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in th
 
 @dataclass(frozen=True)
 class Settings:
-    """What all processes of a team have in common.
+    """The settings that all processes of a team share.
 
     Attributes:
         frames: descriptor of the memory of all frames.
-        index: ``module:name`` of what reads an index.
+        index: ``module:name`` of the function that reads an index.
     """
 
     frames: int
@@ -33,7 +33,7 @@ class Settings:
 
 
 class Process:
-    """A decoder process that was started. To be started, and ended, by one thread: when that ends, so does it.
+    """A running decoder process. One thread must start and end it: the process ends with that thread.
 
     Raises:
         OSError: it cannot be started.
@@ -62,7 +62,7 @@ class Process:
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env=environment(),
-                start_new_session=True,  # the owner decides, not whoever presses a key
+                start_new_session=True,  # signals from the terminal must not end it, only the owner
             )
         except BaseException:
             ours.close()
@@ -76,23 +76,23 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether it has not ended yet."""
         return self._popen.poll() is None
 
     def fileno(self) -> int:
-        """Readable when it has said something, or has ended."""
+        """Return a descriptor that is readable when the process has sent a message or has ended."""
         return self.channel.fileno()
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Send a message.
 
         Raises:
-            OSError: it is gone, or does not listen.
+            OSError: the process has ended, or does not read.
         """
         self.channel.send(message, fds)
 
     def end(self, grace_seconds: float = 0.0) -> str:
-        """End it, if it does not end by itself; how it ended, for people. Nothing of it runs afterwards."""
+        """End the process, unless it ends by itself in time; return how it ended, as text."""
         self.channel.close()
         try:
             code = self._popen.wait(grace_seconds)
@@ -106,7 +106,7 @@ class Process:
 
 
 def how_ended(code: int) -> str:
-    """How a process ended, for people, by what `subprocess` says; not every signal has a name."""
+    """Describe how a process ended, from the code of `subprocess`; not every signal has a name."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -116,14 +116,14 @@ def how_ended(code: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What a decoder process sees of this one's environment: where libraries lie, and none of its secrets."""
+    """Return the environment of a decoder process: the locations of libraries, and no secrets."""
     kept = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
     paths = [os.path.abspath(path) for path in sys.path if path]
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
-        # one decoder is one processor, whatever libraries think of threads
+        # a decoder uses one processor, whatever thread pools libraries would start
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "2",

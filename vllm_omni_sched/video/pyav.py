@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import Piece, VideoIndex
 
 _SILENT_WITH_THREADS = {"mpeg4", "vp8"}
-"""Codecs of which several threads make other frames of damaged packets than one does, without a complaint."""
+"""Codecs for which several threads decode damaged packets to other frames than one thread, without an error."""
 
 _FORGETS_WHAT_IS_NOT_THERE = "mmco: unref short failure"
-"""H.264, behind the start of an open GOP: a reference from before it is not needed any longer. It changes nothing."""
+"""Error of H.264 behind the start of an open GOP: a reference from before it is released. It is harmless."""
 
-_FRAME_BYTES = 8  # of a pixel, at most, with what codecs keep beside it
+_FRAME_BYTES = 8  # most bytes per pixel, with a codec's own data
 
 _PALETTE, _NEW_EXTRADATA = 0, 1  # AV_PKT_DATA_PALETTE and so on
 
 
 class _Hidden:
-    """Marks a packet, and so its frame. One for each: PyAV forgets a mark when the first of its packets is gone."""
+    """Marks a packet, and so its frame, as hidden. One object per packet: PyAV drops a mark with its first packet."""
 
 
 class PyAvDecoder(Decoder):
-    """Decodes on the CPU. Sets FFmpeg's log level while it decodes: what it logs is how it complains.
+    """Decodes on the CPU. Sets FFmpeg's log level while it decodes, because FFmpeg reports damage in its log.
 
     Args:
-        clock: to measure by.
+        clock: measures the stages, in seconds.
     """
 
     def __init__(self, clock: Clock = monotonic_seconds) -> None:
@@ -57,11 +57,11 @@ class PyAvDecoder(Decoder):
         self._converter: Converter | None = None
 
     def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
-        """See `Decoder.open`."""
+        """Open a video; see `Decoder.open`."""
         self.close()
         self._index = index
         self._reorder = max(index.reorder, reorder_depth(index.packets))
-        self._context(1, index.reorder)  # does it exist?
+        self._context(1, index.reorder)  # raises if there is no such decoder
         self._packets = packets
         height, width = output_size(index)
         slots = frames.nbytes // (height * width * 3)
@@ -69,12 +69,12 @@ class PyAvDecoder(Decoder):
         self._converter = Converter(index.rotation)
 
     def decode(self, piece: Piece) -> PieceResult:
-        """See `Decoder.decode`."""
+        """Decode a piece; see `Decoder.decode`."""
         if self._index is None or self._converter is None:
             raise DecoderError("decode: no video is open; call open first")
         run = _Run(self._index, piece, self._slots, self._converter, self._clock)
-        # A decoder that begins midway has not seen yet how many frames it must hold back. One that begins with the
-        # first packet holds back as many as any plain decoder, even where times are damaged.
+        # A decoder that begins in the middle does not know yet how many frames it must hold back. One that begins with
+        # the first packet holds back as many as any plain decoder, even if times are damaged.
         context = self._context(run.threads, self._reorder if piece.feed[0] else self._index.reorder)
         began = self._clock()
         with _complaints(run.threads) as complaints:
@@ -86,7 +86,7 @@ class PyAvDecoder(Decoder):
                 else:
                     run.take(context, None, complaints)
             finally:
-                context.flush_buffers()  # from here on its threads stand still, and say nothing any more
+                context.flush_buffers()  # after this its threads are idle, and log nothing more
         seconds = self._clock() - began - run.convert_seconds
         return PieceResult(
             tuple(run.found),
@@ -100,7 +100,7 @@ class PyAvDecoder(Decoder):
         )
 
     def close(self) -> None:
-        """See `Decoder.close`."""
+        """Close the video; see `Decoder.close`."""
         self._index = None
         self._packets = memoryview(b"")
         self._slots = np.empty((0, 0, 0, 3), np.uint8)
@@ -111,11 +111,11 @@ class PyAvDecoder(Decoder):
     def _packet(self, number: int) -> av.Packet[Any]:
         assert self._index is not None
         pts, dts, offset, nbytes, flags = self._index.packets[number].item()
-        packet = av.Packet(nbytes)  # with the room behind it that decoders read into
+        packet = av.Packet(nbytes)  # with the padding that decoders may read
         packet.update(self._packets[offset : offset + nbytes])  # type: ignore[arg-type] # any buffer will do
         packet.pts = None if pts == NO_TIME else pts
         packet.dts = None if dts == NO_TIME else dts
-        if flags & PacketFlag.HIDDEN:  # by the packet: another edit may show a frame of the same pts
+        if flags & PacketFlag.HIDDEN:  # marked by packet, because another edit may show a frame of the same pts
             packet.opaque = _Hidden()
         changes = (_PALETTE, self._index.palettes), (_NEW_EXTRADATA, self._index.extradata_changes)
         for kind, contents in changes:
@@ -127,12 +127,12 @@ class PyAvDecoder(Decoder):
         return packet
 
     def _context(self, threads: int, reorder: int) -> VideoCodecContext:
-        """A decoder in the state in which a container's would be before its first packet."""
+        """Return a decoder in the state of a container's decoder before its first packet."""
         index = self._index
         assert index is not None
         try:
             context = av.CodecContext.create(index.decoder or index.codec, "r")
-        except ValueError as error:  # FFmpeg was built without it
+        except ValueError as error:  # FFmpeg was built without this decoder
             raise DecoderError(f"codec {index.codec}: FFmpeg has no decoder for it here ({error})") from None
         assert isinstance(context, av.VideoCodecContext)
         if index.extradata:
@@ -152,20 +152,20 @@ class PyAvDecoder(Decoder):
 
 
 class _Run:
-    """One piece being decoded."""
+    """The decoding of one piece."""
 
     def __init__(
         self, index: VideoIndex, piece: Piece, slots: npt.NDArray[np.uint8], converter: Converter, clock: Clock
     ) -> None:
         pts = index.packets["pts"]
-        # with an open GOP, frames shown before its start come after it, and cannot be decoded without those before
+        # with an open GOP, frames shown before its start follow it, and need earlier frames to be decoded
         self._from_pts = NO_TIME if piece.feed[0] == 0 else int(pts[piece.feed[0]])
         self._expected = "" if piece.feed[0] == 0 else _FORGETS_WHAT_IS_NOT_THERE
         alone = index.codec in _SILENT_WITH_THREADS or (pts[piece.feed] < self._from_pts).any()
         self.threads = 1 if alone else piece.threads
         self._order = piece.order
         self._wanted = {one.frame if one.pts is None else one.pts: one for one in piece.wanted}
-        self._keys: dict[int, list[int]] = {}  # of a slot
+        self._keys: dict[int, list[int]] = {}  # slot -> keys in `_wanted`
         for key, one in self._wanted.items():
             self._keys.setdefault(one.slot, []).append(key)
         self._slots = slots
@@ -182,13 +182,13 @@ class _Run:
 
     @property
     def done(self) -> bool:
-        """All wanted frames are there."""
+        """Return whether all wanted frames are decoded."""
         return not self._wanted
 
     def take(
         self, context: VideoCodecContext, packet: av.Packet[Any] | None, complaints: list[tuple[int, str, str]]
     ) -> None:
-        """Decode a packet, or None for what the decoder still holds back; keep the frames that are wanted."""
+        """Decode a packet, or None to flush the decoder; keep the wanted frames."""
         matters = packet is None or packet.pts is None or packet.pts >= self._from_pts
         frames: list[av.VideoFrame] = []
         try:
@@ -221,7 +221,7 @@ class _Run:
         began = self._clock()
         try:
             self.bytes_written += self._converter.convert(frame, self._slots[one.slot])
-        except av.FFmpegError as error:  # this frame is missing, and no other
+        except av.FFmpegError as error:  # only this frame is missing
             _check_memory(error)
             self.damaged = True
         else:
@@ -234,32 +234,32 @@ class _Run:
 
 
 def output_size(index: VideoIndex) -> tuple[int, int]:
-    """Height and width of frames as they are put out, in pixels."""
+    """Return height and width of the output frames, in pixels."""
     return (index.width, index.height) if index.rotation in (90, 270) else (index.height, index.width)
 
 
 def _check_memory(error: av.FFmpegError) -> None:
-    """A shortage of memory is no damage of the video.
+    """Raise `MemoryError` for a shortage of memory, which is not damage of the video.
 
     Raises:
-        MemoryError: there was too little.
+        MemoryError: there was too little memory.
     """
     if error.errno == errno.ENOMEM:
         raise MemoryError from None
 
 
 def _check_room(pixels: int) -> None:
-    """Where a codec complains for want of memory, it often calls that damage: H.264 says "no frame!".
+    """Check for memory for one more frame: codecs often report its lack as damage, such as H.264's "no frame!".
 
     Raises:
-        MemoryError: there is too little for one more frame.
+        MemoryError: there is too little memory.
     """
-    np.empty(_FRAME_BYTES * pixels, np.uint8)  # of which nothing is touched
+    np.empty(_FRAME_BYTES * pixels, np.uint8)  # reserves addresses only
 
 
 @contextlib.contextmanager
 def _complaints(threads: int) -> Iterator[list[tuple[int, str, str]]]:
-    """What FFmpeg logs as errors, of this thread or, when it decodes with several, of all."""
+    """Capture FFmpeg's errors in its log: those of this thread, or of all if it decodes with several."""
     level = av.logging.get_level()
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)

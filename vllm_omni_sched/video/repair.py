@@ -1,4 +1,4 @@
-"""What to decode anew after damage. Pure."""
+"""Plans what to decode again after damage. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class RepairReason(str, Enum):
-    """Why a piece is decoded anew, from the first packet on."""
+    """Reason why a piece is decoded again, from the first packet on."""
 
-    DAMAGED = "damaged"  # its decoder complained
-    MISSING = "missing"  # frames did not come out
-    DISORDER = "disorder"  # frames came out in another order than that of their pts, so numbers were not theirs
+    DAMAGED = "damaged"  # its decoder reported errors
+    MISSING = "missing"  # wanted frames are missing
+    DISORDER = "disorder"  # frames came in another order than that of their pts, so that their numbers were wrong
 
 
 class Repair(NamedTuple):
-    """One piece for all that was damaged, and why."""
+    """One piece that repairs all damaged ones, and the reason."""
 
     piece: Piece
     reason: RepairReason
@@ -38,28 +38,29 @@ def repair(
     outcomes: Sequence[tuple[Piece, PieceResult]],
     rates: Rates = Rates(),  # noqa: B008
 ) -> Repair | None:
-    """Plan anew what was damaged, or numbered wrongly; call it once, when all pieces of a video are done.
+    """Plan to decode again what was damaged or numbered wrongly; call it once, when all pieces of a video are done.
 
-    A decoder that meets damage goes on with what it has decoded before, and that differs between one that began in
-    the middle and one that began with the first packet; likewise with what was left out, and with the number of
-    threads. What is damaged is to come out as a plain decoder would give it, so it is done as that does it: from the
-    first packet, with nothing left out, by one thread. All damaged pieces together, so that the first packets are
-    decoded once. What is damaged or missing after that is so for everyone: there is no second repair.
+    A decoder that meets damage continues from the frames that it has decoded before. These differ between a decoder
+    that began in the middle and one that began with the first packet; they also depend on skipped packets and on the
+    number of threads. Damaged frames must be the same as those of a plain decoder. Therefore they are decoded as it
+    does: from the first packet, without skipping, by one thread, and all damaged pieces together, so that the first
+    packets are decoded once. Frames that are damaged or missing after that are so for any decoder: there is no second
+    repair.
 
-    Damage in packets that nobody wants and nobody needs is not seen, as they are not decoded. A plain decoder may
-    carry it into frames beside or behind them; here these come out as if those packets were sound.
+    Damage in skipped packets is not noticed. A plain decoder may carry it into neighbouring frames; here these are
+    decoded as if the skipped packets were sound.
 
-    Frames of a sound piece that come out in another order than that of their pts tell that the video's pts are not to
-    be trusted: all that is wanted of it is counted anew, from the first frame on.
+    If frames of a sound piece come in another order than that of their pts, the video's pts cannot be trusted: all its
+    wanted frames are counted again from the first frame on.
 
     Args:
-        index: of the video.
-        outcomes: pieces, and what came of each. One that a dead decoder left has a result that found nothing.
-        rates: to predict what the piece costs.
+        index: index of the video.
+        outcomes: pieces and their results. A piece whose decoder died has a result without frames.
+        rates: costs by which the piece is predicted.
 
     Returns:
-        A piece whose frames replace those of the pieces it repairs: before it is decoded their slots count as empty.
-        None when there is nothing to repair.
+        A piece whose frames replace those of the pieces it repairs: their slots count as empty until it is decoded.
+        None if there is nothing to repair.
     """
     if any(result.disordered and not result.damaged for _, result in outcomes):
         return Repair(_counted(index, outcomes, rates), RepairReason.DISORDER)
@@ -88,17 +89,17 @@ def stand_ins(
     came_out: int,
     rates: Rates = Rates(),  # noqa: B008
 ) -> Piece | None:
-    """Plan to have frames stand in for others that are missing: one plain decoding, whatever there is to try.
+    """Plan one plain decoding of all candidates that may stand in for missing frames.
 
     Args:
-        index: of the video.
-        candidates: numbers of the frames for each slot, ascending; the first one that can be had is written.
-        number: of the piece.
-        came_out: how many frames a decoding of all packets gave at most, where frames are counted: no more come.
-        rates: to predict what the piece costs.
+        index: index of the video.
+        candidates: numbers of the candidates for each slot, ascending; the first decodable one is written.
+        number: number of the piece.
+        came_out: most frames that a decoding of all packets gave; the bound if frames are counted.
+        rates: costs by which the piece is predicted.
 
     Returns:
-        None when there is nothing to try.
+        The piece; None if there are no candidates.
     """
     pts: list[Any] = shown_pts(index).tolist() if index.order is Order.PTS else [None] * came_out
     wanted = [Wanted(n, pts[n], slot) for slot, numbers in candidates.items() for n in numbers if n < len(pts)]
@@ -113,7 +114,7 @@ def stand_ins(
 
 
 def _counted(index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]], rates: Rates) -> Piece:
-    """All wanted frames in sequence, as a plain decoder gives them."""
+    """Return all wanted frames in sequence, as a plain decoder gives them."""
     wanted = sorted((one for piece, _ in outcomes for one in piece.wanted), key=lambda one: one.frame)
     piece = in_sequence(index, [one.frame for one in wanted], rates)
     return replace(
@@ -131,5 +132,5 @@ def _next_number(outcomes: Sequence[tuple[Piece, PieceResult]]) -> int:
 def _is_bad(piece: Piece, result: PieceResult) -> bool:
     if piece.attempt:
         return False
-    as_plain = piece.threads == 1 and len(piece.feed) == piece.feed[-1] + 1  # no other decoding gives more
+    as_plain = piece.threads == 1 and len(piece.feed) == piece.feed[-1] + 1  # no other decoding gives more frames
     return not as_plain and (result.damaged or len(result.found) < len(piece.wanted))

@@ -1,9 +1,9 @@
-"""What a decoder process gives up before it sees the first byte of a video: the network, new programs, writing files,
-reading others' files, and memory beyond its bound.
+"""The sandbox of a decoder process, entered before it reads a video: no network, no new programs, no writing of files,
+no reading of other files, and bounded memory.
 
-Codecs are large, old, and fed by strangers. What a video could make of them ends at the border of a process that can
-decode, and do nothing else: the server is beyond it. Other videos are not: a decoder process has the memory of all
-frames of its service, and could read and change what others decode there.
+Codecs are large and old, and read untrusted bytes. A video that takes over a codec is confined to a process that can
+only decode; it cannot reach the server. It can reach other videos: a decoder process has the memory of all frames of
+its service, and could read and change what others decode there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["Part", "Profile", "die_with_parent", "enter", "missing"]
 _PR_SET_PDEATHSIG = 1
 _FILES = 64
 _READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu", "/proc/self", "/proc/cpuinfo")
-_PACKAGES = (__name__.partition(".")[0], "av", "numpy", "msgspec")  # wherever they were loaded from
+_PACKAGES = (__name__.partition(".")[0], "av", "numpy", "msgspec")  # readable wherever they were loaded from
 
 
 class Part(str, Enum):
-    """Parts that a system may not have."""
+    """Part of the sandbox that a system may lack."""
 
     SECCOMP = "seccomp"  # no network, no new programs
-    LANDLOCK = "landlock"  # no reading of others' files
+    LANDLOCK = "landlock"  # no reading of other files
 
 
 def missing() -> tuple[Part, ...]:
-    """What this system does not have; asks, and changes nothing."""
+    """Return the parts of the sandbox that this system lacks; checks only, and changes nothing."""
     found = []
     if not (seccomp.supported() and os.path.exists("/proc/sys/kernel/seccomp")):
         found.append(Part.SECCOMP)
@@ -46,24 +46,24 @@ def missing() -> tuple[Part, ...]:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when the thread that started it ends; at once when its process ``parent`` has gone already."""
+    """End this process when the thread that started it ends; at once if its process ``parent`` has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def enter(profile: Profile, *, memory_bytes: int, file_bytes: int) -> tuple[Part, ...]:
-    """Give it all up, for ever. To be called before there are other threads.
+    """Enter the sandbox, irrevocably. Call it before other threads are started.
 
     Args:
-        memory_bytes: private memory; shared memory of videos and frames is its owner's to bound.
-        file_bytes: largest memory file it may write.
+        memory_bytes: bound on private memory; the owner bounds the shared memory of videos and frames.
+        file_bytes: largest memory file that the process may write.
 
     Returns:
-        What this system does not have, and the process goes on without.
+        The parts that this system lacks, and without which the process goes on.
 
     Raises:
-        OSError: something that every system has was refused.
+        OSError: a restriction that every system supports was refused.
     """
     without = []
     for what, value in (
@@ -82,7 +82,7 @@ def enter(profile: Profile, *, memory_bytes: int, file_bytes: int) -> tuple[Part
             without.append(Part.LANDLOCK)
     try:
         if not seccomp.supported():
-            raise OSError("no filter for this machine")
+            raise OSError("no seccomp filter is known for this machine")
         seccomp.install(profile)
     except OSError:
         without.append(Part.SECCOMP)
@@ -90,7 +90,7 @@ def enter(profile: Profile, *, memory_bytes: int, file_bytes: int) -> tuple[Part
 
 
 def _code() -> set[str]:
-    """Folders of the interpreter's library, of what is installed for it, and of our own package."""
+    """Return the folders of the interpreter's library, of installed packages, and of our own package."""
     found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
     found |= {*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])}

@@ -1,7 +1,7 @@
-"""System calls that a decoder process may not make, as a filter for the kernel (seccomp, classic BPF).
+"""A kernel filter of the system calls that a decoder process may make (seccomp, classic BPF).
 
-What is refused is listed, not what is allowed: codecs, drivers and the C library differ by version in what they call,
-and the damage is in few calls.
+It lists refused calls, not allowed ones: the calls of codecs, drivers and the C library differ by version, and only few
+calls can do damage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 
 PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
-_SPEED = 4  # SPEC_ALLOW: before Linux 5.16 a filter slows all of a process down, against a leak inside of it
+_SPEED = 4  # SPEC_ALLOW: before Linux 5.16 a filter slows down the whole process, as a mitigation of speculative leaks
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQ, _GE, _AND_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _X32 = 0x40000000
@@ -24,9 +24,9 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _ARCHS = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
-# name: numbers on x86_64 and aarch64; -1: it has none
+# name: numbers on x86_64 and aarch64; -1 if there is none
 _REFUSED = {
-    # the network, and other processes' sockets
+    # the network, and sockets of other processes
     "socket": (41, 198),
     "socketpair": (53, 199),
     "connect": (42, 203),
@@ -36,7 +36,7 @@ _REFUSED = {
     "accept4": (288, 242),
     "sendto": (44, 206),
     "sendmmsg": (307, 269),
-    # new programs and processes, and others' insides
+    # new programs and processes, and access to other processes
     "execve": (59, 221),
     "execveat": (322, 281),
     "fork": (57, -1),
@@ -55,14 +55,14 @@ _REFUSED = {
     "kcmp": (312, 272),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
-    # others' share of the processors and disks
+    # priority of processors and disks
     "setpriority": (141, 140),
     "sched_setaffinity": (203, 122),
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
     "ioprio_set": (251, 30),
-    # memory, queues and semaphores of the whole machine, which outlive the process
+    # System V and POSIX memory, queues and semaphores, which outlive the process
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -76,7 +76,7 @@ _REFUSED = {
     "semtimedop": (220, 192),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # the file system; opening is seen to below
+    # the file system; for opening see below
     "creat": (85, -1),
     "truncate": (76, 45),
     "unlink": (87, -1),
@@ -148,17 +148,17 @@ _REFUSED = {
     "io_uring_register": (427, 427),
     "setrlimit": (160, 164),
 }
-# the C library knows what to do without them, and the others' flags lie where a filter cannot look
+# the C library can do without them, and their flags are in memory that a filter cannot read
 _ABSENT = {"clone3": (435, 435), "openat2": (437, 437)}
-_OPENS = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # and which argument has the flags
-# a file that signals whom it is told to, as this user may: by fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX, and by ioctl's
+_OPENS = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # and the position of the flags among the arguments
+# commands that let a file signal any process of this user: fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX, and ioctl's
 # FIOSETOWN, SIOCSPGRP; and ioctl's TIOCSTI, TIOCLINUX, which type into a terminal
 _COMMANDS = {"fcntl": (72, 25, (8, 10, 15)), "ioctl": (16, 29, (0x8901, 0x8902, 0x5412, 0x541C))}
 _CLONE, _TGKILL, _PRLIMIT = (56, 220), (234, 131), (302, 261)
 
 
 class Profile(str, Enum):
-    """How much a process needs."""
+    """Set of system calls that a process needs."""
 
     CPU = "cpu"  # memory, and reading files
     DEVICE = "device"  # a GPU's driver: it writes to device files, and talks to its daemons
@@ -171,22 +171,22 @@ _DEVICE_NEEDS = {
 
 
 def supported() -> bool:
-    """Whether a filter is known for this machine."""
+    """Return whether a filter is known for this machine."""
     return platform.machine() in _ARCHS and struct.calcsize("P") == 8
 
 
 def program(profile: Profile, machine: str, pid: int) -> list[tuple[int, int, int, int]]:
-    """The filter, as instructions: code, jump when true, jump when false, operand.
+    """Return the filter as instructions: code, jump if true, jump if false, operand.
 
-    Refused calls fail with EPERM, those that the C library can do without with ENOSYS; a call by another ABI, whose
-    numbers mean something else, ends the process.
+    Refused calls fail with EPERM, or with ENOSYS if the C library can do without them. A call by another ABI, which
+    numbers calls differently, ends the process.
 
     Args:
-        machine: as `platform.machine` says.
-        pid: which may signal its own threads.
+        machine: result of `platform.machine`.
+        pid: the process, which may signal its own threads.
     """
     arch, column = _ARCHS[machine]
-    number, argument = 0, 16  # where the kernel puts them
+    number, argument = 0, 16  # offsets in the kernel's data
     code = [
         (_LOAD, 0, 0, 4),
         (_EQ, 1, 0, arch),
@@ -207,7 +207,7 @@ def program(profile: Profile, machine: str, pid: int) -> list[tuple[int, int, in
         refuse(numbers, errno.ENOSYS)
 
     def judge(number_of: int, place: int, *test: tuple[int, int, int, int]) -> None:
-        """Another look at a call: ``test`` falls through to a refusal, or jumps over it."""
+        """Test an argument of a call: ``test`` falls through to a refusal, or jumps over it."""
         if number_of >= 0:
             body = [(_LOAD, 0, 0, argument + 8 * place), *test, (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
             code.append((_EQ, 0, len(body) + 1, number_of))
@@ -219,7 +219,7 @@ def program(profile: Profile, machine: str, pid: int) -> list[tuple[int, int, in
         judge((x86, arm)[column], 1, *found, (_EQ, 0, 1, last))
     judge(_CLONE[column], 0, (_AND_SET, 1, 0, _CLONE_THREAD))
     judge(_TGKILL[column], 0, (_EQ, 1, 0, pid))
-    # limits may be asked for; new ones are where the pointer, in two words, is not null
+    # reading limits is allowed; they are set if the pointer, in two words, is not null
     judge(_PRLIMIT[column], 2, (_EQ, 0, 2, 0), (_LOAD, 0, 0, argument + 8 * 2 + 4), (_EQ, 1, 0, 0))
     if profile is Profile.CPU:
         for x86, arm, place in _OPENS.values():
@@ -234,18 +234,18 @@ class _Program(ctypes.Structure):
 
 
 def install(profile: Profile) -> None:
-    """Refuse them to all threads of this process, for ever. Needs no privilege, once it cannot gain any.
+    """Install the filter for all threads of this process, irrevocably. Needs no privilege after PR_SET_NO_NEW_PRIVS.
 
     Raises:
-        OSError: the kernel has no such filters.
+        OSError: the kernel does not support such filters.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     machine = platform.machine()
     body = b"".join(struct.pack("=HBBI", *one) for one in program(profile, machine, os.getpid()))
     call = {"x86_64": 317, "aarch64": 277}[machine]  # seccomp(2)
     filled = _Program(len(body) // 8, body)
-    for flags in (_ALL_THREADS | _SPEED, _ALL_THREADS):  # a kernel older than the flag refuses it
+    for flags in (_ALL_THREADS | _SPEED, _ALL_THREADS):  # older kernels refuse the flag
         if not libc.syscall(call, _SET_MODE_FILTER, flags, ctypes.byref(filled)):
             return
     number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number) if number else "a thread could not be filtered")
+    raise OSError(number, os.strerror(number) if number else "the filter could not be installed for a thread")

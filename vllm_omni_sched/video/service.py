@@ -1,4 +1,4 @@
-"""`FlashCodec`: loads videos, many at once, by all decoders there are."""
+"""`FlashCodec`: loads many videos at once, with all decoders of the machine."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from vllm_omni_sched.video.share import Share
 
 _ALIVE = Lifetimes()
 ABSENT_SECONDS = 60.0
-_KEEP_SECONDS = 10.0  # memory of frames beyond `keep_bytes`
+_KEEP_SECONDS = 10.0  # how long memory of frames beyond `keep_bytes` is kept
 READ_INDEX = "vllm_omni_sched.video.demux:read_index"
 
 
 class FlashCodec:
-    """Decoding of videos. One is enough for a process; it may be used by many threads at once.
+    """Decodes videos. One instance per process suffices; many threads may use it at once.
 
     Its processes start with the first video, or with `start`, and end with `close`, or with this process. A forked
-    child cannot use it.
+    child must not use it.
 
     Args:
-        options: see there.
+        options: options of video decoding.
         clock: in seconds.
-        observer: is told what happens.
-        kinds: of decoders; the first is preferred. Default: by the options and by what there is.
-        planning, read_index: in place of those of `vllm_omni_sched.video`.
+        observer: receives the events of decoding.
+        kinds: kinds of decoders, the preferred one first; default: by the options and the hardware.
+        planning, read_index: replacements of those of `vllm_omni_sched.video`.
 
     Raises:
-        OSError: there is no shared memory.
-        ConfigError: a kind of decoder was asked for that cannot work here.
+        OSError: shared memory cannot be allocated.
+        ConfigError: the options ask for a kind of decoder that cannot work here.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FlashCodec:
         self._clock, self._observer = clock, observer or Unobserved()
         self._planning = planning or GroupPlanning()
         self._kinds = tuple(kinds) if kinds is not None else kinds_of(self.options)
-        self._absent: dict[str, float] = {}  # kinds that could not be started, and when that was
+        self._absent: dict[str, float] = {}  # kind -> when it could not be started
         bell = Bell()
         self._frames = FrameMemory(
             self.options.max_output_bytes, self.options.keep_bytes, bell.ring, _KEEP_SECONDS, clock
@@ -76,7 +76,7 @@ class FlashCodec:
         _ALIVE.add(self)
 
     def start(self) -> None:
-        """Start the decoders now; returns at once.
+        """Start the decoders now, without waiting for them.
 
         Raises:
             DecoderError: closed.
@@ -94,23 +94,23 @@ class FlashCodec:
         recovery: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoded:
-        """The frames of a video that are wanted.
+        """Decode the wanted frames of a video.
 
         Args:
-            data: a file.
-            choose: which frames, by their numbers in display order; called in this thread, once the video is known.
-                Whatever it raises, this raises.
-            deadline_seconds: from now; default is the option's.
-            sla: what was promised to the request; by it videos are ordered.
-            recovery: a frame that cannot be decoded is replaced by the next one that can, if that comes before the
-                next one that is wanted.
-            progress: called with the number of frames that are there, and that are wanted; in this thread.
+            data: a video file.
+            choose: returns the numbers of the wanted frames in display order; called in this thread, once the video
+                is indexed. Its exceptions are passed on.
+            deadline_seconds: time limit from now; default: the option's.
+            sla: class of the request, by which videos are ordered.
+            recovery: whether a frame that cannot be decoded is replaced by the next decodable one, if that comes
+                before the next wanted frame.
+            progress: called in this thread with the numbers of decoded and of wanted frames.
 
         Raises:
-            VideoInputError: it cannot be read, or none of these frames can be decoded.
-            VideoLimitError: it is more than the options allow.
+            VideoInputError: it cannot be read, or none of the wanted frames can be decoded.
+            VideoLimitError: it exceeds the limits of the options.
             VideoDeadlineError: it was not decoded in time, or there was no room for its frames.
-            DecoderError: no decoder can decode it, none can be started, or this was closed.
+            DecoderError: no decoder can decode it, none can be started, or this service was closed.
         """
         began = self._clock()
         kind = self._kind(began)
@@ -140,27 +140,27 @@ class FlashCodec:
         return decoded
 
     def _kind(self, now: float) -> Kind:
-        """The preferred one that has not failed to start lately: every try takes seconds."""
+        """Return the preferred kind that has not failed to start recently: each attempt takes seconds."""
         *preferred, last = self._kinds
         return next((k for k in preferred if now - self._absent.get(k.name, -math.inf) > ABSENT_SECONDS), last)
 
     @property
     def alive(self) -> bool:
-        """Whether it takes videos; once it does not, it never will."""
+        """Return whether it accepts videos; once it does not, it never will again."""
         return self._dispatcher.alive
 
     @property
     def used_bytes(self) -> int:
-        """Of memory that decoded frames take now."""
+        """The memory that decoded frames use now, in bytes."""
         return self._frames.used_bytes
 
     def close(self) -> None:
-        """End all; loads that are under way raise. Frames that are there stay. May be called twice."""
+        """End all processes; loads under way raise. Decoded frames stay valid. Idempotent."""
         self._dispatcher.close()
         self._frames.close()
 
     def abandon(self) -> None:
-        """What a forked child does in place of `close`: all this is its parent's."""
+        """Release descriptors in a forked child, in place of `close`: all else belongs to its parent."""
         self._dispatcher.abandon()
         self._frames.abandon()
 

@@ -1,7 +1,7 @@
-"""Which decoder takes which piece next. Pure: what is in flight and the time in, takes out.
+"""Assignment of pieces to decoders. Pure: the state of all videos and the time in, assignments out.
 
-List scheduling, longest first (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969), within a video; among
-videos the order of `vllm_omni_sched.graph.order`: least slack first.
+Within a video: list scheduling, longest first (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). Among
+videos: the order of `vllm_omni_sched.graph.order`, least slack first.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from enum import Enum
 from vllm_omni_sched.graph.order import SlaClass, WaitingOrder, WaitingRequest
 
 THREADS_WORTH_SECONDS = 0.02
-"""A piece shorter than this is done before threads have gained anything."""
+"""A piece shorter than this ends before more threads would pay off."""
 
 
 class TakeReason(str, Enum):
-    """Why a piece is taken now."""
+    """Reason why a piece is assigned now."""
 
-    FIRST = "first"  # of the video that is first in order
-    NEXT = "next"  # the videos before have nothing left to give out
-    LENT = "lent"  # of either, and threads of decoders that have nothing to do work on it, too
+    FIRST = "first"  # its video is first in order
+    NEXT = "next"  # the videos before it have no pieces left to assign
+    LENT = "lent"  # as either of these, with threads lent by idle decoders
 
 
 @dataclass(frozen=True)
 class PieceLeft:
-    """A piece that nobody works on.
+    """A piece that is not assigned yet.
 
     Attributes:
         number: unique within its video.
         cost: predicted seconds of one decoder.
-        threads: most that may work on it.
+        threads: most threads that may work on it.
     """
 
     number: int
@@ -41,12 +41,12 @@ class PieceLeft:
 
 @dataclass(frozen=True)
 class VideoWork:
-    """A video with pieces left.
+    """A video with unassigned pieces.
 
     Attributes:
-        key: which one.
-        arrival: seconds, of the clock that ``now`` comes from.
-        kind: of the decoders that may take of it.
+        key: unique key of the video.
+        arrival: arrival time in seconds, on the clock of ``now``.
+        kind: kind of decoders that may decode it.
     """
 
     key: int
@@ -58,7 +58,7 @@ class VideoWork:
 
 @dataclass(frozen=True)
 class Seat:
-    """A decoder that has nothing to do, and the video that it worked on last, if it has that open."""
+    """An idle decoder, and the video that it still has open, if any."""
 
     decoder: int
     kind: str
@@ -67,7 +67,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Take:
-    """A decoder is to take a piece, with so many threads."""
+    """The assignment of a piece to a decoder, with a number of threads."""
 
     decoder: int
     video: int
@@ -77,17 +77,17 @@ class Take:
 
 
 class Share:
-    """Who takes what.
+    """Assigns pieces to decoders.
 
-    1. No decoder is idle while a piece waits that it may take, whosever it is.
-    2. Videos go by class, then least slack first: arrival + the class's TTFT target - now - what is left of the
-       video, done by all decoders of its kind together. One that is late goes behind those of its class that are not;
-       one that has waited ``max_wait_seconds`` goes first. See `WaitingOrder`. Equals go one after the other, not turn
-       by turn: that would finish all of them as late as the last.
-    3. Within a video the longest piece first, so that the last ones to end are short.
-    4. Of decoders that are idle the one takes it that has its video open.
-    5. When all pieces are taken, the processors of decoders that are idle still are lent to the pieces taken, as
-       threads, the longest first; less what was lent before.
+    1. No decoder is idle while a piece waits that it may decode.
+    2. Videos are ordered by class, then least slack first: arrival + the class's TTFT target - now - the remaining
+       work, divided among all decoders of its kind. A late video goes behind those of its class that are not late; one
+       that has waited ``max_wait_seconds`` goes first. See `WaitingOrder`. Equal videos go one after the other, not in
+       turns, which would finish all of them as late as the last.
+    3. Within a video, the longest piece goes first, so that the last ones to end are short.
+    4. Among idle decoders, the one that has the video open takes the piece.
+    5. When all pieces are assigned, processors of the decoders that are still idle are lent to the assigned pieces as
+       threads, longest first, minus the threads lent before.
 
     Raises:
         ConfigError: ``max_wait_seconds`` is not above 0.
@@ -100,13 +100,13 @@ class Share:
     def plan(
         self, videos: Sequence[VideoWork], idle: Sequence[Seat], decoders: dict[str, int], lent: int, now: float
     ) -> tuple[Take, ...]:
-        """Who takes what now; of each decoder at most one take.
+        """Return the assignments to make now, at most one for each decoder.
 
         Args:
-            videos: those with pieces left.
-            idle: decoders with nothing to do.
-            decoders: how many there are of a kind, idle or not.
-            lent: threads beyond one that pieces being decoded have.
+            videos: videos with unassigned pieces.
+            idle: idle decoders.
+            decoders: number of decoders by kind, idle or not.
+            lent: total of threads beyond one of the pieces being decoded.
         """
         takes: list[tuple[Take, PieceLeft]] = []
         for kind in dict.fromkeys(seat.kind for seat in idle):

@@ -1,4 +1,4 @@
-"""Which packets frames need. Pure."""
+"""Determines the packets that wanted frames need. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Wanted frames, and a run of packets from which they can be decoded.
+    """A run of packets, and the wanted frames that can be decoded from it.
 
     Attributes:
         first: index of the packet where decoding begins.
-        last: index of the last packet that is needed.
-        begin, end: the frames are those that are wanted from the ``begin``-th up to before the ``end``-th.
+        last: index of the last needed packet.
+        begin, end: range of its frames among the wanted ones, end exclusive.
     """
 
     first: int
@@ -36,9 +36,9 @@ class Spans(NamedTuple):
     """A video, cut where decoding can begin.
 
     Attributes:
-        spans: those with wanted frames, by display order.
-        pts: of the wanted frames that the video has, which come before those that it has not.
-        keep: of each packet, whether it is decoded when its span is: bool of shape (number of packets,).
+        spans: spans with wanted frames, by display order.
+        pts: pts of the wanted frames that the video has; the ones that it does not have come last.
+        keep: whether each packet is decoded with its span: bool of shape (number of packets,).
     """
 
     spans: list[Span]
@@ -49,16 +49,15 @@ class Spans(NamedTuple):
 def cut(index: VideoIndex, numbers: Sequence[int]) -> Spans:
     """Cut a video whose frames are known by pts.
 
-    1. Frame n is the one with the n-th pts of those that are shown.
-    2. It is decoded from the last start whose own pts is not behind its pts; before the first start, from the
-       first packet.
-    3. Packets are needed up to its own, in file order. With an open GOP that is past the next start: frames that
-       are shown before a start may come after it in the file.
-    4. What is droppable and not wanted is left out.
+    1. Frame n is the one with the n-th pts of all shown frames.
+    2. It is decoded from the last start whose pts is not after its own; before the first start, from the first packet.
+    3. Packets up to its own are needed, in file order. With an open GOP that is past the next start: frames that are
+       shown before a start may come after it in the file.
+    4. Droppable packets of unwanted frames are left out.
 
     Args:
-        index: of the video, in `Order.PTS`.
-        numbers: wanted frames, ascending, each once.
+        index: index of the video, in `Order.PTS`.
+        numbers: numbers of the wanted frames, ascending, each once.
     """
     packets = index.packets
     shown = shown_pts(index)
@@ -80,15 +79,15 @@ def cut(index: VideoIndex, numbers: Sequence[int]) -> Spans:
 def _starts_of(packets: npt.NDArray[np.void], pts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
     highest = np.maximum.accumulate(packets["pts"])
-    starts = starts[packets["pts"][starts] == highest[starts]]  # one that is shown before a packet ahead of it is none
+    starts = starts[packets["pts"][starts] == highest[starts]]  # a packet shown before an earlier packet is not a start
     at = packets["pts"][starts]
     place = np.searchsorted(at, pts, side="right") - 1
     return np.where(place >= 0, starts[np.maximum(place, 0)], 0) if len(starts) else np.zeros(len(pts), np.int64)
 
 
 def feed(index: VideoIndex, span: Span, keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-    """Packets of a span to decode, by their indices."""
+    """Return the indices of a span's packets to decode."""
     part = index.packets[span.first : span.last + 1]
-    # what is shown before the start belongs to the span before; decoded from here it would be damaged
+    # frames shown before the start belong to the previous span; decoded from here they would be damaged
     foreign = (part["flags"] & PacketFlag.DROPPABLE != 0) & (part["pts"] < part["pts"][0])
     return (span.first + np.flatnonzero(keep[span.first : span.last + 1] & ~foreign)).astype(np.int32)

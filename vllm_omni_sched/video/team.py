@@ -1,7 +1,7 @@
-"""All decoders: their processes, which are started when there is work, and started again when they end.
+"""The decoder processes of all kinds: they are started when there is work, and replaced when they end.
 
-Used by one thread. It knows who is idle, who works on what, and which video a process has open; what comes next is
-`vllm_omni_sched.video.share`'s to say.
+Used by one thread. It tracks which decoders are idle, which task each has, and which video each has open; the next
+assignments are made by `vllm_omni_sched.video.share`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vllm_omni_sched.video.share import Seat
 logger = get_logger(__name__)
 
 _START_SECONDS = 60.0
-_GRACE_SECONDS = 0.1  # between the last word of a process and its end
-TRIES = 2  # processes that may die of a task, and of which one kind may fail to start in a row
+_GRACE_SECONDS = 0.1  # between the last message of a process and its end
+TRIES = 2  # most processes that may die of one task, and most failed starts in a row of a kind
 
 
 @dataclass(eq=False)
 class Place:
-    """One decoder: its process, if it runs, and what it does."""
+    """One decoder: its process, if it runs, and its task."""
 
     number: int
     kind: Kind
@@ -41,12 +41,14 @@ class Place:
 
 
 class Team:
-    """
+    """Runs the processes of all decoders.
+
     Args:
-        kinds: of decoders.
-        settings: of their processes.
-        watch: called with a process that was started, and ``unwatch`` before it ends.
-        restarted: called with a kind when a process of it has ended that should not have.
+        kinds: kinds of decoders.
+        settings: settings of their processes.
+        watch: called with the place of a process that was started.
+        unwatch: called with the place before its process ends.
+        restarted: called with a kind when a process of it has ended unexpectedly.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Team:
 
     @property
     def idle(self) -> list[Seat]:
-        """Decoders that could begin now."""
+        """The decoders that can begin a task now."""
         idle = (one for one in self.places if one.ready and one.task is None)
         return [Seat(one.number, one.kind.name, one.opened.key if one.opened else None) for one in idle]
 
@@ -81,13 +83,13 @@ class Team:
 
     @property
     def lent(self) -> int:
-        """Threads beyond one that tasks have."""
+        """The total of threads beyond one that tasks have."""
         return sum(one.task.given - 1 for one in self.places if one.task is not None)
 
     def start(self, kind: str, now: float) -> str:
-        """Start what does not run of a kind; why none of it does, or "".
+        """Start the processes of a kind that do not run; return why none of them runs, or "".
 
-        A kind whose processes have failed to start several times in a row is given up, until it is asked for again.
+        A kind whose processes fail to start several times in a row is given up, until the next call for it.
         """
         ours = [place for place in self.places if place.kind.name == kind]
         for place in ours:
@@ -99,7 +101,7 @@ class Team:
                 if place.process is None:
                     try:
                         place.process = Process(place.kind, place.device, self._settings)
-                    except Exception as error:  # noqa: BLE001 - whatever it is, loads are to hear of it
+                    except Exception as error:  # noqa: BLE001 - any error is reported to the loads
                         problem = str(error) or type(error).__name__
                         break
                     place.since = now
@@ -107,12 +109,12 @@ class Team:
         if any(place.process is not None for place in ours):
             return ""
         self._failed_starts.pop(kind, None)
-        return problem or f"there is none of kind {kind!r}"
+        return problem or f"there is no decoder of kind {kind!r}"
 
     def give(self, place: Place, job: Job, task: Task, now: float) -> Lost | None:
-        """Let an idle decoder do a task; what has become of it when its process has ended meanwhile."""
+        """Assign a task to an idle decoder; return the lost task if its process has ended and it is not retried."""
         assert place.process is not None
-        if not place.process.alive:  # ended while it was idle: the task has no part in it
+        if not place.process.alive:  # it ended while it was idle, so the task is not the cause
             self.stop(place)
             job.left[task.number] = task
             return None
@@ -128,13 +130,15 @@ class Team:
         return None
 
     def read(self, place: Place) -> tuple[Job, Answer | Lost] | None:
-        """What a process has said; None when that is of no interest to a job."""
+        """Read a message of a process; return None if it concerns no job."""
         assert place.process is not None
         try:
             received = place.process.channel.receive()
-        except Exception as error:  # noqa: BLE001 - who has been taken over may say anything
+        except Exception as error:  # noqa: BLE001 - a compromised process may send anything
             if not isinstance(error, EOFError):
-                logger.warning("a decoder process says what nobody can read: %s", type(error).__name__)
+                logger.warning(
+                    "unreadable message from decoder %d (%s); restarting it", place.number, type(error).__name__
+                )
             return self._of_job(place)
         if received is None:
             return None
@@ -142,12 +146,15 @@ class Team:
         ready = isinstance(message, messages.Ready)
         if len(fds) > isinstance(message, messages.Indexed) or (ready and place.ready):
             wire.close_all(fds)
-            return self._of_job(place)  # only an index has a descriptor, and nobody is ready twice
+            return self._of_job(place)  # only an index has a descriptor, and a process is ready only once
         if ready:
             place.ready = True
             self._failed_starts.pop(place.kind.name, None)
             if message.missing and not self.missing:
-                logger.warning("decoder processes go without %s: this system has none", ", ".join(message.missing))
+                logger.warning(
+                    "decoder processes run without %s, which this system lacks; see `vllm-omni-sched doctor`",
+                    ", ".join(message.missing),
+                )
                 self.missing = message.missing
             return None
         if isinstance(message, messages.Failed) and message.failure is Failure.START:
@@ -156,7 +163,7 @@ class Team:
         job, task = place.job, place.task
         if task is None or job is None or not _answers(message, task):
             wire.close_all(fds)
-            return self._of_job(place)  # it says what it was not asked
+            return self._of_job(place)  # an answer to no task
         place.job = place.task = None
         return job, Answer(task, message, fds)
 
@@ -165,9 +172,9 @@ class Team:
         return (job, lost) if job is not None and lost is not None else None
 
     def ended(self, place: Place) -> Lost | None:
-        """See to a process that has ended, or has to; what has become of its task, if that is not to be tried again.
+        """Clean up after a process that has ended, or must end; return its task if it is not retried.
 
-        A task that is to be tried again is left to its job.
+        A task that is retried goes back to its job.
         """
         job, task = place.job, place.task
         how = self.stop(place, _GRACE_SECONDS)
@@ -180,9 +187,9 @@ class Team:
         return Lost(task, None, f"the decoder process {how}")
 
     def stop(self, place: Place, grace_seconds: float = 0.0) -> str:
-        """End a process, whatever it is at, unless it ends by itself soon; how it ended."""
+        """End a process, unless it ends by itself soon; return how it ended, as text."""
         if place.process is None:
-            return "was not there"
+            return "was not running"
         started = place.ready
         self._unwatch(place)
         how = place.process.end(grace_seconds)
@@ -195,7 +202,7 @@ class Team:
         return how
 
     def drop(self, place: Place) -> None:
-        """End a process of which nothing can be told any more, not even how it ends."""
+        """End a process whose state is unknown, ignoring all errors."""
         process = place.process
         with contextlib.suppress(Exception):
             self._unwatch(place)
@@ -206,7 +213,7 @@ class Team:
         self._restarted(place.kind.name)
 
     def forget(self, job: Job) -> None:
-        """A job has ended: what works on it is stopped, and who has its video open closes it."""
+        """End a job: stop processes that work on it, and close its video in the others."""
         for place in self.places:
             if place.job is job:
                 self.stop(place)
@@ -227,6 +234,6 @@ class Team:
 
 
 def _answers(message: messages.Indexed | messages.Done | messages.Failed, task: Task) -> bool:
-    """Whether it is an answer to this task."""
+    """Return whether a message is an answer to this task."""
     right = messages.Done if task.needs_open else messages.Indexed
     return message.task == task.number and isinstance(message, (right, messages.Failed))

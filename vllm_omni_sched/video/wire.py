@@ -1,7 +1,7 @@
 """Messages between the owner of decoders and their processes: small, typed, with descriptors of shared memory.
 
-Whoever reads hostile bytes may be taken over by them. So nothing is unpickled, every message is checked against its
-type, and what is large travels as a memory file that belongs to nobody's namespace.
+A process that reads untrusted bytes may be compromised. Therefore nothing is unpickled, every message is checked
+against its type, and large data is sent as a memory file without a name.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 
-INLINE_BYTES = 1 << 16  # a socket takes that much whatever the system's settings
+INLINE_BYTES = 1 << 16  # fits into a socket's buffer with any system settings
 MAX_BYTES = 1 << 28
 _MAX_FDS = 4
 
 
 class Channel:
-    """One end.
+    """One end of a channel.
 
     Args:
-        end: of a SOCK_SEQPACKET pair.
-        decoder: of the messages that may come.
+        end: one socket of a SOCK_SEQPACKET pair.
+        decoder: decoder of the messages that are accepted.
     """
 
     def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> None:
@@ -38,7 +38,7 @@ class Channel:
         """Send a message; descriptors are duplicated, and stay open here.
 
         Raises:
-            OSError: the other side is gone, or does not read.
+            OSError: the other side has closed the channel, or does not read.
         """
         data = msgspec.msgpack.encode(message)
         with contextlib.ExitStack() as stack:
@@ -50,11 +50,11 @@ class Channel:
             self.end.sendmsg([head], rights, socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT))
 
     def receive(self, *, wait: bool = False) -> tuple[Any, list[int]] | None:
-        """The next message and its descriptors, which are the caller's to close; None: there is none yet.
+        """Return the next message and its descriptors, which the caller must close; None if there is none yet.
 
         Raises:
-            EOFError: the other side is gone.
-            ValueError: it is no message that may come; its descriptors are closed.
+            EOFError: the other side has closed the channel.
+            ValueError: the message is not an accepted one; its descriptors are closed.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
@@ -75,7 +75,7 @@ class Channel:
             body: bytes = head[1:]
             if head[0]:
                 if not fds:
-                    raise ValueError("a large message came without its memory")
+                    raise ValueError("a large message has no memory file")
                 body = read_all(fds[0], MAX_BYTES)
             message = self._decoder.decode(body)
             undo.pop_all()
@@ -88,15 +88,15 @@ class Channel:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a channel that keeps messages apart."""
+    """Return both ends of a channel that preserves message boundaries."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def memory_file(name: str, *parts: bytes | memoryview) -> int:
-    """Descriptor of a new memory file that holds these.
+    """Return the descriptor of a new memory file with these parts.
 
     Raises:
-        OSError: there is no memory, or no descriptor.
+        OSError: no memory or no descriptor is left.
     """
     fd = os.memfd_create(name)
     try:
@@ -111,23 +111,23 @@ def memory_file(name: str, *parts: bytes | memoryview) -> int:
 
 
 def read_all(fd: int, most: int) -> bytes:
-    """A memory file.
+    """Return the content of a memory file.
 
     Raises:
         ValueError: it is larger than ``most`` bytes, or becomes shorter meanwhile.
     """
     nbytes = os.fstat(fd).st_size
     if nbytes > most:
-        raise ValueError(f"a message of {nbytes} bytes came, and {most} are allowed")
+        raise ValueError(f"a message has {nbytes} bytes, but only {most} are allowed")
     data = os.pread(fd, nbytes, 0)
     if len(data) != nbytes:
-        raise ValueError("a message was cut off")
+        raise ValueError("a message is truncated")
     return data
 
 
 @contextlib.contextmanager
 def closing_fd(fd: int) -> Iterator[int]:
-    """Close it in the end."""
+    """Close the descriptor at the end of the block."""
     try:
         yield fd
     finally:

@@ -1,7 +1,7 @@
 """A decoder process: ``python -m vllm_omni_sched.video.worker``, started by `vllm_omni_sched.video.team`.
 
-It loads its codecs, enters the sandbox, and then serves one task at a time until its owner is gone. Neither vLLM nor
-torch is loaded here, so it is small and starts quickly.
+It loads its codecs, enters the sandbox, and then serves one task at a time until its owner ends. Neither vLLM nor torch
+is loaded here, so it is small and starts quickly.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class Worker:
-    """Serves tasks; what it maps is what its owner has sent last.
+    """Serves tasks; the packets of the video that its owner has sent last are mapped.
 
     Args:
-        channel: to the owner.
-        decoder: that it has.
-        read_index: of a file's descriptor, under limits: makes an index, and the descriptor of a new memory file with
-            the packets where they are not in the file.
-        frames: memory of all frames, mapped.
+        channel: channel to the owner.
+        decoder: decoder of this process.
+        read_index: reads a file's index from its descriptor, under limits; returns the index, and the descriptor of
+            a new memory file with the packets if they are not in the file.
+        frames: mapped memory of all frames.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Worker:
     ) -> None:
         self._channel, self._decoder, self._read_index, self._frames = channel, decoder, read_index, frames
         self._packets: mmap.mmap | None = None
-        self._slots, self._slot_bytes = 0, 0  # where those of the open video begin, and how large they are
-        self._unopened: tuple[Failure, str] | None = None  # why the video that was to be opened is not
+        self._slots, self._slot_bytes = 0, 0  # offset of the open video's slots, and the size of one
+        self._unopened: tuple[Failure, str] | None = None  # why the last video could not be opened
 
     def serve(self) -> None:
-        """Until the owner is gone."""
+        """Serve tasks until the owner closes the channel."""
         while True:
             try:
                 received = self._channel.receive(wait=True)
@@ -61,7 +61,7 @@ class Worker:
             message, fds = received
             try:
                 self._serve(message, fds)
-            except OSError:  # the owner is gone
+            except OSError:  # the owner has closed the channel
                 return
             finally:
                 wire.close_all(fds)
@@ -85,7 +85,7 @@ class Worker:
             answer = messages.Failed(message.task, Failure.DECODER, str(error))
         except MemoryError:
             answer = messages.Failed(message.task, Failure.MEMORY, "")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the owner is to hear of it
+        except Exception as error:  # noqa: BLE001 - any error is reported to the owner
             answer = messages.Failed(message.task, Failure.INTERNAL, f"{type(error).__name__}: {error}")
         try:
             self._channel.send(answer, out, wait=True)
@@ -113,7 +113,7 @@ class Worker:
             return Failure.MEMORY, ""
         except DecoderError as error:
             return Failure.DECODER, str(error)
-        except Exception as error:  # noqa: BLE001 - torch's are RuntimeErrors; another kind may open it
+        except Exception as error:  # noqa: BLE001 - torch raises RuntimeError; another kind of decoder may open the video
             return Failure.DECODER, f"{type(error).__name__}: {error}"
         return None
 
@@ -128,25 +128,25 @@ class Worker:
         return messages.Done(message.task, replace(result, convert_seconds=result.convert_seconds + seconds))
 
     def _touch(self, slots: Sequence[int]) -> None:
-        """Have memory behind these slots in one go: cheaper by a quarter than page by page, as they are written."""
+        """Allocate the memory of these slots in one go: a quarter cheaper than page by page while writing."""
         for slot in slots:
             start = self._slots + slot * self._slot_bytes
             stop = min(start + self._slot_bytes, len(self._frames))
             start -= start % mmap.PAGESIZE
             if 0 <= start < stop:
-                with contextlib.suppress(OSError):  # an older kernel touches pages as they come
+                with contextlib.suppress(OSError):  # older kernels allocate pages as they are written
                     self._frames.madvise(_POPULATE_WRITE, start, stop - start)
 
     def _close(self) -> None:
         self._decoder.close()
         if self._packets is not None:
-            with contextlib.suppress(BufferError):  # goes with the last look at it
+            with contextlib.suppress(BufferError):  # freed with the last view of it
                 self._packets.close()
             self._packets = None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load, lock in, serve."""
+    """Load the codecs, enter the sandbox, and serve tasks."""
     parser = argparse.ArgumentParser(description="A decoder process; its owner starts it.")
     for name in ("socket", "frames", "parent", "device", "memory-bytes", "file-bytes", "nice"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -155,7 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--index", required=True, help="module:name of what reads an index")
     given = parser.parse_args(arguments)
     sandbox.die_with_parent(given.parent)
-    sys.path[:] = [path for path in sys.path if path not in ("", "/")]  # where it was started means nothing
+    sys.path[:] = [
+        path for path in sys.path if path not in ("", "/")
+    ]  # the working directory must not be imported from
     channel = wire.Channel(socket.socket(fileno=given.socket), messages.to_worker)
     try:
         os.nice(given.nice)
@@ -168,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         decoder = _found(given.decoder)(*([given.device] if given.device >= 0 else []))
         read_index = _found(given.index)
         missing = sandbox.enter(given.profile, memory_bytes=given.memory_bytes, file_bytes=given.file_bytes)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the owner is to hear of it
+    except Exception as error:  # noqa: BLE001 - any error is reported to the owner
         channel.send(messages.Failed(0, Failure.START, f"{type(error).__name__}: {error}"), wait=True)
         return
     channel.send(messages.Ready(tuple(part.value for part in missing)), wait=True)

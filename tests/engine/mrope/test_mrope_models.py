@@ -31,7 +31,7 @@ from vllm_omni_sched.errors import ConfigError
 def test_other_models_are_computed_in_full(name):
     model = make_model(name)
     assert make_runner(model)._omni_mrope_sessions is None
-    with pytest.raises(ConfigError, match=r"'mrope_append' is 'on' but cannot work: .* none of the models"):
+    with pytest.raises(ConfigError, match=r"'mrope_append' is 'on' but cannot work: .* not among the models"):
         make_runner(model, mrope_append="on")
 
 
@@ -67,8 +67,8 @@ def _own(self: Any, *args: Any) -> Any:
     [
         (lambda _: _subclass(), None),
         (lambda _: _subclass(iter_mm_grid_thw=_own), "Fork has a iter_mm_grid_thw of its own"),
-        (lambda _: _subclass(get_mrope_input_positions=_own), "none of the models"),
-        (_patched, "differs from those that were read"),
+        (lambda _: _subclass(get_mrope_input_positions=_own), "not among the models"),
+        (_patched, "differs from the versions that were verified"),
         (lambda _: torch.nn.Linear(1, 1), "computes no M-RoPE positions"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_contact_sheet_shows_the_frames(clip: Path, tmp_path: Path) -> None:
         (["--fps", "0"], b"", 2, "--fps must be positive, got 0"),
         ([], None, 2, "No such file or directory"),
         (["--decoders", "1"], b"", 1, "empty"),
-        (["--decoders", "1"], b"no video " * 1000, 1, "no video file that can be read"),
+        (["--decoders", "1"], b"no video " * 1000, 1, "the file is not a readable video"),
         (["--decoders", "1"], "audio", 1, "no video stream"),
     ],
     ids=["two rules", "no rate", "no file", "empty", "text", "audio"],

@@ -88,7 +88,7 @@ def test_a_deploy_yaml_without_our_key_leaves_it_off(tmp_path, text):
         ("omni_sched: {runtime: {stall_seconds: -1}}\n", "option 'runtime.stall_seconds'"),
         ("batching: {min_batch_size: 9, max_batch_size: 3}\n", "option 'min_batch_size' must not be above"),
         ("omnisched: {}\nstages: []\n", "the key 'omnisched' is read by nobody; did you mean 'omni_sched'?"),
-        ("omni_sched: {pools: {}, pools: {}}\n", "option 'omni_sched.pools' is there twice"),
+        ("omni_sched: {pools: {}, pools: {}}\n", "option 'omni_sched.pools' is given twice"),
         ("batching: [\n", "not valid YAML"),
     ],
 )

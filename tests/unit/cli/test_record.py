@@ -124,8 +124,8 @@ def test_a_server_that_dies_leaves_the_trace_so_far(tmp_path: Path, slept: list[
         status, said, problem = run(url, "--out", out, "--seconds", 1000)
     assert (status, said) == (1, "")
     assert (
-        f"no answer to 3 looks in a row: it answers 503 Service Unavailable; are its metrics on?; 2 intervals in {out}"
-        in problem
+        f"no answer to 3 scrapes in a row: it answers 503 Service Unavailable; "
+        f"are its metrics on?; 2 intervals in {out}" in problem
     )
     assert len(read_trace(out).intervals) == 2
     assert len(slept) == 5
@@ -213,9 +213,9 @@ def test_what_is_no_server_of_vllm_is_said_to_be(tmp_path: Path, pages: Any, sai
 @pytest.mark.parametrize(
     ("url", "more", "said"),
     [
-        ("file:///etc/passwd", (), "URL must be as http://localhost:8000"),
-        ("localhost:8000", (), "URL must be as http://localhost:8000"),
-        ("http://localhost:x", (), "URL must be as http://localhost:8000"),
+        ("file:///etc/passwd", (), "URL must be like http://localhost:8000"),
+        ("localhost:8000", (), "URL must be like http://localhost:8000"),
+        ("http://localhost:x", (), "URL must be like http://localhost:8000"),
         ("http://127.0.0.1:1", ("--seconds", 0), "--seconds and --interval must be 0.1 or more"),
         ("http://127.0.0.1:1", ("--interval", "nan"), "--seconds and --interval must be 0.1 or more"),
     ],

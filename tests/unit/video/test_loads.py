@@ -75,7 +75,7 @@ def test_standing_in_costs_one_decoding_at_most(codec: FlashCodec) -> None:
 
 
 def test_no_frame_at_all(codec: FlashCodec) -> None:
-    with pytest.raises(VideoInputError, match="none of the 4 frames"):
+    with pytest.raises(VideoInputError, match="none of the 4 wanted frames"):
         codec.load(actors.video(4, absent=[0, 1, 2, 3]), everything)
 
 
@@ -85,12 +85,12 @@ def test_no_frame_at_all(codec: FlashCodec) -> None:
         (b"no video", VideoInputError, "no video that can be read"),
         (b"", VideoInputError, "no video that can be read"),
         (actors.video(index="wrong"), DecoderError, "something is wrong"),
-        (actors.video(index="die"), VideoInputError, "twice"),
-        (actors.video(index="nonsense"), VideoInputError, "makes no sense"),
+        (actors.video(index="die"), VideoInputError, "two processes ended"),
+        (actors.video(index="nonsense"), VideoInputError, "is inconsistent"),
         (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
         (actors.video(greedy=[3]), VideoLimitError, "worker_memory_bytes"),
-        (actors.video(4, die=[1]), DecoderError, "none of the 4 frames.* exit code 7"),
-        (actors.video(4, wrong=[1]), DecoderError, "none of the 4 frames.*something is wrong"),
+        (actors.video(4, die=[1]), DecoderError, "none of the 4 wanted frames.* exit code 7"),
+        (actors.video(4, wrong=[1]), DecoderError, "none of the 4 wanted frames.*something is wrong"),
         (actors.video(refuse=[3]), DecoderError, "such a thing"),
         (actors.video(refuse_open=[3]), DecoderError, "cannot open"),
     ],

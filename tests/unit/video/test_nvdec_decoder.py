@@ -190,7 +190,7 @@ def test_frames_that_do_not_come_are_an_error() -> None:
     card.open(index, packets, memoryview(bytearray(64 * 48 * 3)))
     (first, *_) = pieces(index, [15])
     short = type(first)(0, first.feed[:4], first.wanted, first.order, 1.0)
-    with pytest.raises(NvdecError, match="1 of 1 frames did not come out") as raised:
+    with pytest.raises(NvdecError, match="1 of 1 frames are missing") as raised:
         card.decode(short)
     assert raised.value.reason is Refusal.INCOMPLETE
 

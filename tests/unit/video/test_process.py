@@ -53,7 +53,7 @@ def test_other_options_make_another_and_end_the_first(made):
 
 def test_where_nobody_chose_it_no_request_may(made):
     process.refuse()
-    with pytest.raises(RequestError, match="which this server was not started with: leave it out, or"):
+    with pytest.raises(RequestError, match="but this server was not started with it: leave it out, or"):
         process.service()
     assert made == []
 

@@ -56,7 +56,7 @@ def test_what_fails_in_the_thread_ends_one_load(codec: FlashCodec, monkeypatch: 
             if name == "forget":
                 codec.load(actors.video(8), everything)
             else:
-                with pytest.raises(DecoderError, match="went wrong"):
+                with pytest.raises(DecoderError, match="failed with an internal error"):
                     codec.load(actors.video(8), everything)
         assert codec.alive
     check(codec.load(actors.video(8), everything), list(range(8)))

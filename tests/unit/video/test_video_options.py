@@ -47,7 +47,7 @@ def test_as_yaml_has_them() -> None:
 def test_limits_name_the_option_and_the_figures() -> None:
     limits = VideoOptions(max_pixels=100).limits
     limits.check_size(10, 10)
-    with pytest.raises(VideoLimitError, match=r"101 pixels \(101x1\), and option 'max_pixels' allows 100"):
+    with pytest.raises(VideoLimitError, match=r"101 pixels \(101x1\), but option 'max_pixels' allows 100"):
         limits.check_size(101, 1)
 
 

@@ -1,4 +1,4 @@
-"""The receiving side of an arena: finds messages in everybody's outboxes."""
+"""The receiving side of an arena: finds messages in the outboxes of all senders."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 TELL_EVERY = 64
-"""Messages between two times that senders are told what receiving takes."""
+"""Number of messages after which senders are told the cost of receiving."""
 NEW_SENDERS_AFTER = 1e-4
-"""Seconds, of real time, between two looks for new senders: less than one takes to appear."""
+"""Seconds, of real time, between two searches for new senders: less than a sender takes to start."""
 LISTING_SETTLES = 0.05
 """Seconds: a directory may change again within the tick of its time stamp."""
 
 
 @dataclass
 class InboxCounts:
-    """What this process has received."""
+    """Counts of the messages that this process has received."""
 
     got: int = 0
     got_bytes: int = 0
     copied_bytes: int = 0
     corrupt: int = 0
-    foreign: int = 0  # files in the arena that are no outbox of ours
-    orphans_expired: int = 0  # messages of dead senders
-    orphans_given_back: int = 0  # the same, by receivers that died
+    foreign: int = 0  # files in the arena that are not outboxes of this version
+    orphans_expired: int = 0  # messages of dead senders that expired
+    orphans_given_back: int = 0  # messages of dead senders that dead receivers had leased
 
 
 class Inbox:
-    """Messages for one process. Its callers hold one lock (see `ArenaPath`).
+    """Receives the messages of one process; callers hold the lock of `ArenaPath`.
 
-    It counts as alive until it is closed and the last view of a message has gone.
+    It counts as alive until it is closed and the last view of a message is dropped.
 
     Args:
-        directory: of the arena.
-        listed: descriptor of it.
-        copy_out: always copy; else only what is in a ring, whose room is wanted back at once.
-        ttl_seconds: messages of dead senders that nobody gets for so long are dropped.
+        directory: directory of the arena.
+        listed: descriptor of the directory.
+        copy_out: whether to copy all messages; else only those in a ring, whose room is needed again at once.
+        ttl_seconds: age at which unreceived messages of dead senders are dropped.
     """
 
     def __init__(self, directory: Path, listed: int, copy_out: bool, ttl_seconds: float, clock: Clock) -> None:
@@ -75,28 +75,28 @@ class Inbox:
             unfinished.rename(self.path)
             undo.pop_all()
         self._pid = os.getpid()
-        self._leases: set[int] = set()  # numbers of those that have not ended
+        self._leases: set[int] = set()  # numbers of the leases that have not ended
         self._closed = False
         self._senders: dict[str, Peer] = {}
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
-        self._owed: list[tuple[Index, int]] = []  # messages to give back
+        self._owed: list[tuple[Index, int]] = []  # messages that must still be given back
         self._misses = Misses()
-        self._contended = False  # the last look found a message that somebody else was at
+        self._contended = False  # the last search found a message that another process had locked
         self.counts = InboxCounts()
         self._cost = ReceivingCost()
 
     def get(self, name: bytes) -> Arrival | None:
-        """The message of that name, or None; see `Path.get`.
+        """Return the message of that name, or None; see `Path.get`.
 
         Raises:
-            CorruptMessageError: what lies there under its digest is damaged; it is gone now.
+            CorruptMessageError: the message found under its digest is damaged; it has been dropped.
         """
-        if self._owed:  # its sender was at it
+        if self._owed:  # its sender had it locked
             self._owed = [one for one in self._owed if self._owes(*one)]
         now = monotonic_seconds()
         digest = self._misses.digest_of(name)
-        news = [sender.index.news(digest) for sender in self._senders.values()]  # before it looks
+        news = [sender.index.news(digest) for sender in self._senders.values()]  # read before the search
         found = None
         if not self._misses.stand(name, news, now):
             self._contended = False
@@ -109,9 +109,9 @@ class Inbox:
         return found
 
     def bury(self) -> int:
-        """Take away outboxes of dead senders from which everything has been got; how many."""
+        """Remove outboxes of dead senders whose messages were all received; return how many."""
         gone = 0
-        self._listed_stamp = -1  # and look for new ones, whatever time stamps and clocks have said
+        self._listed_stamp = -1  # list again, even if time stamps are unchanged
         for name, sender in list(self._senders.items()):
             if meeting.is_alive(sender.path):
                 continue
@@ -127,18 +127,18 @@ class Inbox:
         return gone
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         return {**vars(self.counts), "senders": len(self._senders)}
 
     def close(self) -> None:
-        """Let go of all outboxes; views of messages stay valid, and count as consumed when they go."""
+        """Close all outboxes; views of messages stay valid, and count as consumed when they are dropped."""
         self._closed = True
         self.abandon()
         if not self._leases:
             self._leave()
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited."""
+        """Release the resources that a forked child has inherited."""
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
@@ -151,7 +151,7 @@ class Inbox:
             meeting.let_go(life)
 
     def _end(self, lease: int, index: Index, slot: int, generation: int) -> None:
-        """Called when the last view of a message goes: by any thread, at any time, so it takes no lock."""
+        """Consume a message when its last view is dropped: in any thread, at any time, so it takes no lock."""
         if os.getpid() != self._pid:  # a forked child has dropped its copy of the view
             return
         started = self._clock()
@@ -162,7 +162,9 @@ class Inbox:
             self._leave()
 
     def _settle(self, index: Index) -> None:
-        """Do what a dead sender cannot: show again what dead receivers held, drop what nobody has got in time."""
+        """Act for a dead sender: show messages of dead receivers again, drop messages that were not received in
+        time.
+        """
         state, holder, put_at = index.columns()
         late = (state == State.READY) & is_late(put_at, self._clock(), self._ttl_seconds)
         for slot in np.flatnonzero(late).tolist():
@@ -191,11 +193,11 @@ class Inbox:
                     record = index.claim(slot, digest, self.holder)
                     if record is not None:
                         return self._take(sender, slot, record, name)
-                self._contended = True  # somebody is at it, who may not want it
+                self._contended = True  # another process has it locked, and may not take it
         return None
 
     def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:
-        """Out of the ring."""
+        """Copy a message out of the ring."""
         started = self._clock()
         try:
             found = index.take(slot, digest, lambda data, generation, put_at: Arrival(data, name, generation, put_at))
@@ -211,7 +213,7 @@ class Inbox:
         return found
 
     def _tell(self) -> None:
-        """Now and then, what senders want to know."""
+        """Publish the measured limit for senders, every few messages."""
         if self.counts.got % TELL_EVERY == 0 and (limit := self._cost.limit_bytes) is not None:
             with contextlib.suppress(OSError):
                 tuning.tell(self.path, limit)
@@ -220,7 +222,7 @@ class Inbox:
         copied, started = self._copy_out, self._clock()
         try:
             region = sender.region(record)
-            # what the message keeps on a device it keeps as long as it is leased
+            # memory on a device is kept as long as the message is leased
             consumed = copied and not flags_of(region) & ON_DEVICE
             # an array of its own over the region: all views of the message keep it, and the lease ends with it
             data = bytearray(region) if consumed else np.frombuffer(bytes(region) if copied else region, np.uint8)
@@ -229,7 +231,7 @@ class Inbox:
             sender.index.consume(slot, record.generation, self.holder)
             self.counts.corrupt += 1
             raise
-        except BaseException:  # no memory, no descriptors: it can be got when there are some
+        except BaseException:  # no memory or descriptors: it can be received once there are some
             if not sender.index.give_back(slot, self.holder):
                 self._owed.append((sender.index, slot))
             raise
@@ -247,7 +249,7 @@ class Inbox:
         return arrival
 
     def _list(self) -> bool:
-        """Whether there are outboxes that were not known."""
+        """Search for new outboxes; return whether there are any."""
         stamp = os.fstat(self._listed).st_mtime_ns
         now = self._clock()
         if stamp == self._listed_stamp and now - self._listed_at > LISTING_SETTLES:
@@ -261,7 +263,7 @@ class Inbox:
                     if entry.name.endswith(meeting.OUTBOX) and not self._knows(entry.name):
                         self._open(entry)
         except OSError:
-            self._listed_stamp = -1  # look again, whatever the time stamp says
+            self._listed_stamp = -1  # list again next time
             raise
         return len(self._senders) > known
 
@@ -290,4 +292,4 @@ class Inbox:
     def _ignore(self, entry: os.DirEntry[str]) -> None:
         self._ignored.add(entry.name)
         self.counts.foreign += 1
-        logger.error("%s is no outbox of this arena and is left alone", entry.path)
+        logger.error("%s is not an outbox of this arena; ignoring it, its messages are not received", entry.path)

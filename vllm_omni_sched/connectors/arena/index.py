@@ -1,4 +1,4 @@
-"""The index of an outbox in shared memory: which message lies where, and whose it is."""
+"""The index of an outbox in shared memory: location and state of each message."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from vllm_omni_sched.errors import CorruptMessageError
 
 Read = TypeVar("Read")
 FUTURE = 1e6
-"""Seconds that no clock of a host is ahead of another."""
-WORDS = RECORD_BYTES // 4  # of a record; the first is its state
+"""Seconds by which no clock of a host is ahead of another."""
+WORDS = RECORD_BYTES // 4  # words of a record; the first is its state
 
 FREE, READY, LEASED, CONSUMED = (int(state) for state in State)  # an enumeration is slow to look up
 
 
 class Columns(NamedTuple):
-    """Of the records of all slots, as they were at one time."""
+    """Fields of the records of all slots, as they were at one time."""
 
     state: npt.NDArray[Any]
     holder: npt.NDArray[Any]
@@ -50,21 +50,23 @@ class Columns(NamedTuple):
 
 
 def is_late(put_at: npt.NDArray[Any], now: float, ttl_seconds: float) -> npt.NDArray[Any]:
-    """Which messages were put more than ``ttl_seconds`` ago, or at a time that cannot be: somebody has damaged it."""
+    """Return which messages were put more than ``ttl_seconds`` ago, or at an impossible time, as in a damaged
+    record.
+    """
     sound = np.isfinite(put_at) & (put_at < now + FUTURE)
     late: npt.NDArray[Any] = ~sound | (now - np.where(sound, put_at, now) > ttl_seconds)
     return late
 
 
 class Index:
-    """Slots of an outbox, as sender and receivers see them.
+    """The slots of an outbox, as sender and receivers see them.
 
-    States change under the lock of the slot's first byte where two could want it, and without where only one may: the
-    sender fills free slots, a receiver ends its own lease.
+    A state that several processes may change is changed under the lock of the slot's first byte. No lock is needed
+    where only one process may change it: the sender fills free slots, a receiver ends its own lease.
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
-        # mapped as long as somebody's lease needs it: a mapping that has views cannot be closed
+        # stays mapped as long as a lease needs it: a mapping with views cannot be closed
         self._bytes, self._map, self.layout = memory.map, memoryview(memory.map), layout
         words = np.frombuffer(self._map, "<u8", layout.slots * RECORD_BYTES // 8, layout.records)
         rows = words.reshape(layout.slots, RECORD_BYTES // 8)
@@ -75,7 +77,7 @@ class Index:
         self._order = threading.Lock()
 
     def find(self, digest: int) -> list[int]:
-        """Slots with this digest whose message waits; others may have it that were not freed yet."""
+        """Return the slots with this digest whose message waits; slots that are not freed yet may have it, too."""
         slots, wanted = [], DIGEST.pack(digest)
         for bucket in buckets_of(digest, self._buckets):
             start = PAGE + bucket * BUCKET * DIGEST.size
@@ -89,24 +91,24 @@ class Index:
         return slots
 
     def news(self, digest: int) -> int:
-        """Another number once a message was shown that may have this digest.
+        """Return a number that changes when a message is shown that may have this digest.
 
-        It may be late where processors reorder what they write, and processes that give back do not wait for each
-        other: look now and then all the same.
+        The change may be late, because processors reorder writes, and may be lost, because processes that give back do
+        not synchronise: search from time to time in any case.
         """
         (count,) = NEWS.unpack_from(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size)
         return int(count)
 
     def record(self, slot: int) -> Record:
-        """What a slot says now."""
+        """Return the current record of a slot."""
         return Record(*RECORD.unpack_from(self._map, self._records + slot * RECORD_BYTES))
 
     def state(self, slot: int) -> int:
-        """Of a slot, now."""
+        """Return the current state of a slot."""
         return self._words[self._first + slot * WORDS]
 
     def settled(self, slot: int) -> int | None:
-        """Of a slot, while nobody is at it; None when somebody is."""
+        """Return the state of a slot while no process has it locked; None if one has."""
         at = self.layout.record_at(slot)
         if not self._locks.acquire(at):
             return None
@@ -116,23 +118,23 @@ class Index:
             self._locks.release(at)
 
     def columns(self) -> Columns:
-        """What all slots say now."""
+        """Return a copy of the records of all slots."""
         return Columns(*(column.copy() for column in self._columns))
 
-    # the sender's; a receiver's, where the sender is dead
+    # operations of the sender, or of a receiver if the sender is dead
 
     def publish(self, slot: int, digest: int, record: tuple[Any, ...]) -> None:
-        """Show a message that is written to receivers; ``record`` is a `Record` that is free."""
+        """Show a written message to receivers; ``record`` are the fields of a `Record` in state FREE."""
         at = self._records + slot * RECORD_BYTES
         with self._order:
             RECORD.pack_into(self._map, at, *record)
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
-        with self._order:  # released and taken again: no processor shows what follows before what went before
+        with self._order:  # releasing and acquiring the lock orders the writes for other processors
             self._set(slot, READY)
         self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
-        """Free a slot unless it is leased, and say what it was; None when somebody is at it, who may take it or not."""
+        """Free a slot unless it is leased, and return its former state; None if another process has it locked."""
         at = self.layout.record_at(slot)
         if not self._locks.acquire(at):
             return None
@@ -145,16 +147,16 @@ class Index:
             self._locks.release(at)
 
     def revoke(self, slot: int) -> None:
-        """Let nobody take a message but who is at it already: others find it revoked."""
+        """Mark a message as revoked: only a process that has it locked already can still take it."""
         REVOKED.pack_into(self._map, self._records + slot * RECORD_BYTES + REVOKED_AT, 1)
 
     def free(self, slot: int) -> None:
-        """Empty a slot that is nobody's any more."""
+        """Empty a slot that no process uses any more."""
         self._set(slot, FREE)
         DIGEST.pack_into(self._map, self.layout.digest_at(slot), 0)
 
     def give_back(self, slot: int, holder: int) -> bool:
-        """Show a message again whose receiver has died, or cannot take it."""
+        """Show a message again whose receiver has died or cannot take it; return whether that was done."""
         at = self.layout.record_at(slot)
         if not self._locks.acquire(at):
             return False
@@ -170,31 +172,31 @@ class Index:
         return True
 
     def _set(self, slot: int, state: int) -> None:
-        """One store: `Struct.pack_into` writes zeros first, and others look without a lock."""
+        """Set a state by a single store: `Struct.pack_into` writes zeros first, and others read without a lock."""
         self._words[self._first + slot * WORDS] = state
 
     def _tell(self, digest: int) -> None:
         with self._order:
             NEWS.pack_into(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size, (self.news(digest) + 1) & 0xFFFFFFFF)
 
-    # a receiver's
+    # operations of a receiver
 
     def is_inline(self, slot: int) -> bool:
-        """Whether the message of a slot is in the ring."""
+        """Return whether the message of a slot is in the ring."""
         (pool,) = POOL.unpack_from(self._map, self._records + slot * RECORD_BYTES + POOL_AT)
         return bool(pool == RING)
 
     def take(self, slot: int, digest: int, read: Callable[[bytearray, int, float], Read]) -> Read | None:
-        """Get a message out of the ring, in one step: whoever is killed in it has not got it.
+        """Take a message out of the ring in one step: a process that is killed during it has not taken it.
 
         Args:
-            read: is given a copy of the message, its generation, and when it was put.
+            read: called with a copy of the message, its generation, and when it was put.
 
         Returns:
-            What ``read`` returns; None when the message is not there to be had any more, or somebody is at it.
+            The result of ``read``; None if the message is not available any more, or is locked.
 
         Raises:
-            CorruptMessageError: of ``read``, or the message is said to lie outside the ring; it is gone now.
+            CorruptMessageError: raised by ``read``, or the record points outside the file; the message is dropped.
         """
         at = self._records + slot * RECORD_BYTES
         if not self._locks.acquire(at):
@@ -222,10 +224,10 @@ class Index:
             self._locks.release(at)
 
     def claim(self, slot: int, digest: int, holder: int, inline: bool = False) -> Record | None:
-        """Lease a message to ``holder``; None when it is not there to be had any more, or somebody is at it.
+        """Lease a message to ``holder``; return None if it is not available any more, or is locked.
 
         Args:
-            inline: also one in the ring, which its sender alone may lease: receivers `take` it.
+            inline: whether to lease also a message in the ring, which only its sender may do: receivers `take` it.
         """
         at = self._records + slot * RECORD_BYTES
         if not self._locks.acquire(at):
@@ -242,7 +244,7 @@ class Index:
             self._locks.release(at)
 
     def consume(self, slot: int, generation: int, holder: int) -> None:
-        """End a lease: the sender may have the room again."""
+        """End a lease, so that the sender can reuse the room."""
         record = self.record(slot)
         if record.state == LEASED and record.generation == generation and record.holder == holder:
             self._set(slot, CONSUMED)

@@ -1,4 +1,4 @@
-"""Where things lie in the file of an outbox, and how long they are.
+"""The layout of an outbox's file.
 
 ::
 
@@ -28,7 +28,7 @@ DIGEST = struct.Struct("<Q")
 
 
 class State(IntEnum):
-    """Of a slot. The sender goes from FREE to READY and back to FREE, a receiver from READY over LEASED to CONSUMED."""
+    """State of a slot. The sender changes FREE to READY and back to FREE; a receiver READY to LEASED to CONSUMED."""
 
     FREE = 0
     READY = 1
@@ -37,8 +37,11 @@ class State(IntEnum):
 
 
 class Record(NamedTuple):
-    """One message in an outbox. ``pool`` 0 is the ring; ``holder`` is the receiver that has it, as a number;
-    ``revoked`` is 1 when its sender has replaced it while somebody was at it."""
+    """A message in an outbox.
+
+    ``pool`` 0 is the ring; ``holder`` is the number of the receiver that has leased it; ``revoked`` is 1 if its sender
+    has replaced it while another process had it locked.
+    """
 
     state: int
     generation: int
@@ -52,11 +55,11 @@ class Record(NamedTuple):
 
 POOL_AT, REVOKED_AT, HOLDER_AT, PUT_AT = 8, 12, 32, 40  # within a record
 LONG_NAME = 512
-"""Bytes: longer names are not remembered."""
+"""Length in bytes above which names are not cached."""
 RING = 0
-"""Number of what is no pool: the room for small messages in the outbox itself."""
+"""Pool number of the ring, the room for small messages in the outbox itself."""
 NEWS, NEWS_AT, NEWS_KINDS = struct.Struct("<I"), 1024, 256
-"""In the first page, for each value of a digest's last byte: how many messages were shown that have it."""
+"""Counters in the first page: for each value of a digest's last byte, the number of messages shown with it."""
 
 
 class Layout(NamedTuple):
@@ -69,7 +72,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, slots: int, ring_bytes: int) -> Layout:
-        """Of a file with so many slots, rounded up to a power of two of whole buckets."""
+        """Return the layout of a file with that many slots, rounded up to a power of two of whole buckets."""
         slots = max(2 * BUCKET, 1 << (slots - 1).bit_length())
         records = PAGE + slots * DIGEST.size
         ring = -(-(records + slots * RECORD_BYTES) // PAGE) * PAGE
@@ -91,7 +94,7 @@ class Layout(NamedTuple):
 
 
 def digest_of(name: bytes) -> int:
-    """64 bits of a name, never 0. Who finds a message by it compares the name in the message."""
+    """Return 64 bits of a name, never 0. A receiver that finds a message by it compares the name in the message."""
     return _digest(name) if len(name) > LONG_NAME else _cached_digest(name)
 
 
@@ -103,5 +106,5 @@ _cached_digest = lru_cache(maxsize=1024)(_digest)
 
 
 def buckets_of(digest: int, buckets: int) -> tuple[int, int]:
-    """The two buckets in which a message may lie; the sender takes the emptier one, which keeps them even."""
+    """Return the two buckets in which a message may be; the sender takes the emptier one, which balances them."""
     return digest & (buckets - 1), (digest >> 32) & (buckets - 1)

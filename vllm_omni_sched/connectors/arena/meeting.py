@@ -1,6 +1,6 @@
-"""Where senders and receivers of one arena find each other: a directory of this user alone.
+"""The directory, private to this user, in which senders and receivers of an arena find each other.
 
-A process is alive as long as it holds the lock of its file; the kernel lets go of it however the process ends.
+A process is alive as long as it holds the lock of its file; the kernel releases it however the process ends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vllm_omni_sched.errors import RendezvousError
 
 OUTBOX, INBOX, POOL, STAGE, UNFINISHED = ".out", ".in", ".pool", ".stage", ".new"
 UNFINISHED_FOR = 60.0
-"""Seconds: no living process needs as long to make its outbox."""
+"""Seconds after which an unfinished file is stale: no living process takes that long to make it."""
 
 TRIES = 100
-"""Times that a directory is made which others may be taking away just then."""
+"""Attempts to make a directory that other processes may be removing at the same time."""
 
-_locks: set[int] = set()  # descriptors whose locks say that this process is alive
+_locks: set[int] = set()  # descriptors whose locks show that this process is alive
 
 
 def _forget_locks() -> None:  # in a forked child: a copy of the descriptor would keep the lock when the parent has died
@@ -36,10 +36,10 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def arena_directory(root: str, arena: str) -> Path:
-    """``<root>/vllm-omni-sched-<uid>/<arena>``, made if it is not there.
+    """Return ``<root>/vllm-omni-sched-<uid>/<arena>``, which is made if it does not exist.
 
     Raises:
-        RendezvousError: it cannot be made, or somebody else could read or change what is in it.
+        RendezvousError: it cannot be made, or another user could read or change its content.
     """
     home = Path(root) / f"vllm-omni-sched-{os.geteuid()}"
     gone: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -48,13 +48,13 @@ def arena_directory(root: str, arena: str) -> Path:
             _make_private(home)
             _make_private(home / arena)
             return home / arena
-        except FileNotFoundError as error:  # somebody has left just now, and has taken it away
+        except FileNotFoundError as error:  # the last process has just left, and has removed it
             gone = error
             if not Path(root).is_dir():
                 break
         except OSError as error:
             raise _cannot_make(home / arena, error) from error
-    raise _cannot_make(home, gone) from gone  # no directory can be made there, as in /proc
+    raise _cannot_make(home, gone) from gone  # no directory can be made there, for instance in /proc
 
 
 def _make_private(directory: Path) -> None:
@@ -62,10 +62,10 @@ def _make_private(directory: Path) -> None:
         directory.mkdir(mode=0o700)
     found = directory.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
-        directory.chmod(found.st_mode & 0o077 | 0o700)  # a umask has taken something of it, here or in another process
+        directory.chmod(found.st_mode & 0o077 | 0o700)  # a umask removed some of the bits, here or in another process
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise RendezvousError(
-            f"{directory} is not a directory of this user alone (owner {found.st_uid}, mode "
+            f"{directory} is not a private directory of this user (owner {found.st_uid}, mode "
             f"{stat.S_IMODE(found.st_mode):o}); remove it, or set the connector's option `directory`"
         )
 
@@ -78,9 +78,9 @@ def _cannot_make(directory: Path, error: OSError) -> RendezvousError:
 
 
 def enter(root: str, arena: str) -> tuple[Path, int]:
-    """Be counted in an arena: its directory, and the descriptor whose shared lock says so.
+    """Enter an arena; return its directory, and the descriptor whose shared lock marks this process as a member.
 
-    What was left in other arenas, by processes that were all killed, goes.
+    Arenas whose processes were all killed are removed.
 
     Raises:
         RendezvousError: see `arena_directory`.
@@ -89,7 +89,7 @@ def enter(root: str, arena: str) -> tuple[Path, int]:
         directory = arena_directory(root, arena)
         try:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:  # the last one has left just now, and has taken it away
+        except FileNotFoundError:  # the last process has just left, and has removed it
             continue
         except OSError as error:
             raise _cannot_make(directory, error) from error
@@ -106,14 +106,14 @@ def enter(root: str, arena: str) -> tuple[Path, int]:
 
 
 def leave(directory: Path, fd: int) -> None:
-    """Be counted no longer; the last one takes the arena away."""
+    """Leave an arena; the last process removes it."""
     let_go(fd)
     _remove_if_empty_of_life(directory)
     _remove_if_empty(directory.parent)
 
 
 def sweep(home: Path) -> int:
-    """Remove the arenas of this user in which no process is alive; how many."""
+    """Remove the arenas of this user in which no process is alive; return how many."""
     arenas = [path for path in home.iterdir() if path.is_dir() and not path.is_symlink()] if home.is_dir() else []
     gone = sum(_remove_if_empty_of_life(arena) for arena in arenas)
     _remove_if_empty(home)
@@ -128,11 +128,11 @@ def _remove_if_empty_of_life(directory: Path) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(fd), directory.stat()):
-            return False  # it was removed and made again since it was opened: the lock is of the old one
+            return False  # it was removed and made again since it was opened: the lock belongs to the old one
         for path in directory.iterdir():
             path.unlink(missing_ok=True)
         directory.rmdir()
-    except OSError:  # somebody is alive in there, or it holds what we have not made
+    except OSError:  # a process is alive in it, or it holds files of others
         return False
     finally:
         os.close(fd)
@@ -145,20 +145,20 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def is_private(fd: int) -> bool:
-    """Whether an open file is a regular one of this user that nobody else may open."""
+    """Return whether an open file is a regular one of this user that no other user may open."""
     found = os.fstat(fd)
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def create(path: Path, nbytes: int) -> int:
-    """A new private file with its memory set aside; its descriptor.
+    """Make a private file, allocate its memory, and return its descriptor.
 
     Raises:
-        OSError: ENOSPC, where writing to a file that was only made long would end the process.
+        OSError: ENOSPC; without allocation, a later write would kill the process instead.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.fchmod(fd, 0o600)  # whatever the umask
+        os.fchmod(fd, 0o600)  # independent of the umask
         if nbytes:
             os.posix_fallocate(fd, 0, nbytes)
     except OSError:
@@ -169,9 +169,9 @@ def create(path: Path, nbytes: int) -> int:
 
 
 def live(path: Path) -> int:
-    """Say that this process is alive by a lock on its file; the descriptor that `let_go` takes.
+    """Show by a lock on its file that this process is alive; return the descriptor for `let_go`.
 
-    One of its own: a mapping keeps a copy of the descriptor it was made with, which forked children would inherit.
+    It opens a descriptor of its own: a mapping keeps a copy of its descriptor, which forked children would inherit.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -184,7 +184,7 @@ def live(path: Path) -> int:
 
 
 def let_go(fd: int) -> None:
-    """Take back what `live` or `enter` said; nothing in a forked child, which never said it."""
+    """Release a lock of `live` or `enter`; does nothing in a forked child, which does not hold it."""
     if fd in _locks:
         _locks.discard(fd)
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -192,8 +192,9 @@ def let_go(fd: int) -> None:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether the process whose file this is runs still; yes, for all we know, where that cannot be seen: in an arena
-    that was removed, or when this process has no descriptor left.
+    """Return whether the process that owns this file is alive.
+
+    True if that is unknown: in an arena that was removed, or when this process has no descriptor left.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -211,21 +212,21 @@ def is_alive(path: Path) -> bool:
 
 
 def remove_member(path: Path) -> None:
-    """Remove the pools of an outbox and then its file: who is killed in between has left something to remove."""
+    """Remove the pools of an outbox and then its file, so that an interrupted removal can be repeated."""
     for own in (*path.parent.glob(f"{path.stem}.*{POOL}"), path):
         own.unlink(missing_ok=True)
 
 
 def tidy(directory: Path, own: Path) -> None:
-    """Remove the inboxes and announcements of the dead, and outboxes whose makers died before they were ready.
+    """Remove inboxes and announcements of dead processes, and outboxes whose makers died before they were ready.
 
     Args:
-        own: a file of the caller; its time stamp tells what time it is for the file system.
+        own: a file of the caller, whose time stamp tells the file system's time.
     """
     try:
         os.utime(own)
         now = own.stat().st_mtime
-    except FileNotFoundError:  # somebody removes files by hand
+    except FileNotFoundError:  # files were removed by hand
         return
     for path in (found for suffix in (INBOX, STAGE, UNFINISHED) for found in directory.glob(f"*{suffix}")):
         with contextlib.suppress(FileNotFoundError):

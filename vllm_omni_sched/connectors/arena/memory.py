@@ -1,4 +1,4 @@
-"""One mapped file: room that is set aside before anybody writes to it."""
+"""A mapped file whose memory is allocated before it is written to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 _FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, from the start of the file, where, how long
 _SETLK, _WRLCK, _UNLCK = fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
 _libc = ctypes.CDLL(None)
-# keeps the interpreter lock over a call that never waits: else a busy thread may take it, and have it for 5 ms
+# keeps the interpreter lock during a call that never waits: otherwise a busy thread may take it for 5 ms
 _fcntl = ctypes.PyDLL(None, use_errno=True).fcntl
 _fcntl.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
@@ -25,9 +25,9 @@ class Memory:
     """A file of an arena, mapped whole.
 
     Attributes:
-        view: all of it, in single bytes.
-        address: of its first byte.
-        committed: bytes from its start that have memory behind them.
+        view: the whole file as bytes.
+        address: address of its first byte.
+        committed: number of bytes from its start that have memory.
     """
 
     def __init__(self, fd: int, nbytes: int, committed: int) -> None:
@@ -37,7 +37,7 @@ class Memory:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     def commit(self, upto: int) -> None:
-        """Set memory aside up to there, and touch it, so that the first message is as quick as the next.
+        """Allocate memory up to an offset, and touch it, so that the first message is as fast as later ones.
 
         Raises:
             OSError: ENOSPC, the file system is full; nothing has changed.
@@ -46,12 +46,12 @@ class Memory:
             return
         start, length = self.committed, upto - self.committed
         os.posix_fallocate(self.fd, start, length)
-        # mmap.madvise would keep the interpreter lock; an older kernel refuses, and touches pages as they come
+        # mmap.madvise would keep the interpreter lock; older kernels refuse it, and allocate pages on first use
         _libc.madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(length), _POPULATE_WRITE)
         self.committed = upto
 
     def close(self) -> None:
-        """Close the file; it is unmapped once nobody looks at it any more: views of messages, or an `Index`."""
+        """Close the file; it is unmapped once no view or `Index` uses it any more."""
         self.view.release()
         with contextlib.suppress(BufferError):
             self.map.close()
@@ -59,9 +59,9 @@ class Memory:
 
 
 class ByteLocks:
-    """Locks of single bytes of a file: of this process against others, by the kernel, and among its threads.
+    """Locks of single bytes of a file, which exclude other processes, by the kernel, and other threads of this one.
 
-    Nobody waits for one: a process may be stopped while it has it.
+    Acquiring never waits, because a process may be stopped while it holds a lock.
     """
 
     def __init__(self, fd: int) -> None:
@@ -69,7 +69,7 @@ class ByteLocks:
         self._mutex = threading.Lock()
 
     def acquire(self, at: int) -> bool:
-        """Take the lock of byte ``at``; False when somebody has it."""
+        """Acquire the lock of byte ``at``; return False if it is held."""
         if not self._mutex.acquire(blocking=False):
             return False
         if not _fcntl(self._fd, _SETLK, _FLOCK.pack(_WRLCK, 0, at, 1, 0)):
@@ -80,13 +80,13 @@ class ByteLocks:
         raise OSError(number, os.strerror(number))
 
     def release(self, at: int) -> None:
-        """Give it back."""
+        """Release the lock of byte ``at``."""
         _fcntl(self._fd, _SETLK, _FLOCK.pack(_UNLCK, 0, at, 1, 0))
         self._mutex.release()
 
 
 def open_private(path: Path) -> int | None:
-    """Descriptor of somebody's file of this arena; None when it has gone meanwhile."""
+    """Return a descriptor of another process's file in this arena; None if it was removed meanwhile."""
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

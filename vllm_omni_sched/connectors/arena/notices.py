@@ -1,4 +1,4 @@
-"""Files in the directory of an arena that say something as long as their makers live, and who reads them."""
+"""Files in an arena's directory that announce something while their makers live, and their readers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import meeting
 
 SETTLES = 0.05
-"""Seconds: a directory may change again within the tick of its time stamp."""
+"""Seconds within which a directory may change again without a new time stamp."""
 
 
 def post(path: Path, content: bytes = b"") -> int:
-    """Make a private file that is seen whole, and locked from then on; the descriptor that `take_away` wants.
+    """Make a private file that appears complete and locked; return the descriptor for `take_away`.
 
     Raises:
-        OSError: no room, no descriptors, or the directory has gone; nothing is left of it.
+        OSError: no room, no descriptors, or the directory was removed; no file is left.
     """
     unfinished = path.with_suffix(meeting.UNFINISHED)
     with contextlib.ExitStack() as undo:
@@ -33,7 +33,7 @@ def post(path: Path, content: bytes = b"") -> int:
 
 
 def take_away(path: Path, life: int) -> None:
-    """Say it no longer."""
+    """Remove an announcement."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
     meeting.let_go(life)
@@ -47,10 +47,10 @@ class Listing:
         self._stamp, self._changed_at = -1, 0.0
 
     def names(self, again: bool = False) -> list[str] | None:
-        """All of them; None where they are what they were, unless they are to be read ``again``.
+        """Return all names; None if they are unchanged, unless ``again`` forces a read.
 
         Raises:
-            OSError: it cannot be read; the next call tries that again.
+            OSError: the directory cannot be read; the next call tries again.
         """
         stamp, now = os.stat(self._directory).st_mtime_ns, self._clock()
         if not again and stamp == self._stamp and now - self._changed_at > SETTLES:

@@ -1,4 +1,4 @@
-"""Options of the arena, with their defaults: ``extra`` of a connector in vLLM-Omni's stage config."""
+"""Options of the arena, with their defaults, as given in ``extra`` of a connector in vLLM-Omni's stage config."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def arena_name(value: str) -> str:
-    """A name that makes a directory, and no other than it says.
+    """Check that a name is safe as the name of a directory, and return it.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it is not.
     """
     if not (_NAME.fullmatch(value) and value.strip(".")):
         raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and not only dots")
@@ -25,13 +25,15 @@ def arena_name(value: str) -> str:
 
 
 class PoolOptions(BaseModel):
-    """One pool: what it starts with, how far and how it grows."""
+    """Options of one pool: its initial size, its bound and its growth."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    block_bytes: MemoryBytes = Field(ge=64, description="Room is given out in multiples of it.")
-    initial_bytes: MemoryBytes = Field(ge=64 * KIB, description="Set aside, in the background, once the pool is used.")
-    max_bytes: MemoryBytes = Field(ge=64 * KIB, description="It never has more.")
+    block_bytes: MemoryBytes = Field(ge=64, description="Room is allocated in multiples of it.")
+    initial_bytes: MemoryBytes = Field(
+        ge=64 * KIB, description="Memory allocated in the background once the pool is used."
+    )
+    max_bytes: MemoryBytes = Field(ge=64 * KIB, description="Largest size of the pool.")
     inline_bytes: MemoryBytes = Field(64 * KIB, ge=0, description="Payloads up to this size go through the ring.")
 
     @model_validator(mode="after")
@@ -44,7 +46,7 @@ class PoolOptions(BaseModel):
 
 
 class TextPool(PoolOptions):
-    """Ids and other integers: many small messages."""
+    """Pool for ids and other integers: many small messages."""
 
     block_bytes: MemoryBytes = Field(4 * KIB, ge=64)
     initial_bytes: MemoryBytes = Field(256 * MIB, ge=64 * KIB)
@@ -52,7 +54,7 @@ class TextPool(PoolOptions):
 
 
 class ImagePool(PoolOptions):
-    """Features and pixels: large blocks."""
+    """Pool for features and pixels: large blocks."""
 
     block_bytes: MemoryBytes = Field(8 * KIB, ge=64)
     initial_bytes: MemoryBytes = Field(2 * GIB, ge=64 * KIB)
@@ -60,7 +62,7 @@ class ImagePool(PoolOptions):
 
 
 class AudioPool(PoolOptions):
-    """Samples: contiguous, of any length."""
+    """Pool for samples: contiguous, of any length."""
 
     block_bytes: MemoryBytes = Field(4 * KIB, ge=64)
     initial_bytes: MemoryBytes = Field(512 * MIB, ge=64 * KIB)
@@ -68,37 +70,45 @@ class AudioPool(PoolOptions):
 
 
 class ArenaOptions(BaseModel):
-    """All options of the arena. Unknown keys are errors."""
+    """Options of the arena. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     directory: str = Field("/dev/shm", description="File system of the shared memory.")
     arena: str | None = Field(
         None,
-        description="Processes that name the same arena see each other's messages; "
+        description="Name of the arena; processes with the same name see each other's messages; "
         "default: all processes that one vLLM-Omni has started.",
     )
-    modality: Modality | None = Field(None, description="Pool of all messages; default: by what is in each.")
+    modality: Modality | None = Field(None, description="Pool of all messages; default: by the content of each.")
     text: TextPool = Field(TextPool(), description="The pool of ids.")
     image: ImagePool = Field(ImagePool(), description="The pool of features and pixels.")
     audio: AudioPool = Field(AudioPool(), description="The pool of samples.")
-    growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="A pool that is full grows by it.")
-    ring_bytes: MemoryBytes = Field(8 * MIB, ge=64 * KIB, description="Of the ring for small messages.")
+    growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="Factor by which a full pool grows.")
+    ring_bytes: MemoryBytes = Field(8 * MIB, ge=64 * KIB, description="Size of the ring for small messages.")
     tune_inline: bool = Field(
         True, description="Fit `inline_bytes` to what receivers measure, up to 4 times as much or down to a quarter."
     )
-    max_messages: int = Field(16384, ge=64, le=1 << 20, description="In flight at once, per sending process.")
+    max_messages: int = Field(16384, ge=64, le=1 << 20, description="Most messages in flight per sending process.")
     max_inflight: Count | None = Field(
-        None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
+        None,
+        ge=1,
+        description="Most messages of an edge that are not received yet; beyond it, `put` waits for the receiver.",
     )
-    window_size: StoredBytes | None = Field(None, ge=1, description="The same, in bytes.")
+    window_size: StoredBytes | None = Field(
+        None,
+        ge=1,
+        description="Most bytes of an edge that are not received yet; beyond it, `put` waits for the receiver.",
+    )
     put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
-    ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    ttl_seconds: Seconds = Field(
+        600.0, gt=0, description="Age at which a message that was not received is dropped, and counted."
+    )
     copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
     checksum: bool = Field(
         False,
-        description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error; "
-        "without it only what is in front of them is checked.",
+        description="Add a CRC-32 of the tensors to messages, so that an altered message is an error; without it, only "
+        "the data in front of the tensors is checked.",
     )
 
     @field_validator("arena")
@@ -114,5 +124,5 @@ class ArenaOptions(BaseModel):
         return value
 
     def pool(self, modality: Modality) -> PoolOptions:
-        """Options of one pool."""
+        """Return the options of one pool."""
         return {Modality.TEXT: self.text, Modality.IMAGE: self.image, Modality.AUDIO: self.audio}[modality]

@@ -1,4 +1,4 @@
-"""The sending side of an arena: one process's messages on their way."""
+"""The sending side of an arena: the messages of one process in flight."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT, LOOKS = 50e-6, 2e-3, 50
-"""Seconds between two tries to take a message back that somebody is just looking at, and how many there are: a tenth of
-a second in all. Whoever looks needs microseconds, unless its process is stopped."""
+"""Seconds between attempts to take back a message that is locked, and the number of attempts: a tenth of a second in
+all. A lock is held for microseconds, unless its process is stopped."""
 
 
 class Outbox:
-    """Messages of one process. Its callers hold one lock (see `ArenaPath`); receivers come in at any time.
+    """Sends the messages of one process; callers hold the lock of `ArenaPath`, receivers may act at any time.
 
     Args:
-        directory: of the arena.
+        directory: directory of the arena.
 
     Raises:
         OSError: no memory for the index and the ring.
@@ -50,32 +50,32 @@ class Outbox:
         self._index = Index(self.storage.memory, self.layout)
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
-        self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; who was looked at longest ago comes first
+        self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; the message checked longest ago comes first
         self._by_name: dict[bytes, int] = {}
         self._by_key: dict[str, set[int]] = {}
         self._got = bytearray(self.layout.slots)  # 1: the slot is known to be leased
         self._held_since: dict[int, float] = {}  # slots that are known to be leased
-        self._last: dict[Edge, Traffic] = {}  # what was got last
+        self._last: dict[Edge, Traffic] = {}  # the last received message
         self._unwanted: set[int] = set()  # slots with messages that were discarded or replaced while they were leased
         self._own: set[int] = set()  # slots that this process has leased from itself
-        self._owed: dict[int, int] = {}  # slots to give back to receivers when nobody is at them, and their holders
+        self._owed: dict[int, int] = {}  # locked slots to give back to receivers later -> their holders
         self._receivers = Receivers(directory)
         self.counts = OutboxCounts()
-        self.progress = 0  # messages got or gone: it tells whether there may be room again
+        self.progress = 0  # number of messages received or removed: if it changes, there may be room again
 
     def can_hold(self, message: Message, modality: Modality) -> bool:
-        """Whether there is room for a message when there is no other."""
+        """Return whether an empty outbox would have room for a message."""
         return self.storage.can_hold(message.nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
 
     def put(self, message: Message, modality: Modality) -> int | None:
-        """Write a message and show it to receivers; bytes that it takes, None when there is no room now."""
+        """Write a message and show it to receivers; return the bytes it takes, None if there is no room now."""
         name, nbytes = message.name, message.nbytes
         digest = at.digest_of(name)
         one, other = at.buckets_of(digest, self.layout.buckets)
         free = self._free[one] if len(self._free[one]) >= len(self._free[other]) else self._free[other]
         if not free:
             return None
-        # what lies on a device is leased, and what is in the ring is copied out at once
+        # messages with memory on a device are leased, but messages in the ring are copied out at once
         place = self.storage.allocate(nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
         if place is None:
             return None
@@ -90,33 +90,33 @@ class Outbox:
             self._replace(self._by_name[name])
         slot, now = free.pop(), self._clock()
         self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
-        # from here on it can be got: all else is done while the receiver is at it
+        # from here on it can be received; the bookkeeping overlaps with the receiver
         self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, now, message.done))
         return held_bytes
 
     def discard(self, key: str) -> int:
-        """Take back what nobody has got under ``key``, on all edges; how many messages. Others stay."""
+        """Take back the messages under ``key`` that were not received, on all edges; return how many."""
         found = sum(self._take_back(slot) == State.READY for slot in list(self._by_key.get(key, ())))
         self.counts.discarded += found
         return found
 
     def withdraw(self, name: bytes) -> bool:
-        """Take back the last message of that name; False when it was got, or stays where it is."""
+        """Take back the last message of that name; return False if it was received or is locked."""
         slot = self._by_name.get(name)
         found = slot is not None and self._take_back(slot) == State.READY
         self.counts.discarded += found
         return found
 
     def holds(self, name: bytes) -> bool:
-        """Whether the last message of that name waits."""
+        """Return whether the last message of that name waits."""
         slot = self._by_name.get(name)
         return slot is not None and self._index.state(slot) == State.READY
 
     def lease(self, name: bytes, holder: int) -> tuple[Arrival, int] | None:
-        """The message of that name, as a view of its room, and its slot; None when it was got.
+        """Return the message of that name, as a view of its room, and its slot; None if it was received.
 
         Raises:
-            CorruptMessageError: somebody has damaged it; it is dropped.
+            CorruptMessageError: its memory was damaged; it is dropped.
         """
         slot = self._by_name.get(name)
         record = None if slot is None else self._index.claim(slot, at.digest_of(name), holder, inline=True)
@@ -133,7 +133,7 @@ class Outbox:
             raise
 
     def end_lease(self, slot: int, generation: int, holder: int, returned: bool) -> bool:
-        """Show a leased message to receivers again, or take back its room; whether it can be got again."""
+        """Show a leased message to receivers again, or free its room; return whether it can be received again."""
         sent = self.sent.get(slot)
         if sent is None or self._index.record(slot).generation != generation:
             return False
@@ -145,7 +145,7 @@ class Outbox:
         if not self._index.give_back(slot, holder):
             if self._index.state(slot) != State.LEASED:
                 return False
-            self._owed[slot] = holder  # a receiver looks at it just now
+            self._owed[slot] = holder  # a receiver has it locked
         self._mark(sent, got=False)
         if slot in self._unwanted:
             self.counts.discarded += self._withdraw(slot) == State.READY
@@ -153,7 +153,7 @@ class Outbox:
         return True
 
     def reap(self, limit: int | None = None) -> int:
-        """Look at ``limit`` messages, longest not looked at first, and take back the room of those done with."""
+        """Check ``limit`` messages, longest unchecked first, and free the room of finished ones; return how many."""
         before, now = len(self.sent), self._clock()
         if self._owed:
             self._owed = {slot: holder for slot, holder in self._owed.items() if self._owes(slot, holder)}
@@ -167,12 +167,12 @@ class Outbox:
         return before - len(self.sent)
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
         return {**counts, "in_flight": len(self.sent), **self.storage.facts()}
 
     def traffic(self) -> dict[Edge, Traffic]:
-        """What is on its way, by edge, as far as is known; after `reap`."""
+        """Return the messages in flight by edge, as of the last `reap`."""
         found = {edge: replace(last, waiting=[], held=[]) for edge, last in self._last.items()}
         for sent in self.sent.values():
             traffic = found.setdefault(sent.edge, Traffic())
@@ -184,12 +184,12 @@ class Outbox:
         return found
 
     def close(self) -> None:
-        """End sending. Messages on their way stay for receivers; without any, the files go."""
+        """End sending. Messages in flight stay for receivers; without any, the files are removed."""
         self.reap()
         self.storage.close(remove=not self.sent)
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited."""
+        """Release the resources that a forked child has inherited."""
         self.storage.abandon()
 
     def _remember(self, sent: Sent) -> None:
@@ -204,14 +204,14 @@ class Outbox:
         counts.inline += sent.pool == RING
 
     def _worth_a_look(self, now: float) -> list[int]:
-        """All slots but those that are free, and messages that wait or are held as was known before."""
+        """Return all slots except free ones, and messages whose known state, waiting or held, is unchanged."""
         state, holder, put_at = self._index.columns()
         leased = state == State.LEASED
         dull = (state == State.FREE) | ((state == State.READY) & ~is_late(put_at, now, self._options.ttl_seconds))
         for number in np.unique(holder[leased]).tolist():
             if self._receivers.is_alive(number, now):
                 dull |= leased & np.frombuffer(self._got, bool) & (holder == number)
-        dull[list(self._unwanted)] = False  # to be taken back as soon as nobody has them
+        dull[list(self._unwanted)] = False  # to be taken back as soon as no receiver holds them
         return [int(slot) for slot in np.flatnonzero(~dull)]
 
     def _look_at(self, slot: int, now: float) -> None:
@@ -225,7 +225,9 @@ class Outbox:
                 self.counts.discarded += self._withdraw(slot) == State.READY
             elif now - sent.put_at > self._options.ttl_seconds and self._withdraw(slot) == State.READY:
                 self.counts.expired += 1
-                logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
+                logger.warning(
+                    "message %r of edge %s expired, because it was not received in time", sent.key[:80], sent.edge
+                )
         elif state == State.LEASED:
             if slot not in self._held_since:
                 self._held_since[slot] = now
@@ -236,7 +238,7 @@ class Outbox:
                 self._take_from_the_dead(sent, holder)
         else:
             if state != State.CONSUMED and self._index.settled(slot) != state:
-                return  # somebody is at it
+                return  # another process has it locked
             if state == State.CONSUMED and slot not in self._held_since:
                 self._saw_got(sent, now)
             self.counts.consumed += state == State.CONSUMED
@@ -244,7 +246,7 @@ class Outbox:
             self._forget(sent)
 
     def _owes(self, slot: int, holder: int) -> bool:
-        """Give a message back that could not be; whether that is still to do."""
+        """Try again to give a message back; return whether that is still to be done."""
         if self._index.give_back(slot, holder):
             return False
         record = self._index.record(slot)
@@ -254,7 +256,7 @@ class Outbox:
         self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, now)
 
     def _replace(self, slot: int) -> None:
-        """Take back one message, now or as soon as nobody is at it: nobody else gets it from here on."""
+        """Take back one message, now or as soon as it is unlocked: no other process can receive it from here on."""
         state = self._take_back(slot)
         if state is None:
             self._index.revoke(slot)
@@ -262,7 +264,7 @@ class Outbox:
         self.counts.replaced += state == State.READY
 
     def _take_back(self, slot: int) -> int | None:
-        """As `_withdraw`, waiting a little for whoever is at it."""
+        """Call `_withdraw`, and wait briefly while the message is locked."""
         wait = FIRST_WAIT
         for _ in range(LOOKS):
             state = self._withdraw(slot)
@@ -273,17 +275,17 @@ class Outbox:
         return None
 
     def _withdraw(self, slot: int) -> int | None:
-        """Take back one message unless a receiver has it, or had it.
+        """Take back one message unless a receiver holds it, or has received it.
 
         Returns:
-            READY: it was taken back; LEASED: a receiver has it; another state: it was got, or damaged; None: somebody
-            is at it, who may take it or not, and nothing has changed.
+            READY: it was taken back; LEASED: a receiver holds it; another state: it was received, or damaged; None:
+            it is locked by a process that may take it, and nothing has changed.
         """
         state = self._index.withdraw(slot)
         if state is None:
             return None
         if state == State.LEASED:
-            self._unwanted.add(slot)  # should its receiver die, nobody gets it again
+            self._unwanted.add(slot)  # if its receiver dies, it must not be received again
             return state
         sent = self.sent[slot]
         if state == State.CONSUMED and slot not in self._held_since:
@@ -301,10 +303,12 @@ class Outbox:
             self.counts.discarded += self._withdraw(sent.slot) == State.READY
         else:
             self.counts.given_back += 1
-            logger.warning("the receiver of message %r of %s died: it can be got again", sent.key[:80], sent.edge)
+            logger.warning(
+                "the receiver of message %r of edge %s died; it can be received again", sent.key[:80], sent.edge
+            )
 
     def _mark(self, sent: Sent, got: bool) -> None:
-        """Know whether a message in flight waits."""
+        """Record whether a message in flight waits."""
         if self._got[sent.slot] != got:
             self._got[sent.slot] = got
             self.counts.waiting[sent.edge] += -1 if got else 1
@@ -333,4 +337,4 @@ class Outbox:
             try:
                 sent.done()
             except Exception:
-                logger.exception("what message %r of %s kept could not be let go", sent.key[:80], sent.edge)
+                logger.exception("releasing the resources of message %r of edge %s failed", sent.key[:80], sent.edge)

@@ -35,7 +35,7 @@ LOST = (
     *("refused", "expired", "given_back", "damaged"),
     *("corrupt", "foreign", "orphans_expired", "orphans_given_back"),
 )
-"""Counts that `health` speaks of."""
+"""Counts that `health` reports as losses."""
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 2e-3  # seconds between two looks for room
 
 
@@ -43,18 +43,18 @@ _lifetimes = Lifetimes()
 
 
 class ArenaPath(Path):
-    """Messages between processes of this host and user that name the same arena.
+    """Carries messages between processes of this host and user that name the same arena.
 
-    A message is copied once, into memory that was touched before, and got as a view of it. What the ring has taken is
-    copied out. A process makes its outbox at its first `put` and its inbox at its first `get`. A forked child does not
-    inherit a path: there it is closed.
+    A message is copied once, into memory that was touched before, and received as a view of it; messages in the ring
+    are copied out. A process makes its outbox at its first `put` and its inbox at its first `get`. In a forked child,
+    the path is closed.
 
     Args:
-        clock: against which deadlines and ages are; that of other processes, too, where their messages outlive them.
+        clock: clock of deadlines and ages; shared by all processes, because messages may outlive their senders.
 
     Raises:
         RendezvousError: see `meeting.arena_directory`.
-        ConfigError: the environment names an arena that cannot be.
+        ConfigError: the environment names an invalid arena.
     """
 
     name = "arena"
@@ -71,7 +71,7 @@ class ArenaPath(Path):
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
         self._buried_at = clock()
-        self._closed = ""  # by what
+        self._closed = ""  # what closed it, for messages
         self._refusals: dict[Edge, tuple[str, int]] = {}  # why the last put failed, and `Outbox.progress` then
         self._losses = Losses(LOST, clock)
         _lifetimes.add(self)
@@ -82,13 +82,17 @@ class ArenaPath(Path):
         return held_bytes
 
     def put_unless(self, message: Message, deadline: float | None, unless: Callable[[], bool]) -> int | None:
-        """As `put`; None, and nothing is sent or counted, when ``unless`` says so while it waits for room."""
+        """Send as `put`; return None, without sending or counting, if ``unless`` becomes true while waiting for
+        room.
+        """
         edge, modality = message.edge, self._options.modality or modality_of(message)
         wait = FIRST_WAIT
         while True:
             with self._sending:
                 outbox = self._sender()
-                possible = outbox.can_hold(message, modality)  # first: nothing grows for what will never fit
+                possible = outbox.can_hold(
+                    message, modality
+                )  # first, so that no pool grows for a message that never fits
                 behind = possible and self._is_behind(outbox, edge, message.nbytes)
                 held_bytes = self._put(outbox, message, modality) if possible and not behind else None
                 if held_bytes is not None:
@@ -179,7 +183,7 @@ class ArenaPath(Path):
             if self._inbox is not None:
                 facts |= self._inbox.facts()
             if self._closed:
-                return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
+                return Health(Status.CLOSED, f"the path was closed {self._closed}", facts)
             progress = self._outbox.progress if self._outbox is not None else 0
             sick = [why for why, before in self._refusals.values() if before == progress]
             if sick:
@@ -205,7 +209,7 @@ class ArenaPath(Path):
                 meeting.leave(self.directory, self._entered)
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited: it is the parent's, and its locks may be held for ever."""
+        """Release what a forked child has inherited: it belongs to the parent, and its locks may be held forever."""
         self._sending, self._receiving = threading.RLock(), threading.RLock()
         if self._closed:
             return
@@ -216,7 +220,7 @@ class ArenaPath(Path):
         self._outbox = self._inbox = None
 
     def _bury(self, inbox: Inbox) -> None:
-        """Now and then."""
+        """Remove dead senders' outboxes, every few seconds."""
         if (now := self._clock()) - self._buried_at > BURY_EVERY:
             self._buried_at = now
             inbox.bury()
@@ -230,7 +234,7 @@ class ArenaPath(Path):
         return self._inbox
 
     def _cannot_look(self, error: OSError) -> RendezvousError:
-        return RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}")
+        return RendezvousError(f"cannot search for messages in {self.directory}: {error.strerror}")
 
     def _sender(self) -> Outbox:
         if self._closed:
@@ -256,7 +260,7 @@ class ArenaPath(Path):
         )
 
     def _is_behind(self, outbox: Outbox, edge: Edge, nbytes: int) -> bool:
-        """Whether the receiver of an edge must get something before more is sent; one message is always let through."""
+        """Return whether an edge's receiver must receive before more is sent; one message is always allowed."""
         messages, window = self._options.max_inflight, self._options.window_size
         if messages is None and window is None:
             return False
@@ -278,11 +282,11 @@ class ArenaPath(Path):
         limit = self._options.pool(modality).max_bytes
         if not outbox.can_hold(message, modality):
             return (
-                f"a message of {message.nbytes} bytes on edge {edge} is larger than pool {modality.value} may get; "
+                f"a message of {message.nbytes} bytes on edge {edge} is larger than pool {modality.value} may become; "
                 f"raise its max_bytes ({limit})"
             )
         if behind:
-            return f"edge {edge} has {waiting} that nobody has got (its `max_inflight` or `window_size`)"
+            return f"edge {edge} has {waiting} not received yet (limits `max_inflight`, `window_size`)"
         what = f"no room for {message.nbytes} bytes on edge {edge}, where {waiting} wait"
         if pool is None or pool.extents.largest_free_bytes >= message.nbytes:
             return f"{what}: the index is full; raise max_messages ({self._options.max_messages})"
@@ -292,7 +296,7 @@ class ArenaPath(Path):
 
 
 def common_arena() -> str:
-    """Of all processes that one process has started."""
+    """Return the name of the arena that all processes started by one process share."""
     named = os.environ.get(meeting.ARENA_VARIABLE)
     if not named:
         return f"pid-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Somebody else's outbox, as a receiver sees it."""
+"""Another process's outbox, as a receiver sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_omni_sched.errors import CorruptMessageError
 
 @dataclass
 class Peer:
-    """Somebody's outbox, mapped."""
+    """The mapped outbox of another process."""
 
     path: Path
     memory: Memory
@@ -25,10 +25,10 @@ class Peer:
     pools: dict[int, Memory] = field(default_factory=dict)
 
     def region(self, record: Record) -> memoryview:
-        """Where a message lies.
+        """Return the memory of a message.
 
         Raises:
-            CorruptMessageError: it is said to lie outside the outbox.
+            CorruptMessageError: its record points outside the outbox.
         """
         if record.pool == RING:
             raise CorruptMessageError("a message has moved while it was looked at")
@@ -52,13 +52,13 @@ class Peer:
         return self.pools[number]
 
     def close(self) -> None:
-        """Unmap what nobody looks at."""
+        """Unmap the memory that no view uses."""
         for memory in (*self.pools.values(), self.memory):
             memory.close()
 
 
 def mapped(fd: int, nbytes: int) -> Memory:
-    """Somebody's file, mapped; its descriptor is closed if it cannot be."""
+    """Map another process's file; close its descriptor if that fails."""
     try:
         return Memory(fd, nbytes, nbytes)
     except BaseException:
@@ -67,7 +67,7 @@ def mapped(fd: int, nbytes: int) -> Memory:
 
 
 def layout_of(fd: int, nbytes: int) -> Layout | None:
-    """Of somebody's outbox; None when it is none."""
+    """Return the layout of another process's outbox; None if it is not an outbox of this version."""
     if not meeting.is_private(fd) or nbytes < at.PAGE:
         return None
     magic, version, slots, ring, ring_bytes, _ = at.HEAD.unpack(os.pread(fd, at.HEAD.size, 0))

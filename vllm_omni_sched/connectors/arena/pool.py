@@ -15,18 +15,18 @@ from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
-PIECE = 32 * MIB  # set aside at a time
-WARMING_REST = 0.05  # seconds between two pieces: zeroing memory takes what messages want, too
+PIECE = 32 * MIB  # allocated at a time
+WARMING_REST = 0.05  # seconds between two pieces, because zeroing memory competes with messages
 
 
 class Pool:
     """Room for the messages of one modality.
 
-    The first message sets aside what it needs; a thread goes on to ``initial_bytes``, so that nobody waits for
-    gigabytes to be zeroed. After that the pool grows by ``growth_factor`` when it is full, up to ``max_bytes``.
+    The first message allocates what it needs; a thread continues up to ``initial_bytes``, so that no message waits for
+    gigabytes to be zeroed. After that, a full pool grows by ``growth_factor``, up to ``max_bytes``.
 
     Attributes:
-        refused: what the file system said when the pool could not grow at last, "" if it could.
+        refused: the file system's error when the pool last failed to grow, "" if it succeeded.
 
     Raises:
         OSError: the file cannot be made.
@@ -39,7 +39,7 @@ class Pool:
             fd = meeting.create(path, 0)
             undo.callback(os.close, fd)
             undo.callback(path.unlink)
-            os.ftruncate(fd, self.limit)  # only addresses; memory comes with `commit`
+            os.ftruncate(fd, self.limit)  # reserves addresses; `commit` allocates memory
             self.memory = Memory(fd, self.limit, 0)
             undo.pop_all()
         self.extents = Extents(options.block_bytes)
@@ -50,7 +50,7 @@ class Pool:
         self._warming: threading.Thread | None = None
 
     def allocate(self, nbytes: int) -> tuple[int, int] | None:
-        """Where ``nbytes`` lie now and how many are held for them; None when the pool can grow no further."""
+        """Return the offset of ``nbytes`` and the size held for them; None if the pool cannot grow further."""
         offset = self._allocate(nbytes)
         if offset is None:
             with self._growing:
@@ -65,12 +65,12 @@ class Pool:
         return offset, self.extents.rounded(nbytes)
 
     def free(self, offset: int) -> int:
-        """Take room back; how many bytes."""
+        """Free room; return how many bytes."""
         with self._books:
             return self.extents.free(offset)
 
     def close(self) -> None:
-        """Unmap, once its thread has ended; the file stays."""
+        """Unmap the pool, once its thread has ended; the file stays."""
         self._closed.set()
         if self._warming is not None:
             self._warming.join()
@@ -81,10 +81,10 @@ class Pool:
             return self.extents.allocate(nbytes)
 
     def _grow(self, nbytes: int) -> bool:
-        """Set more memory aside, `_growing` held; False when there is none."""
+        """Allocate more memory, with `_growing` held; return False if there is none."""
         capacity, needed = self.extents.capacity, self.extents.rounded(nbytes)
         if capacity + needed - self.extents.free_at_end > self.limit:
-            return False  # not even all of it would do: what is in use lies in between
+            return False  # not even the maximum would suffice, because used extents are in between
         step = max(needed, self.extents.rounded(PIECE))
         if capacity >= self._options.initial_bytes:
             step = max(step, self.extents.rounded(int(capacity * (self._factor - 1))))
@@ -108,5 +108,7 @@ class Pool:
             with self._growing:
                 if not self._grow(min(PIECE, self._options.initial_bytes - self.extents.capacity)):
                     if self.refused:
-                        logger.warning("an arena pool stays at %d bytes: %s", self.extents.capacity, self.refused)
+                        logger.warning(
+                            "an arena pool cannot grow beyond %d bytes: %s", self.extents.capacity, self.refused
+                        )
                     return

@@ -1,4 +1,4 @@
-"""Who gives out room. Pure bookkeeping, no memory in here."""
+"""Allocation of room. Pure bookkeeping, without memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from bisect import bisect_left, insort
 
 
 class Extents:
-    """Contiguous extents of whole blocks, the lowest that fits first: pages touched before are used again, and one that
-    stays holds nobody up.
+    """Allocates contiguous extents of whole blocks, the lowest that fits first, so that touched pages are reused.
 
     Args:
-        block_bytes: room is given out in multiples of it.
-        capacity: bytes to give out, a multiple of ``block_bytes``.
+        block_bytes: unit of allocation, in bytes.
+        capacity: number of bytes to allocate from, a multiple of ``block_bytes``.
     """
 
     def __init__(self, block_bytes: int, capacity: int = 0) -> None:
         self.block_bytes = block_bytes
         self.capacity = 0
         self.used_bytes = 0
-        self._starts: list[int] = []  # of free extents, sorted
+        self._starts: list[int] = []  # starts of free extents, sorted
         self._free: dict[int, int] = {}  # start -> bytes
         self._used: dict[int, int] = {}
         self.extend(capacity)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Where ``nbytes`` lie now, or None when no free extent is that long."""
+        """Return the offset of ``nbytes``, or None if no free extent is long enough."""
         nbytes = self.rounded(nbytes)
         for place, start in enumerate(self._starts):
             length = self._free[start]
@@ -40,10 +39,10 @@ class Extents:
         return None
 
     def free(self, start: int) -> int:
-        """Take an extent back; how many bytes.
+        """Free an extent; return how many bytes.
 
         Raises:
-            KeyError: nothing was given out at ``start``.
+            KeyError: no extent is allocated at ``start``.
         """
         nbytes = self._used.pop(start)
         self.used_bytes -= nbytes
@@ -51,7 +50,7 @@ class Extents:
         return nbytes
 
     def trim(self, start: int, nbytes: int) -> None:
-        """Take back what an extent has beyond ``nbytes``."""
+        """Free what an extent has beyond ``nbytes``."""
         had, keeps = self._used[start], self.rounded(nbytes)
         if keeps < had:
             self._used[start] = keeps
@@ -59,13 +58,13 @@ class Extents:
             self._put_back(start + keeps, had - keeps)
 
     def extend(self, capacity: int) -> None:
-        """Have more to give out."""
+        """Increase the capacity."""
         if capacity > self.capacity:
             self._put_back(self.capacity, capacity - self.capacity)
             self.capacity = capacity
 
     def rounded(self, nbytes: int) -> int:
-        """What an allocation of ``nbytes`` takes."""
+        """Return the size that an allocation of ``nbytes`` takes."""
         return max(1, -(-nbytes // self.block_bytes)) * self.block_bytes
 
     @property
@@ -74,13 +73,13 @@ class Extents:
 
     @property
     def free_at_end(self) -> int:
-        """Bytes of the last extent, if that is free: what `extend` adds is joined to it."""
+        """The size of the last extent if it is free: capacity added by `extend` joins it."""
         last = self._starts[-1] if self._starts else self.capacity
         return self.capacity - last if last + self._free.get(last, 0) == self.capacity else 0
 
     @property
     def fragmentation(self) -> float:
-        """0: what is free is in one piece; towards 1: in many."""
+        """The fragmentation of free room: 0 if it is in one extent, towards 1 if in many."""
         free = self.capacity - self.used_bytes
         return 1 - self.largest_free_bytes / free if free else 0.0
 

@@ -1,4 +1,4 @@
-"""What a sender remembers of its messages and their receivers."""
+"""A sender's records of its messages and their receivers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.counts import MessageCounts
 
 ALIVE_FOR = 0.5
-"""Seconds: a receiver that was found alive is not asked again."""
+"""Seconds for which a receiver that was found alive is not checked again."""
 
 
 class Sent(NamedTuple):
-    """A message on its way."""
+    """A message in flight."""
 
     slot: int
     edge: Edge
@@ -32,20 +32,20 @@ class Sent(NamedTuple):
 
 @dataclass
 class OutboxCounts(MessageCounts):
-    """What has become of messages; discarded are also those that were got, and given back by receivers that died."""
+    """Outcomes of messages; ``discarded`` includes messages that were received, and given back by dead receivers."""
 
     inline: int = 0
     given_back: int = 0  # by receivers that died
-    damaged: int = 0  # in the index, by somebody else
-    waiting: Counter[Edge] = field(default_factory=Counter)  # messages that nobody has got, as far as is known
+    damaged: int = 0  # records in the index that were damaged
+    waiting: Counter[Edge] = field(default_factory=Counter)  # messages not known to be received
     waiting_bytes: Counter[Edge] = field(default_factory=Counter)
 
 
 class Receivers:
-    """Which receivers live; those that did just now are not asked again.
+    """Checks which receivers are alive, with a short-lived cache.
 
     Args:
-        directory: of the arena.
+        directory: directory of the arena.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -62,5 +62,5 @@ class Receivers:
         return alive
 
     def forget(self) -> None:
-        """Ask all of them the next time."""
+        """Drop the cache, so that all receivers are checked again."""
         self._seen_alive.clear()

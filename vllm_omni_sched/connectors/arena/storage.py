@@ -1,4 +1,4 @@
-"""Where an outbox's messages lie: the small ones in a ring beside its index, the others in pools by modality."""
+"""Storage of an outbox's messages: small ones in a ring beside its index, others in pools by modality."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}
 
 
 class Storage:
-    """The files of one outbox: one with its index and its ring, which receivers find, and one for each pool in use.
+    """The files of one outbox: one with its index and ring, which receivers find, and one for each pool in use.
 
     Attributes:
-        memory: of the first of these; its index is where `layout` says.
+        memory: memory of the file with the index and the ring, laid out by `layout`.
 
     Raises:
         OSError: no memory for the index and the ring.
@@ -45,29 +45,29 @@ class Storage:
             self.memory = Memory(fd, self.layout.nbytes, self.layout.nbytes)
             head = (at.MAGIC, at.VERSION, self.layout.slots, self.layout.ring, self.layout.ring_bytes, os.getpid())
             at.HEAD.pack_into(self.memory.map, 0, *head)
-            unfinished.rename(self._path)  # receivers only see it whole
+            unfinished.rename(self._path)  # receivers see only complete files
             undo.pop_all()
         self._ring = Extents(64, self.layout.ring_bytes)
         self._pools: dict[int, Pool] = {}
         self._pool_options = {modality: options.pool(modality) for modality in Modality}
-        self._inline: dict[Modality, int] = {}  # messages up to so many bytes go through the ring
+        self._inline: dict[Modality, int] = {}  # modality -> bytes up to which messages go through the ring
         self.tune()
 
     def tune(self) -> None:
-        """Fit what goes through the ring to what receivers have measured."""
+        """Adapt the limit for the ring to the measurements of receivers."""
         limits = tuning.told(self._directory) if self._options.tune_inline else []
         for modality, options in self._pool_options.items():
             limit = tuning.limit_of(options.inline_bytes, limits)
-            self._inline[modality] = limit + limit // 16  # with what is in front of the payload
+            self._inline[modality] = limit + limit // 16  # includes the data in front of the payload
 
     def can_hold(self, nbytes: int, modality: Modality, may_be_inline: bool) -> bool:
-        """Whether there is room for a message when there is no other."""
+        """Return whether empty storage would have room for a message."""
         options = self._pool_options[modality]
         inline = may_be_inline and nbytes <= min(self._inline[modality], self._ring.capacity)
         return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
 
     def allocate(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:
-        """Number of a pool, offset in it and bytes that are held; None when there is no room now.
+        """Allocate room; return the number of a pool, the offset in it and the bytes held, None if there is none now.
 
         Raises:
             OSError: no memory for a pool.
@@ -84,21 +84,21 @@ class Storage:
         return None if place is None else (number, *place)
 
     def free(self, pool: int, offset: int) -> None:
-        """Take room back."""
+        """Free room."""
         (self._ring if pool == RING else self._pools[pool]).free(offset)
 
     def at(self, pool: int, offset: int, nbytes: int) -> tuple[memoryview, int]:
-        """What lies there, and its address."""
+        """Return the memory at a place, and its address."""
         memory = self.memory if pool == RING else self._pools[pool].memory
         start = offset + (self.layout.ring if pool == RING else 0)
         return memory.view[start : start + nbytes], memory.address + start
 
     def pool(self, modality: Modality) -> Pool | None:
-        """None when nothing of that modality was put into one."""
+        """Return the pool of a modality; None if it has not been used."""
         return self._pools.get(POOLS[modality])
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         pools = {
             modality.value: {
                 "capacity_bytes": pool.extents.capacity,
@@ -114,7 +114,7 @@ class Storage:
         return {"ring": ring, "pools": pools, "inline_up_to": inline}
 
     def close(self, remove: bool) -> None:
-        """Unmap; ``remove``: nothing in the files is wanted any more."""
+        """Unmap the files; ``remove`` them if no message in them is needed any more."""
         if remove:
             meeting.remove_member(self._path)
         for pool in self._pools.values():
@@ -123,6 +123,6 @@ class Storage:
         meeting.let_go(self._life)
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited."""
+        """Release the resources that a forked child has inherited."""
         for memory in (self.memory, *(pool.memory for pool in self._pools.values())):
             memory.close()

@@ -1,4 +1,4 @@
-"""How long a message may be that goes through the ring: as long as copying it out takes less than a view does."""
+"""The size limit of messages in the ring: as long as copying a message out is cheaper than a view of it."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from typing import Any
 from vllm_omni_sched.connectors.arena import meeting
 
 FEW, MANY = 4 << 10, 16 << 10
-"""Bytes: below, what a message takes is its own; above, also what its bytes take."""
+"""Sizes in bytes: below the first, the fixed cost dominates; above the second, the cost per byte is measured."""
 MEASURED = 16
-"""Messages of each kind before anything is said."""
+"""Number of messages of each kind before a limit is computed."""
 RANGE = 4
-"""A limit is at most so many times what the option says, and at least that part of it."""
+"""Largest factor by which a limit differs from the option, in either direction."""
 _LIMIT = struct.Struct("<d")
 
 
 class ReceivingCost:
-    """Of one receiver: seconds of copies by their bytes, and of views, which have no bytes to wait for.
+    """Costs of one receiver, in seconds: of copies, by their bytes, and of views, which do not depend on the size.
 
-    Medians of the last ones: a process that has to wait for its processor says nothing about either.
+    Medians of the last ones are used, because a process that waits for its processor distorts single values.
     """
 
     def __init__(self) -> None:
         self._few, self._many, self._views, self._ends = (deque[Any](maxlen=MEASURED) for _ in range(4))
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """A message was copied out of the ring."""
+        """Record a message that was copied out of the ring."""
         if nbytes <= FEW:
             self._few.append(seconds)
         elif nbytes >= MANY:
             self._many.append((nbytes, seconds))
 
     def viewed(self, seconds: float) -> None:
-        """A message was got as a view."""
+        """Record a message that was received as a view."""
         self._views.append(seconds)
 
     def ended(self, seconds: float) -> None:
-        """The last view of a message went, and its lease was ended; by any thread."""
+        """Record the end of a lease, after the last view of a message was dropped; in any thread."""
         self._ends.append(seconds)
 
     @property
     def limit_bytes(self) -> float | None:
-        """Where both take the same; None until enough was measured."""
+        """The size at which a copy and a view cost the same; None until enough was measured."""
         if min(map(len, (self._few, self._many, self._views, self._ends))) < MEASURED:
             return None
         few = statistics.median(self._few)
@@ -58,7 +58,7 @@ class ReceivingCost:
 
 
 def tell(inbox: Path, limit_bytes: float) -> None:
-    """Leave a receiver's limit in its file."""
+    """Write a receiver's limit into its file."""
     fd = os.open(inbox, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.pwrite(fd, _LIMIT.pack(limit_bytes), 0)
@@ -67,9 +67,9 @@ def tell(inbox: Path, limit_bytes: float) -> None:
 
 
 def told(directory: Path) -> list[float]:
-    """The limits of all receivers of an arena that have told one."""
+    """Return the limits of all receivers of an arena that have published one."""
     found = []
-    with contextlib.suppress(OSError):  # no descriptors: what is known will do
+    with contextlib.suppress(OSError):  # no descriptors: the limits read so far suffice
         for inbox in directory.glob(f"*{meeting.INBOX}"):
             with contextlib.suppress(FileNotFoundError), inbox.open("rb") as file:
                 said = file.read(_LIMIT.size)
@@ -79,7 +79,7 @@ def told(directory: Path) -> list[float]:
 
 
 def limit_of(inline_bytes: int, receivers: Iterable[float]) -> int:
-    """Bytes of payload up to which a message goes through the ring, from the option and what receivers have told."""
+    """Return the payload size up to which messages go through the ring, from the option and receivers' limits."""
     sound = [limit for limit in receivers if 0 <= limit < float("inf")]
     if not sound:
         return inline_bytes

@@ -1,8 +1,8 @@
-"""Buffers between stages in fewer bytes, where that takes less time.
+"""Compression of buffers between stages, where that takes less time.
 
-- `Compressor`: what a connector calls; it decides per buffer, learns per edge and data type, and caches by content.
-- `decide`: the policy alone.
-- `Codec`: token ids (`ids`), any data (`shuffle_lz4`, `shuffle_zstd`), PCM (`flac`); with loss, on edges that allow it,
+* `Compressor`: called by connectors; it decides per buffer, learns per edge and data type, and caches by content.
+* `decide`: the policy alone.
+* `Codec`: token ids (`ids`), any data (`shuffle_lz4`, `shuffle_zstd`), PCM (`flac`); with loss, on edges that allow it,
   features (`int8`, `fp8`) and PCM (`mulaw`).
 """
 

@@ -1,4 +1,4 @@
-"""Compressed buffers by content, so that what several consumers get is compressed once."""
+"""A cache of compressed buffers by content, so that a buffer for several consumers is compressed once."""
 
 import hashlib
 import threading
@@ -14,9 +14,9 @@ Key = tuple[bytes, str, tuple[int, ...], str]
 
 
 def content_digest(raw: Bytes, content_key: str | None = None) -> bytes:
-    """BLAKE2b of the bytes, about 1 GB/s; of ``content_key`` instead, where the owner knows the content by a name.
+    """Return the BLAKE2b of the bytes, at about 1 GB/s, or of ``content_key`` if the owner has a name for the content.
 
-    A cryptographic hash, since content comes from users: a collision would hand one user's data to another.
+    The hash is cryptographic, because content comes from users: a collision would give one user's data to another.
     """
     if content_key is not None:
         return hashlib.blake2b(content_key.encode(), digest_size=DIGEST_BYTES, person=b"key").digest()
@@ -25,7 +25,7 @@ def content_digest(raw: Bytes, content_key: str | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Hits and misses so far, and what is held now."""
+    """Hits and misses so far, and the current size."""
 
     hits: int
     misses: int
@@ -34,10 +34,10 @@ class CacheCounts:
 
 
 class CompressionCache:
-    """Least recently used goes first.
+    """Evicts the least recently used buffer first.
 
-    1. It never holds more than ``max_bytes`` of compressed data; what is larger is not kept, and 0 keeps nothing.
-    2. It may be used from several threads. Two that miss the same buffer at once both compress it.
+    1. It never holds more than ``max_bytes`` of compressed data; a larger buffer is not kept, and 0 keeps none.
+    2. Several threads may use it. If two miss the same buffer at once, both compress it.
 
     Raises:
         ValueError: ``max_bytes`` is negative.
@@ -52,7 +52,7 @@ class CompressionCache:
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Bytes | None:
-        """What was put under ``key``, read-only; None if it is not there."""
+        """Return the data that was put under ``key``, read-only; None if it is not cached."""
         with self._lock:
             data = self._entries.get(key)
             if data is None:
@@ -63,7 +63,7 @@ class CompressionCache:
             return data
 
     def put(self, key: Key, data: Bytes) -> None:
-        """Keep ``data``, which nobody may change from now on."""
+        """Keep ``data``, which must not be changed from now on."""
         if data.nbytes > self.max_bytes:
             return
         data = data.view()
@@ -76,7 +76,7 @@ class CompressionCache:
                 self._forget(next(iter(self._entries)))
 
     def counts(self) -> CacheCounts:
-        """How it does."""
+        """Return the counts so far."""
         with self._lock:
             return CacheCounts(self._hits, self._misses, len(self._entries), self._num_bytes)
 

@@ -13,7 +13,7 @@ from vllm_omni_sched.errors import CorruptDataError
 
 
 class Kind(str, Enum):
-    """What a buffer holds, as far as codecs care."""
+    """Kind of a buffer's content, as far as codecs need it."""
 
     IDS = "ids"
     FEATURES = "features"
@@ -22,11 +22,11 @@ class Kind(str, Enum):
 
 
 def kind_of(dtype: str, shape: tuple[int, ...]) -> Kind:
-    """A guess, careful where it matters: no buffer is guessed to be what a lossy codec takes but by these two rules.
+    """Guess the kind of a buffer. Only the first two rules give kinds that lossy codecs take.
 
-    1. int16 is audio; only PCM comes in it.
+    1. int16 is audio, because only PCM uses it.
     2. Floats with a last dimension of 16 or more are features: hidden states, embeddings, latents.
-    3. int32 and int64 are ids; everything else is other, float PCM too unless its owner says so.
+    3. int32 and int64 are ids; everything else is other, including float PCM unless its owner names its kind.
     """
     if dtype == "int16":
         return Kind.AUDIO
@@ -37,9 +37,9 @@ def kind_of(dtype: str, shape: tuple[int, ...]) -> Kind:
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """What a lossy codec promises: ``|decoded - x| <= of_value * |x| + of_peak * peak + absolute``.
+    """The error bound of a lossy codec: ``|decoded - x| <= of_value * |x| + of_peak * peak + absolute``.
 
-    ``peak`` is the largest magnitude in the channel of x or in the whole buffer, as the codec says.
+    ``peak`` is the largest magnitude in the channel of x, or in the whole buffer, depending on the codec.
     """
 
     of_value: float = 0.0
@@ -49,39 +49,39 @@ class ErrorBound:
     def limit(
         self, values: npt.NDArray[np.floating], peak: float | npt.NDArray[np.floating]
     ) -> npt.NDArray[np.float64]:
-        """The largest error that each of ``values`` may have."""
+        """Return the largest error that each of ``values`` may have."""
         limit: npt.NDArray[np.float64] = self.of_value * np.abs(values).astype(np.float64)
         return limit + (self.of_peak * peak + self.absolute)
 
 
 class Codec(ABC):
-    """Turns buffers into fewer bytes and back.
+    """Encodes buffers into fewer bytes, and decodes them.
 
-    1. What `encode` returns is all that `decode` needs beside data type and shape.
-    2. A lossless codec gives back the same bits. A lossy one keeps its `error_bound` for every value, or declines.
-    3. `decode` raises on what `encode` cannot have written, and writes into ``out`` alone. It does not notice bits that
-       changed within what could have been written: integrity is the transport's.
-    4. Codecs hold no state of a buffer: one may be used from several threads.
+    1. `decode` needs only the result of `encode`, data type and shape.
+    2. A lossless codec restores the same bits. A lossy one keeps its `error_bound` for every value, or declines.
+    3. `decode` raises on data that `encode` cannot have written, and writes only into ``out``. It does not detect
+       changed bits in valid data: the transport is responsible for integrity.
+    4. Codecs hold no state of a buffer, so that several threads may use one.
     """
 
     name: ClassVar[str]
     lossy: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)  # what it is tried on
+    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)  # kinds of buffers on which it is tried
     max_bytes: ClassVar[int] = 1 << 40
 
     @abstractmethod
     def takes(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Whether tensors of this type and shape can be encoded at all."""
+        """Return whether tensors of this type and shape can be encoded at all."""
 
     def suits(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """`takes`, of a known type, and not too large."""
+        """Return `takes` for a known data type that is not too large."""
         return dtype in ITEM_BYTES and num_bytes(dtype, shape) <= self.max_bytes and self.takes(dtype, shape)
 
     def encode(self, raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes | None:
-        """``raw`` encoded, flat; None where its values do not suit this codec. It may be larger than ``raw``.
+        """Encode ``raw`` into a flat buffer, which may be larger; return None if its values do not suit this codec.
 
         Raises:
-            ValueError: ``raw`` is not a flat contiguous array of the stated size, or `takes` says no.
+            ValueError: ``raw`` is not a flat contiguous array of the stated size, or `takes` is false.
         """
         check_buffer(raw, dtype, shape)
         if not self.suits(dtype, shape):
@@ -91,10 +91,10 @@ class Codec(ABC):
     def decode(
         self, data: bytes | bytearray | memoryview | Bytes, dtype: str, shape: tuple[int, ...], out: Bytes
     ) -> None:
-        """Write what was encoded into ``out``, flat, of the size that type and shape give.
+        """Decode ``data`` into ``out``, which is flat and of the size that type and shape give.
 
         Raises:
-            CorruptDataError: ``data`` cannot be from `encode`; ``out`` then holds anything.
+            CorruptDataError: ``data`` cannot be a result of `encode`; the content of ``out`` is undefined then.
             ValueError: ``out`` is not writeable, flat, contiguous and of the stated size.
         """
         check_buffer(out, dtype, shape)
@@ -109,7 +109,7 @@ class Codec(ABC):
             raise self._corrupt(f"{flat.size} bytes for an empty tensor")
 
     def error_bound(self, dtype: str) -> ErrorBound | None:
-        """What is promised of this type; None for lossless."""
+        """Return the error bound for this data type; None for a lossless codec."""
         return None
 
     def _corrupt(self, what: str) -> CorruptDataError:
@@ -117,15 +117,15 @@ class Codec(ABC):
 
     @abstractmethod
     def _encode(self, raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes | None:
-        """`encode` of something."""
+        """Encode a buffer that is not empty."""
 
     @abstractmethod
     def _decode(self, data: Bytes, dtype: str, shape: tuple[int, ...], out: Bytes) -> None:
-        """`decode` of something."""
+        """Decode into a buffer that is not empty."""
 
 
 def check_buffer(raw: Bytes, dtype: str, shape: tuple[int, ...]) -> None:
-    """That ``raw`` is a tensor of this type and shape as flat bytes.
+    """Check that ``raw`` is a tensor of this type and shape as flat bytes.
 
     Raises:
         ValueError: it is not.

@@ -1,4 +1,4 @@
-"""Buffers of a message, compressed where it pays."""
+"""Compression of a message's buffers, where it pays."""
 
 import threading
 from collections import Counter
@@ -21,16 +21,16 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 RAW = "raw"
-"""In the place of a codec's name: the buffer as it is."""
-PROBE_RUNS = 2  # the quicker counts: the first may find cold tables
+"""Stands in place of a codec's name for a buffer that is not compressed."""
+PROBE_RUNS = 2  # the faster run counts, because the first may find cold tables
 
 
 @dataclass(frozen=True)
 class Buffer:
     """One tensor as flat bytes, with its data type as torch names it.
 
-    ``kind`` where the owner knows better than `kind_of`; ``content_key``: a name that only this content has, such as an
-    ``mm_hash`` with the stage, which spares hashing it for the cache.
+    ``kind`` overrides the guess of `kind_of`; ``content_key`` is a unique name of this content, such as an ``mm_hash``
+    with the stage, which saves hashing it for the cache.
 
     Raises:
         ValueError: ``raw`` is not flat, contiguous, uint8 and of the size that type and shape give.
@@ -48,9 +48,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Packed:
-    """What to send of a buffer: ``codec`` (or `RAW`), ``dtype`` and ``shape`` in the message, ``data`` behind it.
+    """The form in which a buffer is sent: ``codec`` (or `RAW`), ``dtype`` and ``shape`` in the header, then ``data``.
 
-    ``data`` is not to be changed: it may be the buffer itself, or in the cache. ``error_bound`` is None for lossless.
+    ``data`` must not be changed: it may be the buffer itself, or in the cache. ``error_bound`` is None if lossless.
     """
 
     codec: str
@@ -64,7 +64,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Counts:
-    """``buffers`` by kind, codec and reason; bytes before and after; what the cache did."""
+    """Buffers by kind, codec and reason; bytes before and after compression; counts of the cache."""
 
     buffers: dict[tuple[Kind, str, Reason], int]
     raw_bytes: int
@@ -73,12 +73,12 @@ class Counts:
 
 
 class Compressor:
-    """Decides for every buffer, compresses, and learns from it.
+    """Decides for every buffer, compresses it, and learns from it.
 
-    1. `decide` says what to do; a probe tries codecs on a sample from the buffer's middle.
-    2. What was encoded corrects what probes found. What did not shrink, or was declined, goes raw all the same.
-    3. A cached buffer costs a hash, and teaches nothing. The time of hashing counts as encoding.
-    4. May be used from several threads.
+    1. `decide` makes the decision; a probe tries codecs on a sample from the buffer's middle.
+    2. Encoded buffers correct the estimates of probes. A buffer that does not shrink, or is declined, is sent raw.
+    3. A cached buffer costs a hash, and is not learned from. The time of hashing counts as encoding.
+    4. Several threads may use it.
     """
 
     def __init__(
@@ -95,22 +95,24 @@ class Compressor:
         self._of_others = self.options.of_edge("")
         self._clock = clock
         self._ledger = Ledger(self.options.reprobe_every)
-        self._lock = threading.Lock()  # of the ledger and the counts
+        self._lock = threading.Lock()  # guards the ledger and the counts
         self._buffers: Counter[tuple[Kind, str, Reason]] = Counter()
         self._raw_bytes = self._sent_bytes = 0
         for name, why in self.codecs.absent.items():
-            logger.info("Codec %s is absent: %s", name, why)
+            logger.info("Compression codec %s is not available: %s", name, why)
         for edge, own in self._of_edge.items():
             if own.lossy is not None:
                 bound = self.codecs.get(own.lossy).error_bound("float32")
-                logger.warning("Edge %s may compress with loss, by %s: float32 within %s", edge, own.lossy, bound)
+                logger.warning(
+                    "Edge %s may be compressed lossily by codec %s: float32 within %s", edge, own.lossy, bound
+                )
 
     def compress(
         self, edge: str, buffers: Sequence[Buffer], link_bytes_per_second: float | None = None
     ) -> list[Packed]:
-        """What to send of each buffer over ``edge``, ``from_stage->to_stage``.
+        """Return the form in which to send each buffer over ``edge``, ``from_stage->to_stage``.
 
-        ``link_bytes_per_second`` as it was measured; None where the receiver shares memory with the sender.
+        ``link_bytes_per_second`` is the measured speed; None if the receiver shares memory with the sender.
 
         Raises:
             ValueError: the link's speed is not above 0.
@@ -127,7 +129,7 @@ class Compressor:
 
         Raises:
             CodecMissingError: this side does not have the codec.
-            CorruptDataError: ``data`` is nothing that it can have written.
+            CorruptDataError: ``data`` cannot have been written by the codec.
             ValueError: ``out`` is not writeable, flat, contiguous and of the stated size.
         """
         if codec == RAW:
@@ -140,7 +142,7 @@ class Compressor:
             self.codecs.get(codec).decode(data, dtype, shape, out)
 
     def counts(self) -> Counts:
-        """So far."""
+        """Return the counts so far."""
         with self._lock:
             return Counts(dict(self._buffers), self._raw_bytes, self._sent_bytes, self.cache.counts())
 
@@ -192,7 +194,7 @@ class Compressor:
 
     def _probe(self, stream: Stream, codec: Codec, buffer: Buffer) -> None:
         part, shape = sample(buffer.raw, buffer.dtype, buffer.shape, self.options.probe_bytes)
-        if not codec.suits(buffer.dtype, shape):  # fewer rows than it wants
+        if not codec.suits(buffer.dtype, shape):  # fewer rows than the codec needs
             part, shape = buffer.raw, buffer.shape
         out, data = np.empty_like(part), None
         encode_seconds = decode_seconds = float("inf")

@@ -1,4 +1,4 @@
-"""Whether to compress a buffer, and how: pure policy."""
+"""The policy that decides whether to compress a buffer, and how. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from vllm_omni_sched.connectors.compression.options import Mode
 
 
 class Reason(str, Enum):
-    """Why a buffer goes as it goes."""
+    """Reason why a buffer is sent as it is sent."""
 
     OFF = "off"
     TOO_SMALL = "too_small"
@@ -19,14 +19,14 @@ class Reason(str, Enum):
     LINK_FASTER = "link_faster"
     PAYS = "pays"
     ALWAYS = "always"
-    DECLINED = "declined"  # the codec cannot keep its promise for these values
+    DECLINED = "declined"  # the codec cannot keep its error bound for these values
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a codec did to buffers of this type on this edge.
+    """Measurements of a codec on buffers of this type on this edge.
 
-    ``size_fraction``: bytes after / bytes before. Seconds are per byte before.
+    ``size_fraction``: bytes after / bytes before. Seconds are per byte before encoding.
     """
 
     size_fraction: float
@@ -47,8 +47,8 @@ class Candidate:
 class Snapshot:
     """One buffer about to be sent.
 
-    ``link_bytes_per_second``: None where the receiver reads the sender's memory. ``lossy``: the one lossy codec that
-    the edge allows. ``probe_due``: it is time to measure again.
+    ``link_bytes_per_second``: None if the receiver reads the sender's memory. ``lossy``: the one lossy codec that the
+    edge allows. ``probe_due``: whether it is time to measure again.
     """
 
     num_bytes: int
@@ -62,9 +62,9 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do: measure the codecs in ``probe`` and ask again, or send with ``codec``, or raw when it is None.
+    """A decision: measure the codecs in ``probe`` and decide again, or send with ``codec``, or raw if it is None.
 
-    Seconds are of the best codec, and of sending raw, where both were compared.
+    Seconds are of the best codec, and of sending raw, if both were compared.
     """
 
     reason: Reason
@@ -75,7 +75,7 @@ class Plan:
 
 
 def raw_anyway(mode: Mode, num_bytes: int, min_bytes: int, link_bytes_per_second: float | None) -> Reason | None:
-    """Rule 1 of `decide`, for which no codec has to be looked at; None where the other rules decide."""
+    """Return the reason of rule 1 of `decide`, which needs no codec; None if the other rules decide."""
     if mode is Mode.OFF:
         return Reason.OFF
     if num_bytes < max(1, min_bytes):
@@ -84,14 +84,15 @@ def raw_anyway(mode: Mode, num_bytes: int, min_bytes: int, link_bytes_per_second
 
 
 def decide(snapshot: Snapshot) -> Plan:
-    """1. Raw, with mode 'off'; below ``min_bytes``; and on shared memory, unless mode is 'always'.
+    """Decide how to send a buffer.
 
-    2. Raw, when no codec takes the buffer, or none that the edge allows.
-    3. Codecs not yet measured are probed first; when it is time to measure again, all are.
-    4. Raw, when none makes it smaller.
-    5. The codec with the least ``encode + send(compressed) + decode``; the earlier candidate in a tie. On shared
-       memory, the one that shrinks most.
-    6. It is used if that is less than ``send(raw)``; with mode 'always', in any case.
+    1. It is sent raw with mode 'off', below ``min_bytes``, and on shared memory unless the mode is 'always'.
+    2. It is sent raw if no codec takes it, or none that the edge allows.
+    3. Codecs that are not measured yet are probed first; when it is time to measure again, all are.
+    4. It is sent raw if no codec makes it smaller.
+    5. The best codec has the least ``encode + send(compressed) + decode``; the earlier candidate wins a tie. On shared
+       memory, it is the one that shrinks most.
+    6. The best codec is used if that is less than ``send(raw)``; with mode 'always', in any case.
     """
     link = snapshot.link_bytes_per_second
     if reason := raw_anyway(snapshot.mode, snapshot.num_bytes, snapshot.min_bytes, link):
@@ -123,6 +124,6 @@ def decide(snapshot: Snapshot) -> Plan:
 
 
 def _seconds(measured: Measured, num_bytes: int, link: float) -> float:
-    """To encode, send and decode, one after the other."""
+    """Return the time to encode, send and decode, one after the other."""
     work = measured.encode_seconds_per_byte + measured.decode_seconds_per_byte
     return num_bytes * (work + measured.size_fraction / link)

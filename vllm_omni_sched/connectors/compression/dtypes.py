@@ -1,4 +1,4 @@
-"""Data types by name, as torch spells them; numpy has no bfloat16, so its bits travel as uint16."""
+"""Data types by torch's names; numpy has no bfloat16, so its bits are handled as uint16."""
 
 import math
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ ITEM_BYTES = {
 
 
 def num_elements(shape: tuple[int, ...]) -> int:
-    """Elements of a tensor of this shape; 1 for a scalar's ``()``."""
+    """Return the number of elements of a tensor of this shape; 1 for a scalar's ``()``."""
     return math.prod(shape)
 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a contiguous tensor.
+    """Return the size of a contiguous tensor in bytes.
 
     Raises:
         ValueError: the data type is unknown, or a dimension is negative.
@@ -52,7 +52,7 @@ class FloatFormat:
     """A floating-point data type by its bits.
 
     ``roundoff``: largest relative error of rounding a normal number to it; ``tiny``: largest absolute error of rounding
-    a subnormal one, or 2^-126 where we compute in float32; ``infinity``: bits of +inf; ``max``: the largest number.
+    a subnormal one, or 2^-126 for computations in float32; ``infinity``: bits of +inf; ``max``: the largest number.
     """
 
     bits: npt.DTypeLike
@@ -68,11 +68,11 @@ FLOATS = {
     "bfloat16": FloatFormat(np.uint16, 0x7FFF, 0x7F80, 2.0**-8, 2.0**-126, 255 / 128 * 2.0**127),
     "float16": FloatFormat(np.uint16, 0x7FFF, 0x7C00, 2.0**-11, 2.0**-25, 65504.0),
 }
-"""What features come in."""
+"""The data types of features."""
 
 
 def to_float32(bits: npt.NDArray[np.unsignedinteger], dtype: str) -> Floats:
-    """Numbers of one of `FLOATS` from their bits; exact."""
+    """Convert numbers of one of `FLOATS` from their bits; exact."""
     if dtype == "bfloat16":
         wide = bits.astype(np.uint32)
         wide <<= 16
@@ -83,7 +83,7 @@ def to_float32(bits: npt.NDArray[np.unsignedinteger], dtype: str) -> Floats:
 
 
 def bfloat16_bits(values: Floats) -> npt.NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, ties to even; of numbers, not of NaN."""
+    """Return the bits of the nearest bfloat16, ties to even; for numbers, not NaN."""
     wide = values.view(np.uint32)
     rounded = wide >> 16
     rounded &= 1
@@ -94,7 +94,7 @@ def bfloat16_bits(values: Floats) -> npt.NDArray[np.uint16]:
 
 
 def from_float32(values: Floats, dtype: str) -> npt.NDArray[np.unsignedinteger]:
-    """Bits of the nearest number of one of `FLOATS`; of numbers, not of NaN."""
+    """Return the bits of the nearest number of one of `FLOATS`; for numbers, not NaN."""
     if dtype == "bfloat16":
         return bfloat16_bits(values)
     if dtype == "float16":

@@ -1,4 +1,4 @@
-"""PCM audio without loss, by the soundfile library."""
+"""Lossless compression of PCM audio, by the soundfile library."""
 
 import io
 from functools import cache
@@ -19,7 +19,7 @@ FULL_SCALE = 32768.0
 
 @cache
 def soundfile() -> ModuleType:
-    """The binding of libsndfile.
+    """Return the binding of libsndfile.
 
     Raises:
         ImportError: soundfile is not installed.
@@ -32,7 +32,7 @@ def soundfile() -> ModuleType:
 
 
 class FlacCodec(Codec):
-    """FLAC (RFC 9639) of int16, and of float32 that came from int16.
+    """FLAC (RFC 9639) for int16, and for float32 converted from int16.
 
     1. float32 is taken if each value is, bit for bit, an int16 / 32768, which is how audio files are read; it is
        declined at the first that is not (-0.0 too).
@@ -88,7 +88,7 @@ def _channels(shape: tuple[int, ...]) -> int:
 
 
 def _as_int16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int16] | None:
-    """The int16 that these floats are, or None."""
+    """Return the int16 values that these floats represent exactly, or None."""
     pcm = np.empty(values.size, np.int16)
     for piece in pieces(values.size):
         with np.errstate(invalid="ignore", over="ignore"):

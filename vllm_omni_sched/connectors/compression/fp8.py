@@ -1,4 +1,4 @@
-"""Float features as fp8 e4m3 and one scale, with loss."""
+"""Lossy compression of float features to fp8 e4m3 with one scale."""
 
 import math
 from functools import lru_cache
@@ -70,14 +70,14 @@ class Fp8Codec(Codec):
 
 
 def _exponent(peak: float) -> int:
-    """Of the smallest power of two that brings ``peak`` to 448 or below."""
+    """Return the exponent of the smallest power of two that scales ``peak`` to 448 or below."""
     mantissa, exponent = math.frexp(peak / MAX_E4M3)
     return max(MIN_EXPONENT, exponent - (mantissa == 0.5))
 
 
 @lru_cache(maxsize=32)  # 64 KiB each
 def _encoder(dtype: str, exponent: int) -> npt.NDArray[np.uint8]:
-    """Code of each 16-bit float over ``2^exponent``, by its bits: the nearest number, ties to the even code."""
+    """Return the code of each 16-bit float over ``2^exponent``, by its bits: the nearest number, ties to even."""
     magnitudes = to_float32(np.arange(1 << 15).astype(np.uint16), dtype)[: FLOATS[dtype].infinity]
     scaled = np.ldexp(magnitudes.astype(np.float64), -exponent)
     middles = (NUMBERS[:-1] + NUMBERS[1:]) / 2
@@ -90,7 +90,7 @@ def _encoder(dtype: str, exponent: int) -> npt.NDArray[np.uint8]:
 
 @lru_cache(maxsize=64)
 def _decoder(dtype: str, exponent: int) -> npt.NDArray[np.unsignedinteger]:
-    """Bits of the value of each code; none is beyond the type's largest number."""
+    """Return the bits of the value of each code; none exceeds the type's largest number."""
     values: Floats = np.minimum(np.ldexp(NUMBERS, exponent), FLOATS[dtype].max).astype(np.float32)
     half = np.append(values, np.float32(0))  # NaN's place is never read
     return from_float32(np.concatenate([half, -half]), dtype)

@@ -1,4 +1,4 @@
-"""Token ids: as narrow as their range, or as entries of a dictionary."""
+"""Lossless compression of token ids: as narrow integers, or as entries of a dictionary."""
 
 import struct
 from typing import ClassVar
@@ -88,14 +88,14 @@ class IdsCodec(Codec):
 
 
 def _offsets(values: Ints, low: int, width: type[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
-    """``values - low``, for differences that fit: cast first, since narrow arithmetic wraps and is the quicker."""
+    """Return ``values - low``, for differences that fit: cast first, because narrow arithmetic wraps and is faster."""
     offsets = values.astype(width)
     offsets -= width(low % (1 << 8 * offsets.itemsize))
     return offsets
 
 
 def _dictionary(values: Ints, low: int, high: int) -> tuple[Ints, Bytes] | None:
-    """Distinct values and the place of each value among them; None when there are too many."""
+    """Return the distinct values and the position of each value among them; None if there are too many."""
     if np.unique(values[:: -(-values.size // PROBED_VALUES)]).size > MAX_ENTRIES // 2:
         return None
     if high - low >= DENSE_RANGE:

@@ -1,4 +1,4 @@
-"""Float features in 8 bits a value and a scale per channel, with loss."""
+"""Lossy compression of float features to 8 bits per value with a scale per channel."""
 
 from typing import ClassVar
 
@@ -63,7 +63,7 @@ class Int8Codec(Codec):
 
 
 def _peaks(rows: npt.NDArray[np.unsignedinteger], dtype: str) -> Floats | None:
-    """Largest magnitude in each column; None when there is NaN or infinity. Magnitudes order as their bits do."""
+    """Return the largest magnitude in each column; None for NaN or infinity. Magnitudes order as their bits do."""
     form = FLOATS[dtype]
     peaks = np.zeros(rows.shape[1], form.bits)
     for piece in pieces(len(rows), PIECE // rows.shape[1]):
@@ -72,7 +72,7 @@ def _peaks(rows: npt.NDArray[np.unsignedinteger], dtype: str) -> Floats | None:
 
 
 def _scales(peaks: Floats) -> Floats:
-    """Value of one level; 127 of them are never beyond the peak, so that nothing decodes to infinity."""
+    """Return the value of one level; 127 levels never exceed the peak, so that no value decodes to infinity."""
     scales = np.maximum(peaks / np.float32(LEVELS), np.float32(MIN_SCALE))
     with np.errstate(over="ignore"):
         beyond = scales * np.float32(LEVELS) > np.maximum(peaks, np.float32(LEVELS * MIN_SCALE))

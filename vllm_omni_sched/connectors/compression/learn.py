@@ -1,4 +1,4 @@
-"""What codecs do to buffers, learnt per edge and data type from those that were encoded."""
+"""Measurements of codecs, learnt per edge and data type from encoded buffers."""
 
 from vllm_omni_sched.connectors.compression.codec import Kind
 from vllm_omni_sched.connectors.compression.decide import Measured
@@ -34,21 +34,21 @@ class Ledger:
         self._since_probe: dict[Stream, int] = {}
 
     def measured(self, stream: Stream, codec: str) -> Measured | None:
-        """What is known; None if nothing."""
+        """Return the measurements of a codec on a stream; None if there are none."""
         learnt = self._learnt.get((stream, codec))
         if learnt is None or not (learnt.encode.is_measured and learnt.decode.is_measured):
             return None
         return Measured(learnt.size.per_unit, learnt.encode.per_unit, learnt.decode.per_unit)
 
     def count(self, stream: Stream) -> bool:
-        """One more buffer of this stream is to be sent; whether probes are due."""
+        """Count one more buffer of this stream; return whether probes are due."""
         since = self._since_probe.get(stream, 0) + 1
         due = since > self.reprobe_every
         self._since_probe[stream] = 1 if due else since
         return due
 
     def encoded(self, stream: Stream, codec: str, num_bytes: int, to_bytes: int | None, seconds: float) -> None:
-        """A buffer became ``to_bytes``, or was declined, in ``seconds``."""
+        """Record that a buffer was encoded to ``to_bytes``, or was declined, in ``seconds``."""
         learnt = self._learnt.setdefault((stream, codec), _Learnt())
         learnt.size.observe(num_bytes, num_bytes if to_bytes is None else to_bytes)
         learnt.encode.observe(num_bytes, seconds)
@@ -56,12 +56,12 @@ class Ledger:
             learnt.decode.observe(num_bytes, 0.0)
 
     def decoded(self, stream: Stream, codec: str, num_bytes: int, seconds: float) -> None:
-        """A buffer of ``num_bytes``, decoded, took its receiver ``seconds``."""
+        """Record that decoding to ``num_bytes`` took ``seconds``."""
         self._learnt.setdefault((stream, codec), _Learnt()).decode.observe(num_bytes, seconds)
 
 
 def sample(raw: Bytes, dtype: str, shape: tuple[int, ...], sample_bytes: int) -> tuple[Bytes, tuple[int, ...]]:
-    """About ``sample_bytes`` from the middle of a tensor: whole rows of its last dimension, at least 8 where there are.
+    """Return about ``sample_bytes`` from a tensor's middle: whole rows of its last dimension, at least 8 if there are.
 
     Rows of more than 1 MiB are cut; so is a vector.
     """

@@ -1,4 +1,4 @@
-"""Work on large arrays in pieces that stay in the processor's cache."""
+"""Operations on large arrays, in pieces that stay in the processor's cache."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ PIECE = 1 << 15
 
 
 def pieces(total: int, step: int = PIECE) -> Iterator[slice]:
-    """Slices that cover ``range(total)``."""
+    """Yield slices that cover ``range(total)``."""
     for start in range(0, total, max(1, step)):
         yield slice(start, min(total, start + step))
 
@@ -18,7 +18,7 @@ def pieces(total: int, step: int = PIECE) -> Iterator[slice]:
 def lookup(
     table: npt.NDArray[np.generic], indices: npt.NDArray[np.unsignedinteger], out: npt.NDArray[np.generic]
 ) -> None:
-    """``out[i] = table[indices[i]]``, flat arrays; every index must be in the table.
+    """Set ``out[i] = table[indices[i]]`` for flat arrays; every index must be in the table.
 
     `numpy.take` copies indices of a small type to a large one: piecewise, that copy stays in the cache.
     """

@@ -1,4 +1,4 @@
-"""PCM audio in 8 bits a sample, with loss."""
+"""Lossy compression of PCM audio to 8 bits per sample."""
 
 from functools import cache
 from typing import ClassVar
@@ -57,7 +57,7 @@ class MuLawCodec(Codec):
 
 @cache
 def _encoder() -> npt.NDArray[np.uint8]:
-    """Code of each int16, by its bits."""
+    """Return the code of each int16, by its bits."""
     x = np.arange(1 << 16).astype(np.uint16).view(np.int16) / 32768.0
     level = np.rint(np.sign(x) * np.log1p(MU * np.abs(x)) / np.log1p(MU) * LEVELS)
     codes: npt.NDArray[np.uint8] = (level + 128).astype(np.uint8)
@@ -66,7 +66,7 @@ def _encoder() -> npt.NDArray[np.uint8]:
 
 @cache
 def _decoder(dtype: str) -> npt.NDArray[np.generic]:
-    """Value of each code."""
+    """Return the value of each code."""
     level = np.clip(np.arange(256) - 128.0, -LEVELS, LEVELS) / LEVELS
     x = np.sign(level) * np.expm1(np.abs(level) * np.log1p(MU)) / MU
     values: npt.NDArray[np.generic] = x.astype(np.float32)

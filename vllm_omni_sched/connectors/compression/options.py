@@ -17,15 +17,15 @@ EDGE = re.compile(r"[^\s>]+->[^\s>]+")
 
 
 class Mode(str, Enum):
-    """When to compress."""
+    """Mode of compression."""
 
     OFF = "off"
-    AUTO = "auto"  # when it pays
+    AUTO = "auto"  # if it pays
     ALWAYS = "always"
 
 
 class Lossy(str, Enum):
-    """Which lossy codec an edge allows, beside all lossless ones."""
+    """Lossy codec that an edge allows, beside all lossless ones."""
 
     NONE = "none"
     INT8 = "int8"
@@ -43,16 +43,20 @@ def _mode(value: Any) -> Any:
 
 
 class EdgeOptions(BaseModel):
-    """What one edge does differently."""
+    """Options that differ for one edge."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    mode: Mode | None = Field(None, description="As above, for this edge; default is what is said for all.")
+    mode: Mode | None = Field(None, description="Mode of this edge; default: the mode of all edges.")
     lossy: Lossy = Field(
         Lossy.NONE,
         description="The lossy codec that this edge allows: 'int8' or 'fp8' of float features, 'mulaw' of audio.",
     )
-    min_bytes: MemoryBytes | None = Field(None, ge=0, description="As above, for this edge.")
+    min_bytes: MemoryBytes | None = Field(
+        None,
+        ge=0,
+        description="Size below which buffers of this edge are sent raw, in bytes; default: that of all edges.",
+    )
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -66,13 +70,13 @@ class EdgeOptions(BaseModel):
 
 
 class CompressionOptions(BaseModel):
-    """All options of compression. There is no lossy codec for all edges: who wants one names the edge."""
+    """Options of compression. A lossy codec is allowed for single edges only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     mode: Mode = Field(
         Mode.AUTO,
-        description="'auto': when encoding, sending and decoding takes less time than sending, so never on shared "
+        description="'auto': if encoding, sending and decoding takes less time than sending, so never on shared "
         "memory; 'always': whatever shrinks; 'off': nothing.",
     )
     min_bytes: MemoryBytes = Field(16 << 10, ge=0, description="Smaller buffers are sent as they are, in bytes.")
@@ -86,13 +90,13 @@ class CompressionOptions(BaseModel):
         64 << 10,
         ge=1 << 10,
         le=16 << 20,
-        description="What is taken from a buffer's middle to try codecs on, in bytes.",
+        description="Size of the sample from a buffer's middle on which codecs are tried, in bytes.",
     )
     reprobe_every: Count = Field(
         256, ge=1, description="Buffers of an edge and data type after which all its codecs are tried again."
     )
     edges: dict[str, EdgeOptions] = Field(
-        {}, description="What single edges do differently, by 'from_stage->to_stage', such as '0->1'."
+        {}, description="Options of single edges, by 'from_stage->to_stage', such as '0->1'."
     )
 
     @field_validator("mode", mode="before")
@@ -109,7 +113,7 @@ class CompressionOptions(BaseModel):
         return value
 
     def of_edge(self, edge: str) -> "ForEdge":
-        """What counts on this edge."""
+        """Return the options that apply to this edge."""
         own = self.edges.get(edge, EdgeOptions())
         return ForEdge(
             mode=self.mode if own.mode is None else own.mode,
@@ -120,7 +124,7 @@ class CompressionOptions(BaseModel):
 
 @dataclass(frozen=True)
 class ForEdge:
-    """Options of one edge, with nothing left open; ``lossy`` is a codec's name."""
+    """The resolved options of one edge; ``lossy`` is a codec's name."""
 
     mode: Mode
     lossy: str | None
@@ -128,7 +132,7 @@ class ForEdge:
 
 
 def load_options(options: Mapping[str, Any]) -> CompressionOptions:
-    """The options in a mapping.
+    """Return the options in a mapping.
 
     Raises:
         ConfigError: one is unknown, of the wrong type or out of range; the message names it and what would be right.
@@ -140,7 +144,7 @@ def load_options(options: Mapping[str, Any]) -> CompressionOptions:
 
 
 def _explain(error: Any) -> str:
-    """One validation error in one sentence."""
+    """Return one validation error as one sentence."""
     where = error["loc"]
     key = ".".join(map(str, where))
     model = EdgeOptions if len(where) > 2 else CompressionOptions

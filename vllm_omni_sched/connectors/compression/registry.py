@@ -1,4 +1,4 @@
-"""All codecs, and which of them this machine has."""
+"""All codecs, and those that are available on this machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from vllm_omni_sched.errors import CodecMissingError
 from vllm_omni_sched.extras import how_to_install
 
 CODECS: tuple[type[Codec], ...] = (IdsCodec, Lz4Codec, ZstdCodec, FlacCodec, MuLawCodec, Int8Codec, Fp8Codec)
-"""In the order in which ties between them are broken: lossless ones first."""
+"""All codecs, in the order in which ties between them are broken: lossless ones first."""
 
 
 @dataclass(frozen=True)
 class Codecs:
-    """Codecs by name, and why others are absent."""
+    """Available codecs by name, and the reasons why others are absent."""
 
     present: Mapping[str, Codec]
     absent: Mapping[str, str]
 
     def get(self, name: str) -> Codec:
-        """The codec of this name.
+        """Return the codec of this name.
 
         Raises:
-            CodecMissingError: there is none, with what to do about it.
+            CodecMissingError: there is none; the message tells how to get it.
         """
         if name in self.present:
             return self.present[name]
@@ -42,12 +42,12 @@ class Codecs:
         raise CodecMissingError(f"codec {name!r} is unknown; known are {known}: do both sides run the same version?")
 
     def suited_to(self, kind: Kind, dtype: str, shape: tuple[int, ...]) -> list[Codec]:
-        """Those worth trying on such a buffer."""
+        """Return the codecs worth trying on such a buffer."""
         return [codec for codec in self.present.values() if kind in codec.kinds and codec.suits(dtype, shape)]
 
 
 def load_codecs() -> Codecs:
-    """All codecs whose libraries are installed; imports these now, not in the middle of a transfer."""
+    """Load all codecs whose libraries are installed; imports them now, not in the middle of a transfer."""
     present, absent = {}, {}
     for factory in CODECS:
         try:

@@ -24,7 +24,7 @@ FORMAT_SHIFT = 5  # the flags above it name the compressor
 
 @cache
 def blosc() -> ModuleType:
-    """C-Blosc's binding.
+    """Return the binding of C-Blosc.
 
     Raises:
         ImportError: numcodecs is not installed.
@@ -79,7 +79,7 @@ class ShuffleCodec(Codec):
 
 
 class Lz4Codec(ShuffleCodec):
-    """Shuffle and LZ4: the quick one."""
+    """Shuffle and LZ4: the fast codec."""
 
     name: ClassVar[str] = "shuffle_lz4"
     compressor = b"lz4"
@@ -89,7 +89,7 @@ class Lz4Codec(ShuffleCodec):
 
 
 class ZstdCodec(ShuffleCodec):
-    """Shuffle and Zstandard: smaller, for slow links."""
+    """Shuffle and Zstandard: the smaller result, for slow links."""
 
     name: ClassVar[str] = "shuffle_zstd"
     compressor = b"zstd"

@@ -1,4 +1,4 @@
-"""The path between processes of one host whose tensors lie on a device, and stay there.
+"""The path between processes of one host for tensors that stay on their device.
 
 A message goes through the arena; its device tensors are copied on the device, into one block per device, and in their
 place goes a *handle* of that block. The receiver's stream waits for the sender's event, not the processes for each

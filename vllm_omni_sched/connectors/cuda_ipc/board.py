@@ -1,4 +1,4 @@
-"""What receivers can open, and which senders live: files in the arena's directory, each locked while its maker lives.
+"""Announcements of receivers' devices and of living senders: files in the arena, each locked while its maker lives.
 
 A receiver says for each edge it asks for which devices it can see. A sender reads that before it sends a handle.
 """
@@ -23,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(list[str]).decode
 
 
 class Board:
-    """Of one process, in the directory of an arena. Its callers hold one lock (see `CudaIpcPath`)."""
+    """The announcements of one process in an arena's directory; callers hold the lock of `CudaIpcPath`."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._listing = directory, notices.Listing(directory, clock)
@@ -32,7 +32,7 @@ class Board:
         self._found: dict[str, frozenset[str]] = {}  # what others have posted, by the name of the file
 
     def post(self, edge: Edge, devices: frozenset[str]) -> None:
-        """Say what this process can open of what comes over an edge; what it said before is forgotten.
+        """Announce the devices that this process can open for an edge, in place of its earlier announcement.
 
         Raises:
             OSError: no room, no descriptors, or the directory has gone.
@@ -46,7 +46,7 @@ class Board:
             notices.take_away(before[1], before[2])
 
     def receivers(self, edge: Edge) -> list[frozenset[str]]:
-        """What each living receiver of an edge can open.
+        """Return the devices that each living receiver of an edge can open.
 
         Raises:
             OSError: the directory cannot be read.
@@ -57,27 +57,27 @@ class Board:
         return [self._found[name] for name in names if meeting.is_alive(self._directory / name)]
 
     def token(self) -> str:
-        """Names this process as a sender, as long as it lives.
+        """Return the name of this process as a sender, which is announced as long as it lives.
 
         Raises:
-            OSError: as `post`.
+            OSError: see `post`.
         """
         if self._own is None:
             self._own = self._make("sender", SHARES, b"")
         return self._own[0].stem
 
     def is_alive(self, token: str) -> bool:
-        """Whether the sender of that name lives."""
+        """Return whether the sender of that name is alive."""
         return token.isascii() and "/" not in token and meeting.is_alive(self._directory / f"{token}{SHARES}")
 
     def tidy(self) -> None:
-        """Remove what the dead have left."""
+        """Remove announcements of dead processes."""
         for path in (*self._directory.glob(f"*{SEES}"), *self._directory.glob(f"*{SHARES}")):
             if not meeting.is_alive(path):
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Take everything back."""
+        """Remove all announcements of this process."""
         for _, path, life in self._posted.values():
             notices.take_away(path, life)
         self._posted.clear()
@@ -96,7 +96,7 @@ class Board:
             self._found = {name: seen for name in ours if (seen := self._read(name)) is not None}
 
     def _read(self, name: str) -> frozenset[str] | None:
-        """None: it has gone meanwhile. What is not ours can open nothing."""
+        """Return the devices in an announcement; None if it was removed, and none for a file that is not ours."""
         if name in self._found:
             return self._found[name]
         try:

@@ -29,7 +29,7 @@ class _Own(NamedTuple):
 _here: dict[tuple[str, int], _Own] = {}
 """Blocks that this process shares, by token and number: CUDA does not open a handle in the process that made it."""
 _inherited: list[Any] = []
-"""What a forked child must not free."""
+"""Objects that a forked child must not free."""
 
 
 class CudaShare(DeviceShare):
@@ -127,7 +127,7 @@ class CudaShare(DeviceShare):
         self._copying, self._lock = deque(), threading.Lock()
 
     def _mapped(self, said: Handle, keep: Any) -> tuple[int, Mapping]:
-        """A block of another process, and the index of its device."""
+        """Map a block of another process, and return it with the index of its device."""
         names = self._names()
         if said.device not in names:
             raise DeviceLostError(
@@ -135,14 +135,16 @@ class CudaShare(DeviceShare):
                 "the stages of this edge see the same devices, or set the connector's option `cuda_ipc` to null"
             )
         if not self._is_alive(said.token):
-            raise DeviceLostError("the process that had a tensor on its device has ended, and the tensor with it")
+            raise DeviceLostError("the sender that held a tensor on its device has ended; the tensor is lost")
         index = names.index(said.device)
         exported = Exported(said.memory, said.nbytes, said.offset, said.event, (b"", 0))
         try:
             return index, self._driver.map(index, exported, [keep])
         except (RuntimeError, OSError, ValueError, TypeError) as error:
             if not self._is_alive(said.token):
-                raise DeviceLostError("the process that had a tensor on its device ended while it was got") from error
+                raise DeviceLostError(
+                    "the sender that held a tensor on its device ended while it was received"
+                ) from error
             self._unopenable.add(said.device)
             self._openable = frozenset()
             raise DeviceLostError(
@@ -151,7 +153,7 @@ class CudaShare(DeviceShare):
             ) from error
 
     def _let_go(self) -> int:
-        """Of blocks whose copies are made."""
+        """Release blocks whose copies are finished; return how many."""
         gone = 0
         while True:
             with self._lock:

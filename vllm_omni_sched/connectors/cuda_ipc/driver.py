@@ -1,4 +1,4 @@
-"""The few calls that reach a device, so that all else is the same over any memory."""
+"""The calls that reach a device, so that all other code is independent of it."""
 
 from __future__ import annotations
 
@@ -40,62 +40,62 @@ class Driver(ABC):
 
     @abstractmethod
     def uuids(self) -> list[str]:
-        """By index; empty where no device is in use, and none is taken into use by asking."""
+        """Return the UUIDs of the devices, by index; empty if this process uses none. Does not initialise a device."""
 
     @abstractmethod
     def index_of(self, tensor: torch.Tensor) -> int | None:
-        """Of the device a tensor is on; None where that is none."""
+        """Return the index of a tensor's device; None if it is on the host."""
 
     @abstractmethod
     def obstacle(self) -> ShareReason | None:
-        """Why memory cannot be exported, as far as settings tell."""
+        """Return why memory cannot be exported, as far as settings tell; None if it may."""
 
     @abstractmethod
     def allocate(self, index: int, nbytes: int) -> torch.Tensor:
-        """A block, shape (nbytes,), uint8.
+        """Allocate a block, shape (nbytes,), uint8.
 
         Raises:
-            MemoryError: there is not as much.
+            MemoryError: not enough memory is free.
         """
 
     @abstractmethod
     def export(self, block: torch.Tensor) -> Exported | ShareReason:
-        """Let others map a block, and record an event behind the work of the current stream.
+        """Export a block for other processes, and record an event behind the work of the current stream.
 
         Raises:
-            RuntimeError: the driver will not.
+            RuntimeError: the driver refuses.
         """
 
     @abstractmethod
     def unexport(self, exported: Exported) -> None:
-        """Nobody maps the block any more; called once."""
+        """End the export of a block that no process maps any more; called once."""
 
     @abstractmethod
     def map(self, index: int, exported: Exported, keep: list[Any]) -> Mapping:
-        """The block of another process; the current stream waits for its event.
+        """Map a block of another process; the current stream waits for its event.
 
         Args:
             keep: emptied once the block is unmapped, for which it waits for that stream, unless it was ``finished``.
 
         Raises:
-            RuntimeError, OSError: the driver will not.
+            RuntimeError, OSError: the driver refuses.
         """
 
     @abstractmethod
     def own(self, index: int, block: torch.Tensor, event: Any, keep: list[Any]) -> Mapping:
-        """A block of this process, which cannot be mapped here; the current stream waits for an event of `record`.
+        """Return a block of this process, which cannot be mapped here; the current stream waits for its event.
 
         Args:
-            keep: emptied once nobody looks at that mapping, as in `map`.
+            keep: emptied once no view of that mapping is left, as in `map`.
         """
 
     @abstractmethod
     def record(self, index: int) -> Any:
-        """An event behind the work of the current stream, with ``query()``."""
+        """Return an event behind the work of the current stream, with ``query()``."""
 
     @abstractmethod
     def collect(self) -> None:
-        """What can be done now and then."""
+        """Do housekeeping; called from time to time."""
 
 
 class TorchCuda(Driver):
@@ -184,7 +184,7 @@ class TorchCuda(Driver):
 
 @lru_cache
 def _idle_stream(index: int) -> Any:
-    """One on which nothing ever runs: torch waits for the current stream when it unmaps."""
+    """Return a stream on which no work ever runs: torch waits for the current stream when it unmaps."""
     import torch
 
     return torch.cuda.Stream(device=index)
@@ -204,9 +204,9 @@ def _looked_at(index: int, storage: Any, stream: Any, keep: list[Any]) -> Mappin
 
 
 class _Mapped:
-    """Somebody's block, for tensors that hold it: `torch.as_tensor` keeps what has ``__cuda_array_interface__``.
+    """Another process's block, held by its tensors: `torch.as_tensor` keeps the owner of ``__cuda_array_interface__``.
 
-    When the last view goes, the block is unmapped before anybody is told.
+    When the last view is dropped, the block is unmapped before ``keep`` is emptied.
     """
 
     def __init__(self, storage: Any, stream: Any, idle: Any, keep: list[Any]) -> None:
@@ -219,7 +219,7 @@ class _Mapped:
         }
 
     def finish(self) -> None:
-        """The device is done with it: there is nothing to wait for."""
+        """Note that the device has finished with the block, so that unmapping need not wait."""
         self._stream = None
 
     def __del__(self) -> None:

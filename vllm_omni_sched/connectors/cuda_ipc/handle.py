@@ -27,15 +27,15 @@ _decode = msgspec.msgpack.Decoder(Handle).decode
 
 
 def packed(handle: Handle) -> bytes:
-    """The handle as bytes."""
+    """Encode a handle."""
     return _encode(handle)
 
 
 def unpacked(data: bytes) -> Handle:
-    """What `packed` was given.
+    """Decode a handle.
 
     Raises:
-        CorruptMessageError: it is no handle.
+        CorruptMessageError: the data is not a handle.
     """
     try:
         handle = _decode(data)

@@ -35,6 +35,6 @@ class CudaIpcOptions(BaseModel):
 
 
 class CudaIpcConnectorOptions(CudaIpcOptions):
-    """The same, and those of the arena that messages go through."""
+    """Options of the path from device to device, with those of its arena."""
 
     arena: ArenaOptions = Field(ArenaOptions(), description="Options of the arena that messages go through.")

@@ -1,4 +1,4 @@
-"""Messages whose device tensors are blocks: one block per device, with all its tensors behind each other."""
+"""Messages whose device tensors are in blocks: one block per device, with all its tensors in a row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 Entry = tuple[int, int, int]
-"""One tensor: which buffer of the message it is, where it lies in the block, bytes."""
+"""One tensor: index of its buffer in the message, offset in the block, size in bytes."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a message on one device, and where they come to lie in a block."""
+    """Tensors of a message on one device, and their places in a block."""
 
     device: str
     entries: Sequence[Entry]
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Block:
-    """A group on its way: what was shared, and its handle."""
+    """A group in flight: the shared memory, and its handle."""
 
     handle: bytes
     memory: torch.Tensor  # shape (nbytes,), uint8
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A message on its way, as far as it lies in blocks."""
+    """The blocks of a message in flight."""
 
     edge: Edge
     key: str
@@ -49,7 +49,7 @@ class Parcel:
 
 
 def groups(message: Message, device_of: Callable[[torch.Tensor], str | None]) -> list[Group]:
-    """What of a message lies on devices, by device."""
+    """Return the tensors of a message that are on devices, grouped by device."""
     found: dict[str, list[Entry]] = {}
     ends: dict[str, int] = {}
     for place, buffer in enumerate(message.buffers):
@@ -64,14 +64,14 @@ def groups(message: Message, device_of: Callable[[torch.Tensor], str | None]) ->
 
 
 def copy_to(memory: torch.Tensor, group: Group, message: Message) -> None:
-    """Copy the tensors of a group into a block, on the device; what is not contiguous becomes so."""
+    """Copy the tensors of a group into a block, on the device; they become contiguous."""
     for place, at, nbytes in group.entries:
         tensor = message.buffers[place].detach()
         memory[at : at + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
 
 def with_handles(message: Message, blocks: Sequence[Block]) -> Message:
-    """The message that is sent: handles and places where the tensors were."""
+    """Return the message to send: handles and places instead of the tensors."""
     buffers: list[Any] = list(message.buffers)
     for block in blocks:
         for place, _, _ in block.group.entries:

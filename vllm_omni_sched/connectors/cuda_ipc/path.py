@@ -1,4 +1,4 @@
-"""The arena, with device tensors that stay where they are."""
+"""The arena, with device tensors that stay on their device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _never() -> bool:
 
 @contextlib.contextmanager
 def _told_as_lost(what: str) -> Iterator[None]:
-    """A device that fails, or memory that is short, is not a message that is damaged."""
+    """Raise `DeviceLostError` for a failing device or a lack of memory, which is not a damaged message."""
     try:
         yield
     except ConnectorError:
@@ -53,12 +53,12 @@ def _told_as_lost(what: str) -> Iterator[None]:
 
 @lru_cache
 def _say_no_device() -> None:
-    """Once: a stage has several connectors."""
+    """Log once that there is no device, although a stage has several connectors."""
     logger.warning("%s", NO_DEVICE)
 
 
 def has_cuda() -> bool:
-    """Whether there is a device; it is not taken into use."""
+    """Return whether there is a device, without initialising it."""
     import torch
 
     return bool(torch.backends.cuda.is_built() and torch.cuda.device_count())
@@ -204,14 +204,14 @@ class CudaIpcPath(Path):
             self._board.close()
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited: it is the parent's."""
+        """Release what a forked child has inherited: it belongs to the parent."""
         self._board_lock, self._closed = threading.Lock(), True
         if self._sending is not None and self._share is not None:
             _outlived.extend(self._sending.abandon())
             self._share.abandon()
 
     def _move_to_host(self, sending: Sending) -> None:
-        """What nobody has got, so that it can be got when this process and its blocks are gone."""
+        """Move messages that were not received to host memory, because blocks are lost with this process."""
         for parcel in sending.held():
             try:
                 lease = self.lease(parcel.edge, parcel.key)
@@ -220,7 +220,7 @@ class CudaIpcPath(Path):
                     lease.consume()
             except RuntimeError as error:  # of the arena, or of a driver that is shutting down
                 self._lost += 1
-                logger.error("message %r of %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
+                logger.error("message %r of edge %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
         with _told_as_lost("opened"):
@@ -239,7 +239,7 @@ class CudaIpcPath(Path):
         return self._share
 
     def _post(self, edge: Edge, devices: frozenset[str]) -> None:
-        """Say what can be opened here; where that cannot be said, senders take host memory."""
+        """Announce the devices that can be opened here; if that fails, senders use host memory."""
         with self._board_lock, contextlib.suppress(OSError):
             self._board.post(edge, devices)
 

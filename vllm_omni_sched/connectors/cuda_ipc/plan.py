@@ -1,4 +1,4 @@
-"""Whether device tensors stay on their device. Pure: a snapshot in, a reason out."""
+"""The decision whether device tensors stay on their device. Pure: a snapshot in, a reason out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class ShareReason(str, Enum):
-    """Why device tensors went as a handle, or through host memory."""
+    """Reason why device tensors were sent as a handle, or through host memory."""
 
     SHARED = "shared"  # as a handle; all others are through host memory
     SMALL = "small"  # fewer bytes than `min_bytes`
@@ -36,11 +36,11 @@ class Load:
 
 
 def plan(load: Load, min_bytes: int, max_held_bytes: int) -> ShareReason:
-    """How the tensors go.
+    """Decide how device tensors are sent.
 
-    1. Few bytes go through host memory.
-    2. A handle goes only to receivers that have said they can open it, all of them: any may get the message.
-    3. What is held is bounded.
+    1. Small tensors go through host memory.
+    2. A handle is sent only if all receivers have announced that they can open it, because any may get the message.
+    3. Memory held by messages in flight is bounded.
     """
     if load.nbytes < min_bytes:
         return ShareReason.SMALL

@@ -1,4 +1,4 @@
-"""The sending side: blocks of messages on their way."""
+"""The sending side: blocks of messages in flight."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 WARNED = {ShareReason.UNREACHABLE, ShareReason.ALLOCATOR, ShareReason.REFUSED}
-"""Reasons that somebody may want to change; each is logged once."""
+"""Reasons that an operator may want to remove; each is logged once."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What is sent for a message: itself, or a parcel; and how many device tensors go which way."""
+    """The message to send, as it was or with its parcel, and the number of device tensors by reason."""
 
     sent: Message
     parcel: Parcel | None
@@ -33,7 +33,7 @@ class Packed:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether more would have been shared if less were held."""
+        """Return whether more tensors would have been shared if less memory were held."""
         return self.reasons[ShareReason.HELD] > 0
 
 
@@ -60,7 +60,7 @@ class Sending:
         self.reasons: Counter[ShareReason] = Counter()  # tensors, by how they went
 
     def pack(self, message: Message) -> Packed:
-        """Make blocks of its device tensors, where `plan` says so."""
+        """Make blocks of a message's device tensors, if `plan` decides so."""
         reasons: Counter[ShareReason] = Counter()
         blocks: list[Block] = []
         try:
@@ -84,15 +84,17 @@ class Sending:
         return Packed(sent, parcel, reasons)
 
     def count(self, packed: Packed) -> None:
-        """It was sent."""
+        """Count a message that was sent."""
         with self._lock:
             for why in WARNED & packed.reasons.keys() - self.reasons.keys():
-                logger.warning("device tensors of %s go through host memory: %s", packed.sent.edge, why.value)
+                logger.warning(
+                    "device tensors of edge %s go through host memory, reason: %s", packed.sent.edge, why.value
+                )
             self.reasons.update(packed.reasons)
             self.sent_bytes += packed.parcel.nbytes if packed.parcel is not None else 0
 
     def release(self, parcel: Parcel | None) -> None:
-        """Nobody will look at its blocks any more. Twice is fine."""
+        """Free the blocks of a parcel that is not used any more. Idempotent."""
         with self._lock:
             if parcel is None or self._held.pop(id(parcel), None) is None:
                 return
@@ -101,12 +103,12 @@ class Sending:
             self._let_go(block)
 
     def held(self) -> list[Parcel]:
-        """Those on their way."""
+        """Return the parcels in flight."""
         with self._lock:
             return list(self._held.values())
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         with self._lock:
             tensors = sum(len(block.group.entries) for parcel in self._held.values() for block in parcel.blocks)
             other = {why.value: count for why, count in self.reasons.items() if why is not ShareReason.SHARED}
@@ -119,7 +121,7 @@ class Sending:
             }
 
     def abandon(self) -> list[Any]:
-        """What a forked child has inherited; it must not be freed there."""
+        """Return what a forked child has inherited, and must not free."""
         self._lock = threading.Lock()
         inherited = list(self._held.values())
         self._held.clear()
@@ -149,7 +151,7 @@ class Sending:
             self._held_bytes -= group.nbytes
 
     def _reserve(self, group: Group, edge: Edge) -> ShareReason:
-        """Whether to share, and if so, room for it."""
+        """Decide whether to share a group, and if so, reserve its memory."""
         worth = group.nbytes >= self._options.min_bytes
         receivers = self._receivers(edge) if worth else ()
         obstacle = self._share.obstacle() if worth else None

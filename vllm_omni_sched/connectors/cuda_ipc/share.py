@@ -1,4 +1,4 @@
-"""What makes a handle of device memory, and memory of a handle."""
+"""The interface that makes handles of device memory, and opens them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DeviceShare(ABC):
-    """One way for a block of device memory to be had in another process.
+    """A way to make a block of device memory available in another process.
 
     A handle is plain bytes and goes with the message. `CudaShare` opens the sender's memory itself. With NIXL or UCX
     `share` would register the block, `open` read it into a block of the receiver's, and `release` take it back; what
@@ -26,28 +26,27 @@ class DeviceShare(ABC):
 
     @abstractmethod
     def devices(self) -> frozenset[str]:
-        """Names, the same in all processes of the host, of devices whose memory this process can open, as far as is
-        known."""
+        """Return the devices whose memory this process can open, as far as known, by names common to the host."""
 
     @abstractmethod
     def device_of(self, tensor: torch.Tensor) -> str | None:
-        """Name of the device a tensor is on; None for what it does not share."""
+        """Return the name of a tensor's device; None for tensors that it does not share."""
 
     @abstractmethod
     def obstacle(self) -> ShareReason | None:
-        """Why nothing can be shared from here, as far as is known."""
+        """Return why nothing can be shared from here, as far as known; None if it can."""
 
     @abstractmethod
     def allocate(self, like: torch.Tensor, nbytes: int) -> torch.Tensor | ShareReason:
-        """A block, shape (nbytes,), uint8, on the device of ``like``; a reason where there is none to be had."""
+        """Allocate a block, shape (nbytes,), uint8, on the device of ``like``; return a reason if that fails."""
 
     @abstractmethod
     def share(self, block: torch.Tensor) -> bytes | ShareReason:
-        """A handle of a block from `allocate`, with all work on it that is queued on the current stream."""
+        """Return a handle of a block from `allocate`, with all work on it that is queued on the current stream."""
 
     @abstractmethod
     def open(self, handle: bytes, keep: Any, copy: bool) -> torch.Tensor:
-        """The block of a handle, shape (nbytes,), uint8, in order with the current stream.
+        """Open the block of a handle, shape (nbytes,), uint8, in order with the current stream.
 
         Args:
             keep: held until nothing looks at the sender's memory any more: by the block itself, or by `collect`.
@@ -60,12 +59,12 @@ class DeviceShare(ABC):
 
     @abstractmethod
     def release(self, handle: bytes) -> None:
-        """Nobody needs the block any more: neither opened it, nor will."""
+        """Free a block that no receiver uses, or will use."""
 
     @abstractmethod
     def collect(self) -> int:
-        """Let go of what the device has finished with, at little cost; how many blocks."""
+        """Release what the device has finished with, at little cost; return how many blocks."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Let go of nothing: called in a forked child, to which none of it belongs."""
+        """Forget everything without freeing it, in a forked child, to which none of it belongs."""

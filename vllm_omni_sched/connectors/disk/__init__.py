@@ -1,7 +1,7 @@
-"""The path through files: slow, and large. Messages that wait for long lie here, below faster tiers.
+"""The path through files: slow, and large. Messages that wait for long are kept here, below faster tiers.
 
-Each message is one file in a private directory, under a name that its receiver can work out. It is written under
-another name and then renamed; who takes it renames it again, so that one receiver gets it.
+Each message is one file in a private directory, under a name that its receiver can derive. It is written under another
+name and then renamed. A receiver takes it by renaming it again, so that only one receiver gets it.
 """
 
 from vllm_omni_sched.connectors.disk.options import DiskOptions

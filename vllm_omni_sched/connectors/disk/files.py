@@ -1,4 +1,4 @@
-"""Files of messages: written whole or not at all, and renamed by one process only."""
+"""Files of messages: written completely or not at all, and taken by one process only."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stamp(NamedTuple):
-    """What tells one file from a later one of the same name."""
+    """The identity of a file, which distinguishes it from a later one of the same name."""
 
     inode: int
     put_at_ns: int
 
 
 def write(path: Path, message: Message, generation: int, put_at: float, checked: bool) -> Stamp:
-    """A new private file with a message; its time of change is ``put_at``, in seconds of the sender's clock.
+    """Write a message to a new private file; its modification time is ``put_at``, in seconds of the sender's clock.
 
     Args:
         checked: see `Message.write_to`.
 
     Raises:
-        OSError: ENOSPC, EDQUOT, EFBIG, ...: there is no such file.
+        OSError: ENOSPC, EDQUOT, EFBIG, ...; no file is left.
     """
     fd = meeting.create(path, message.nbytes)
     try:
@@ -57,7 +57,7 @@ def write(path: Path, message: Message, generation: int, put_at: float, checked:
 
 
 def read(path: Path) -> np.ndarray:
-    """All of a file, in memory of its own: shape (nbytes,), uint8.
+    """Return the content of a file, in memory of its own: shape (nbytes,), uint8.
 
     Raises:
         CorruptMessageError: it is not a private file of this user.
@@ -66,7 +66,7 @@ def read(path: Path) -> np.ndarray:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not meeting.is_private(fd):
-            raise CorruptMessageError(f"{path} is not a file of this user alone")
+            raise CorruptMessageError(f"{path} is not a private file of this user")
         data = np.empty(os.fstat(fd).st_size, np.uint8)
         with open(fd, "rb", buffering=0, closefd=False) as file:
             view, at = memoryview(data.data), 0
@@ -78,7 +78,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Of the file of that name now; None without one."""
+    """Return the stamp of the file with that name; None if there is none."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -87,7 +87,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def generation_in(path: Path) -> int | None:
-    """What a message says of its sender; None when it is gone or is none."""
+    """Return the generation in a message's header; None if the file is gone or not a message."""
     try:
         with open(path, "rb", buffering=0) as file:
             head = HEAD.unpack(file.read(HEAD.size))
@@ -97,7 +97,7 @@ def generation_in(path: Path) -> int | None:
 
 
 def rename_if_free(source: Path, target: Path) -> bool:
-    """Rename in one step unless there is a ``target``; False when there is one, or no ``source`` any more."""
+    """Rename in one step unless ``target`` exists; return False if it does, or ``source`` is gone."""
     old, new = os.fsencode(source), os.fsencode(target)
     if not _libc.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _NOREPLACE):
         return True

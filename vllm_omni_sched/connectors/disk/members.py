@@ -1,4 +1,4 @@
-"""Who takes part in a directory of messages, and what those that died have left there."""
+"""Processes that share a directory of messages, and cleanup after dead ones."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class Members:
         self.counts = {"given_back": 0, "orphans_expired": 0}
 
     def file_of(self, number: int) -> Path:
-        """Of a process."""
+        """Return the lock file of a process."""
         return self.directory / f"{number:08x}{LIFE}"
 
     def is_alive(self, number: int) -> bool:
-        """Whether that process runs still."""
+        """Return whether that process is alive."""
         return number == self.number or meeting.is_alive(self.file_of(number))
 
     def message(self, name: bytes) -> Path:
-        """Where a message waits."""
+        """Return the path of a waiting message."""
         return self.directory / f"{digest_of(name)}{MESSAGE}"
 
     def own_file(self, name: bytes, kind: str) -> Path:
-        """A file for this process alone, not used before."""
+        """Return an unused path for a file of this process alone."""
         return self.directory / f"{digest_of(name)}.{self.number:08x}.{next(self._names)}{kind}"
 
     def sweep(self) -> int:
-        """Give back what processes had that died, and take away what nobody can get, or got in time; how many."""
+        """Give back messages of dead processes, and remove unreachable and expired ones; return how many."""
         if not self._sweeping.acquire(blocking=False):
             return 0
         try:
@@ -76,7 +76,7 @@ class Members:
         return dict(self.counts)
 
     def close(self) -> None:
-        """Be a member no longer."""
+        """Leave the directory."""
         for life in self._life:
             self.path.unlink(missing_ok=True)
             meeting.let_go(life)
@@ -119,7 +119,7 @@ class Members:
         return done
 
     def _sweep_ticket(self, path: Path, now: float) -> bool:
-        """Those of the dead go when no copy of their message can be left; whether it went."""
+        """Remove a dead process's ticket once no copy of its message can be left; return whether it was removed."""
         if path.suffix == TAKEN_TICKET:
             over = not path.with_suffix(TICKET).exists()
         else:
@@ -152,7 +152,7 @@ class Members:
 
 
 def digest_of(name: bytes) -> str:
-    """The name of a file for a name. Who finds a message by it compares the name in the message."""
+    """Return the file name for a message's name. A receiver compares the name in the message."""
     return hashlib.blake2b(name, digest_size=16).hexdigest()
 
 

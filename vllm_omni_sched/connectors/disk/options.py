@@ -9,18 +9,20 @@ from vllm_omni_sched.connectors.bounds import Seconds, StoredBytes
 
 
 class DiskOptions(BaseModel):
-    """All options of the path through files. Unknown keys are errors."""
+    """Options of the path through files. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    directory: str = Field("/var/tmp", description="On the file system where messages lie; not one in memory.")
+    directory: str = Field("/var/tmp", description="Directory of the messages; its file system must not be in memory.")
     arena: str | None = Field(
         None,
         description="Processes that name the same see each other's messages; default: all processes that one "
         "vLLM-Omni has started.",
     )
-    max_bytes: StoredBytes = Field(8 * GIB, ge=64 * KIB, description="A process never has more there.")
-    ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    max_bytes: StoredBytes = Field(8 * GIB, ge=64 * KIB, description="Most bytes that a process keeps there.")
+    ttl_seconds: Seconds = Field(
+        600.0, gt=0, description="Age at which a message that was not received is dropped, and counted."
+    )
 
     checksum: bool = Field(
         True, description="Messages carry a CRC-32 of their tensors, and one that was altered in its file is an error."

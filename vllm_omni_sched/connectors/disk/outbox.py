@@ -1,4 +1,4 @@
-"""What one process has put into files."""
+"""The messages that one process has put into files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Sent:
-    """A message on its way."""
+    """A message in flight."""
 
     edge: Edge
     key: str
@@ -36,7 +36,7 @@ class Sent:
 
 
 class Outbox(Turns):
-    """Messages of one process. The lock is about the books, never held while bytes are written."""
+    """Sends the messages of one process. The lock guards its records, and is never held while bytes are written."""
 
     def __init__(self, members: Members, options: DiskOptions, clock: Clock) -> None:
         self._members, self._options, self._clock = members, options, clock
@@ -51,7 +51,7 @@ class Outbox(Turns):
         self.progress = 0  # messages gone: it tells whether there may be room again
 
     def put(self, message: Message) -> bool:
-        """Write a message and show it to receivers; False when that would be more than ``max_bytes``.
+        """Write a message and show it to receivers; return False if that would exceed ``max_bytes``.
 
         Raises:
             OSError: the file system does not take it; nothing has changed.
@@ -82,12 +82,12 @@ class Outbox(Turns):
         return True
 
     def holds(self, name: bytes) -> bool:
-        """Whether what this process has put under that name waits."""
+        """Return whether a message of this process waits under that name."""
         sent = self.sent.get(name)
         return sent is not None and self._waits(sent)
 
     def lease(self, name: bytes) -> tuple[int, Path] | None:
-        """Take what this process has put and nobody has got: its generation, and where it lies until `end_lease`.
+        """Lease a message that was not received; return its generation, and its path until `end_lease`.
 
         Raises:
             OSError: it cannot be renamed; nothing has changed.
@@ -106,7 +106,7 @@ class Outbox(Turns):
             return None if taken is None else (sent.generation, taken)
 
     def end_lease(self, name: bytes, generation: int, taken: Path, returned: bool) -> bool:
-        """Show a leased message to receivers again, or forget it; whether it can be got again."""
+        """Show a leased message to receivers again, or drop it; return whether it can be received again."""
         with self.alone(name):
             self._leased.discard(generation)
             sent = self.sent.get(name)
@@ -119,17 +119,17 @@ class Outbox(Turns):
             return False
 
     def withdraw(self, name: bytes) -> bool:
-        """Take back the message of that name; False when it was got."""
+        """Take back the message of that name; return False if it was received."""
         return self._withdraw(name, "discarded")
 
     def discard(self, key: str) -> int:
-        """Take back what nobody has got under ``key``, on all edges; how many messages."""
+        """Take back the messages under ``key`` that were not received, on all edges; return how many."""
         with self._lock:
             names = list(self._by_key.get(key, ()))
         return sum(self._withdraw(name, "discarded") for name in names)
 
     def reap(self, limit: int | None = None) -> int:
-        """Look at ``limit`` messages, longest not looked at first, and forget those that are gone; how many."""
+        """Check ``limit`` messages, longest unchecked first, and drop the records of finished ones; return how many."""
         with self._lock:
             before, now = self.progress, self._clock()
             some = [sent for sent in islice(self.sent.values(), limit) if sent.generation not in self._leased]
@@ -138,7 +138,9 @@ class Outbox(Turns):
         for sent in some:
             if now - sent.put_at > self._options.ttl_seconds:
                 if self._withdraw(sent.name, "expired"):
-                    logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
+                    logger.warning(
+                        "message %r of edge %s expired, because it was not received in time", sent.key[:80], sent.edge
+                    )
             elif not self._waits(sent):
                 with self.alone(sent.name):
                     if sent.generation not in self._leased and not self._waits(sent):  # nor was it meanwhile
@@ -146,15 +148,15 @@ class Outbox(Turns):
         return self.progress - before
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         return {**vars(self.counts), "in_flight": len(self.sent), "in_flight_bytes": self.used_bytes}
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited."""
+        """Release the resources that a forked child has inherited."""
         self.forget_locks()
 
     def _withdraw(self, name: bytes, why: str) -> bool:
-        """Take back one message; False when it was got."""
+        """Take back one message; return False if it was received."""
         with self.alone(name):
             sent = self.sent.get(name)
             if sent is None or (why == "expired" and sent.generation in self._leased):
@@ -167,14 +169,14 @@ class Outbox(Turns):
         return files.stamp_of(self._members.message(sent.name)) == sent.stamp
 
     def _take_back(self, sent: Sent) -> bool:
-        """Whether it was still there."""
+        """Remove a message; return whether it was still there."""
         taken = self._take(sent)
         if taken is not None:
             taken.unlink()
         return taken is not None
 
     def _take(self, sent: Sent) -> Path | None:
-        """Where it lies now; None when it was got."""
+        """Take a message back; return its path now, None if it was received."""
         path, taken = self._members.message(sent.name), self._members.own_file(sent.name, files.TAKEN)
         if not self._waits(sent):
             return None
@@ -196,7 +198,7 @@ class Outbox(Turns):
             self.counts.put_bytes += sent.nbytes
 
     def _forget(self, sent: Sent, why: str) -> None:
-        """Out of the books, once."""
+        """Remove a message from the records, once."""
         with self._lock:
             if self.sent.get(sent.name) is not sent:
                 return

@@ -1,4 +1,4 @@
-"""Messages in files as a path."""
+"""The path through files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 REAPED_PER_PUT = 8
 SWEEP_EVERY = 5.0  # seconds
 LOST = ("refused", "expired", "corrupt", "given_back", "orphans_expired")
-"""Counts that `health` speaks of."""
+"""Counts that `health` reports as losses."""
 FIRST_WAIT, LONGEST_WAIT = 1e-3, 50e-3  # seconds between two looks for room
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -157,7 +157,7 @@ class DiskPath(Path):
             facts: dict[str, Any] = {"directory": str(self.directory), **self._counts}
         facts |= self._outbox.facts() | self.members.facts()
         if self._closed:
-            return Health(Status.CLOSED, f"it was closed {self._closed}", facts)
+            return Health(Status.CLOSED, f"the path was closed {self._closed}", facts)
         if self._refusal is not None and self._refusal[1] == self._outbox.progress:
             return Health(Status.SICK, self._refusal[0], facts)
         lately = self._losses.lately(facts)
@@ -173,7 +173,7 @@ class DiskPath(Path):
             meeting.leave(self.directory, self._entered)
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited: it is the parent's, and its locks may be held for ever."""
+        """Release what a forked child has inherited: it belongs to the parent, and its locks may be held forever."""
         self._closed = self._closed or "by a fork, for the child,"
         self._lock = threading.Lock()
         self._outbox.abandon()
@@ -189,7 +189,7 @@ class DiskPath(Path):
         return taken
 
     def _cannot_look(self, error: OSError) -> RendezvousError:
-        return RendezvousError(f"cannot look for messages in {self.directory}: {error.strerror}")
+        return RendezvousError(f"cannot search for messages in {self.directory}: {error.strerror}")
 
     def _end_get(self, name: bytes, taken: FilePath, returned: bool) -> None:
         if returned:
@@ -198,7 +198,7 @@ class DiskPath(Path):
             taken.unlink(missing_ok=True)
 
     def _read(self, taken: FilePath, name: bytes, generation: int | None, end: Callable[[bool], object]) -> Arrival:
-        """``end`` is called when that fails: with True, others can get the message again."""
+        """Read a message; on failure call ``end``, with True if others can get the message again."""
         try:
             return Arrival(files.read(taken), name, generation)
         except CorruptMessageError:

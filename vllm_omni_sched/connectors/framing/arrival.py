@@ -1,4 +1,4 @@
-"""A message that has arrived, and its payload."""
+"""A received message, and its payload."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 
 
 def flags_of(data: Any) -> int:
-    """Flags of a message that was not looked at; 0 where it is too short to have any."""
+    """Return the flags of a message that is not checked yet; 0 if it is too short."""
     return int(HEAD.unpack_from(data)[3]) if len(data) >= HEAD.size else 0
 
 
 class Arrival:
-    """A message that has arrived, and whose front is proved to be whole; its buffers, too, where they have a checksum.
+    """A received message whose front was checked by its checksum; its buffers, too, if they have one.
 
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
@@ -96,7 +96,7 @@ class Arrival:
         self.put_at = put_at if put_at is not None and 0 <= put_at < math.inf else None  # else somebody has damaged it
 
     def unpack(self, unpack: Unpack) -> None:
-        """Decompress what is compressed, into memory of its own; before `open`.
+        """Decompress compressed buffers into memory of their own; call it before `open`.
 
         Raises:
             CorruptMessageError: the body is damaged.
@@ -116,7 +116,7 @@ class Arrival:
         self._body, self.flags = body, self.flags & ~PACKED
 
     def fetch(self, fetch: Callable[[bytes, Any], Any]) -> None:
-        """Open the blocks in which buffers lie on devices; before `open`.
+        """Open the blocks of buffers on devices; call it before `open`.
 
         Args:
             fetch: makes a block of its handle: a tensor or array, shape (nbytes,), uint8. The second argument is to be
@@ -143,12 +143,12 @@ class Arrival:
         self._body, self.flags = body, self.flags & ~ON_DEVICE
 
     def parts(self) -> tuple[bytes, list[np.ndarray]]:
-        """Its body, and its buffers as they are: uint8, shape (nbytes,), views."""
+        """Return its body, and its buffers as they are: views, uint8, shape (nbytes,)."""
         buffers = [np.frombuffer(data, np.uint8, nbytes, at) for data, at, nbytes in self._places]
         return bytes(self._body), buffers
 
     def open(self, revive: Hook | None = None) -> Any:
-        """The payload.
+        """Return the payload.
 
         Args:
             revive: applied to payloads whose sender asked for it.

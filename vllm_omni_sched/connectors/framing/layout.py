@@ -1,4 +1,4 @@
-"""What both sides of a message agree on."""
+"""Constants and structures that both sides of a message share."""
 
 from __future__ import annotations
 

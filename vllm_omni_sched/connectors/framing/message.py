@@ -1,4 +1,4 @@
-"""A payload taken apart, to be written where it goes."""
+"""A payload taken apart, before it is written."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ class Message:
         target[: len(front)] = front
 
     def pieces(self, generation: int = 0, checked: bool = False) -> Iterator[Any]:
-        """It as bytes and arrays of bytes, one after the other, for files: buffers are not copied where that is not
-        needed. See `write_to`."""
+        """Yield the message as bytes and arrays of bytes, for files; contiguous buffers are not copied. See
+        `write_to`.
+        """
         flat = [_flat(buffer) if buffer.nbytes else b"" for buffer in self.buffers]
         checksum = 0
         for buffer in flat if checked else ():
@@ -115,7 +116,7 @@ class Message:
         return CHECKSUM.pack(zlib.crc32(front)) + front
 
     def to_buffer(self, checked: bool = False) -> bytearray:
-        """The message in memory of its own. See `write_to`."""
+        """Return the message in memory of its own. See `write_to`."""
         written = bytearray(self.nbytes)
         self.write_to(memoryview(written), ctypes.addressof(ctypes.c_char.from_buffer(written)), checked=checked)
         return written
@@ -147,7 +148,7 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
 
 
 def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
-    """The same message again, to be put elsewhere; nothing is decoded, and its buffers are those of the arrival."""
+    """Return the same message to be put elsewhere; nothing is decoded, and its buffers are those of the arrival."""
     body, buffers = arrival.parts()
     message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
     message.flags, message.id = arrival.flags, arrival.id
@@ -155,7 +156,7 @@ def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
 
 
 def _flat(source: Any) -> Any:
-    """An array or tensor as bytes on the host; shape (nbytes,), uint8."""
+    """Return an array or tensor as bytes on the host; shape (nbytes,), uint8."""
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(source).reshape(-1).view(np.uint8)
     import torch

@@ -1,4 +1,4 @@
-"""Values out of the body of a message, as views of its buffers."""
+"""Decoding of a message's body into values that are views of its buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNREADABLE = (
     *(MemoryError, SyntaxError, struct.error),  # of NumPy, when it is asked for a dtype that is none
 )
 Place = tuple[Any, int, int]
-"""A buffer: what it is in, the first byte, how many."""
+"""A buffer: the object that holds it, its offset and its size in bytes."""
 
 
 class Opener:
@@ -81,7 +81,7 @@ class Opener:
 
 @lru_cache(maxsize=4096)
 def _tensor_like(described: bytes) -> tuple[Any, list[int], int]:
-    """dtype, shape and bytes of all tensors that are described so."""
+    """Return dtype, shape and size in bytes of all tensors with this description."""
     import torch
 
     name, shape = unpacked(described)

@@ -37,7 +37,7 @@ class Values:
         self._longest_bytes = 0
 
     def hook(self, value: Any) -> Any:
-        """What msgpack shall write for ``value``.
+        """Return what msgpack writes for ``value``.
 
         Raises:
             PayloadError: it cannot be sent.
@@ -108,7 +108,9 @@ def _checked(array: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _of_tensor(dtype: Any, shape: Any) -> tuple[int, str, bytes, bytes]:
-    """Of all such tensors: bytes, dtype, what is in front of them in the body, its description (none if quantized)."""
+    """Return, for all such tensors: bytes, dtype, what precedes them in the body, and description (none if
+    quantized).
+    """
     name = str(dtype).removeprefix("torch.")
     if name.startswith("q"):
         return 0, name, b"", b""

@@ -1,4 +1,4 @@
-"""What one process has put into the store and nobody has got yet. No call of the library in here."""
+"""Records of the messages that one process has put into the store and that are not received yet. Calls no library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.turns import Turns
 
 READ_SECONDS = 60.0
-"""So long somebody may go on to read what was taken back."""
+"""Seconds for which a receiver may still read a message that was taken back."""
 
 
 @dataclass(eq=False)
 class Sent:
-    """A message on its way; ``room`` holds our copy of it, if there still is one."""
+    """A message in flight; ``room`` holds our copy of it, if there still is one."""
 
     edge: Edge
     key: str
@@ -40,7 +40,7 @@ class Sent:
 
 @dataclass
 class OutboxCounts(MessageCounts):
-    """What has become of messages."""
+    """Counts of the outcomes of messages."""
 
     restored: int = 0  # put again after the master had lost them
     lost: int = 0  # by the master, when we had no copy
@@ -81,7 +81,7 @@ class Books(Turns):
             return list(self.sent.values())
 
     def oldest_looks(self, limit: int | None) -> list[Sent]:
-        """Those that were looked at longest ago; they count as looked at now."""
+        """Return the messages that were checked longest ago, and mark them as checked."""
         with self._lock:
             some = list(self.sent.values())[:limit]
             for sent in some:
@@ -93,7 +93,7 @@ class Books(Turns):
             return list(self._by_key.get(key, ()))
 
     def enter(self, sent: Sent) -> None:
-        """It is on its way."""
+        """Record a message in flight."""
         with self._lock:
             self.sent[sent.stored] = sent
             self.by_name[sent.name] = sent
@@ -102,7 +102,7 @@ class Books(Turns):
             self.counts.waiting_bytes[sent.edge] += sent.nbytes
 
     def forget(self, sent: Sent) -> bool:
-        """It is not any more, and its copy goes; False when it was not in here."""
+        """Remove a message and its copy from the records; return False if it was not recorded."""
         with self._lock:
             if self.sent.get(sent.stored) is not sent:
                 return False
@@ -121,21 +121,21 @@ class Books(Turns):
             return True
 
     def begins_to_read(self, sent: Sent) -> Room | None:
-        """The copy of a message, for a call; None when there is none, or it was forgotten. See `has_read`."""
+        """Return the copy of a message for a call; None if there is none. See `has_read`."""
         with self._lock:
             if sent.room is not None:
                 sent.readers += 1
             return sent.room
 
     def has_read(self, sent: Sent, room: Room) -> None:
-        """That call has ended; what was forgotten meanwhile needs its copy no more."""
+        """End a call's use of a copy; the copy of a message that was removed meanwhile is freed."""
         with self._lock:
             sent.readers -= 1
             if sent.room is None and not sent.readers:
                 self._rooms.give_back(room)
 
     def take_copy(self, sent: Sent) -> Room | None:
-        """The room of its copy, which has none from now on; None while a call reads it."""
+        """Return and drop the room of a message's copy; None while a call reads it."""
         with self._lock:
             if sent.readers:
                 return None
@@ -143,7 +143,7 @@ class Books(Turns):
             return room
 
     def consumed(self, sent: Sent) -> bool:
-        """It was got, and is forgotten; False when it was not in here."""
+        """Record that a message was received, and remove it; return False if it was not recorded."""
         if not self.forget(sent):
             return False
         self.counts.consumed += 1
@@ -151,13 +151,13 @@ class Books(Turns):
         return True
 
     def was_taken_back(self, name: bytes) -> None:
-        """Somebody may still be reading where it lay."""
+        """Note that a message was taken back, which a receiver may still be reading."""
         with self._lock:
             self._taken_back[name] = self._clock()
             self._taken_back.move_to_end(name)
 
     def is_fresh(self, name: bytes) -> bool:
-        """Whether nobody can be reading under the plain key of a name."""
+        """Return whether no receiver can be reading under the plain key of a name."""
         now = self._clock()
         with self._lock:
             while self._taken_back:
@@ -168,7 +168,7 @@ class Books(Turns):
             return name not in self.by_name and name not in self._taken_back
 
     def release(self, nbytes: int) -> Room | None:
-        """Room for a message: copies of others go for it, and are not there if the master loses them."""
+        """Return room for a message; copies of others are dropped for it, and are lost if the master loses them."""
         if nbytes > self._rooms.nbytes:
             return None
         while (room := self._rooms.take(nbytes)) is None:
@@ -182,7 +182,7 @@ class Books(Turns):
         return room
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
         waiting = self.waiting()
         return {
@@ -193,7 +193,7 @@ class Books(Turns):
         }
 
     def traffic(self) -> dict[Edge, Traffic]:
-        """What is on its way, by edge, as far as is known."""
+        """Return the messages in flight by edge, as far as known."""
         with self._lock:
             found = {edge: replace(last, waiting=[]) for edge, last in self._last.items()}
             for sent in self.sent.values():

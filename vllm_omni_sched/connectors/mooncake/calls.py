@@ -1,4 +1,4 @@
-"""Calls that may hang, with a deadline: each runs on a thread of ours."""
+"""Calls that may hang, run with a deadline on threads of our own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.errors import PathClosedError, RendezvousError
 
 MAX_HANGING = 16
-"""So many calls may hang at a time; further ones are refused at once."""
+"""Most calls that hang at a time; further ones are refused at once."""
 
 
 class HangingError(RendezvousError):
-    """A call took longer than its deadline, or so many hang already."""
+    """A call took longer than its deadline, or too many calls hang already."""
 
 
 class _Call:
@@ -53,7 +53,7 @@ class Calls:
     def run(
         self, seconds: float, function: Callable[..., Any], *arguments: Any, late: Callable[[Any], None] | None = None
     ) -> Any:
-        """What ``function`` returns.
+        """Call ``function`` and return its result.
 
         Args:
             seconds: how long it may take.
@@ -96,7 +96,7 @@ class Calls:
         return call.value
 
     def close(self, seconds: float) -> bool:
-        """Begin no more calls, and wait so long for those in flight; whether all have ended."""
+        """Refuse new calls, and wait up to ``seconds`` for those in flight; return whether all have ended."""
         until = self._clock() + seconds
         with self._lock:
             self._closed = True

@@ -1,4 +1,4 @@
-"""The receiving side: looks for messages, reads them, and removes what it has read."""
+"""The receiving side: searches for messages, reads them, and removes those it has read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REMEMBERED = 1 << 16  # generations
 
 @dataclass
 class InboxCounts:
-    """What this process has received, and what it has asked the master for."""
+    """Counts of received messages, and of requests to the master."""
 
     got: int = 0
     got_bytes: int = 0
@@ -43,7 +43,7 @@ class InboxCounts:
 
 @dataclass
 class _Wanted:
-    """A name that somebody asks for."""
+    """A name for which `get` is called."""
 
     name: bytes
     edge: Edge
@@ -59,12 +59,12 @@ class _Wanted:
 
 
 class Inbox:
-    """Messages for one process.
+    """Receives the messages of one process.
 
-    1. Names that are asked for again and again are looked up together, less and less often up to ``poll_seconds``.
-    2. A message is taken by removing it: who removes it has it.
-    3. One whose holder does not answer stays where it is, and is tried again.
-    4. When the master dies at the moment of removing, the message is delivered, and what is put again is refused.
+    1. Names that are requested repeatedly are looked up together, at growing intervals up to ``poll_seconds``.
+    2. A receiver takes a message by removing it; the one whose removal succeeds has it.
+    3. A message whose holder does not answer stays where it is, and is tried again.
+    4. If the master dies during the removal, the message is delivered, and a repeated one is refused.
     """
 
     def __init__(self, store: Store, rooms: Rooms, options: MooncakeOptions, clock: Clock) -> None:
@@ -79,10 +79,10 @@ class Inbox:
         self.counts = InboxCounts()
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
-        """The message of that name, or None; see `Path.get`.
+        """Return the message of that name, or None; see `Path.get`.
 
         Raises:
-            CorruptMessageError: what lay there is damaged; it is gone now.
+            CorruptMessageError: the message is damaged; it has been removed.
             RendezvousError: the store does not answer.
         """
         name = name_of(edge, key)
@@ -116,7 +116,7 @@ class Inbox:
         return arrival
 
     def tidy(self) -> None:
-        """Remove what could not be removed when it was got, and forget names that nobody asks for any more.
+        """Remove messages whose removal failed before, and drop names that are not requested any more.
 
         Raises:
             RendezvousError: the store does not answer.
@@ -135,11 +135,11 @@ class Inbox:
             raise
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         return {**vars(self.counts), "wanted": len(self._wanted)}
 
     def _due(self, now: float) -> list[_Wanted]:
-        """Others that can be looked up in the same call, `_lock` held."""
+        """Return other names that can be looked up in the same call, with `_lock` held."""
         return [
             one
             for one in self._wanted.values()
@@ -164,7 +164,7 @@ class Inbox:
                 one.wait = min(2 * one.wait, self._options.poll_seconds)
 
     def _read(self, wanted: _Wanted, first: bool) -> Arrival | None:
-        """From where it was seen; ``first``: from where it most often is."""
+        """Read a message from where it was seen; ``first``: from its most likely key."""
         keys, wanted.keys = [wanted.plain] if first else wanted.keys, []
         for key in keys:
             if key != wanted.plain:
@@ -190,7 +190,7 @@ class Inbox:
         return None
 
     def _take(self, wanted: _Wanted, key: str) -> Arrival | None:
-        """The message, if it can be read and is ours; in room for the largest of its edge, or else of its size."""
+        """Take a message that can be read and is ours, into room for its edge's largest, or for its size."""
         largest = self._largest.get(wanted.edge)
         room = self._rooms.take(largest) if largest else None
         while True:
@@ -219,7 +219,7 @@ class Inbox:
             room = None
 
     def _comes_late(self, wanted: _Wanted, key: str, room: Room, answer: Any) -> None:
-        """A call that was given up has ended: what it has taken is there for the next `get`."""
+        """Handle the end of a call that was given up: a message it has taken is kept for the next `get`."""
         if isinstance(answer, tuple) and answer[1] in (OK, RPC):
             wanted.taken = (key, room, answer[1])
         else:
@@ -227,7 +227,7 @@ class Inbox:
         wanted.hanging = False
 
     def _open(self, wanted: _Wanted, key: str, room: Room, claimed: int) -> Arrival | None:
-        """What was read, if it is ours."""
+        """Return the message that was read, if it is ours."""
         wanted.taken = None
         if claimed not in (OK, RPC):  # somebody else has it, or its sender
             self._rooms.give_back(room)
@@ -272,9 +272,13 @@ class Inbox:
         self.counts.unreachable += 1
         if not wanted.unreachable:
             wanted.unreachable = True
-            logger.warning("a message is in the Mooncake store, but cannot be read (%s); it is tried again", why)
+            logger.warning(
+                "message on edge %s is in the Mooncake store, but cannot be read (%s); trying again", wanted.edge, why
+            )
 
     def _has_vanished(self, wanted: _Wanted) -> None:
         wanted.unreachable = False
         self.counts.vanished += 1
-        logger.error("a message that could not be read is gone from the Mooncake store: its holder has died")
+        logger.error(
+            "message on edge %s is lost: it could not be read, and left the Mooncake store with its holder", wanted.edge
+        )

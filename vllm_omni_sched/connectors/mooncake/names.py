@@ -1,4 +1,4 @@
-"""Under which keys messages lie in the store."""
+"""Keys of messages in the store."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class Names:
         return f"{self._namespace}/{hashlib.blake2b(name, digest_size=16).hexdigest()}"
 
     def beacon(self, token: int, life: int) -> str:
-        """What a sender puts to see whether the master has forgotten it since."""
+        """Return the key of a sender's beacon, which shows whether the master has lost data since."""
         return f"{self._namespace}/sender/{token:08x}/{life}"
 
 
 def own_key(plain: str, generation: int) -> str:
-    """Key of one message alone."""
+    """Return the key of one message alone."""
     return f"{plain}/{generation:016x}"
 
 
 def link_key(plain: str) -> str:
-    """Where the link lies."""
+    """Return the key of a name's link."""
     return f"{plain}/link"
 
 
 def make_link(generation: int) -> bytes:
-    """What a link says."""
+    """Return the content of a link."""
     return _LINK.pack(generation, zlib.crc32(generation.to_bytes(8, "little")))
 
 
 def read_link(data: bytes) -> int | None:
-    """The generation it leads to; None: it is being written just now."""
+    """Return the generation to which a link leads; None if it is being written."""
     if len(data) != LINK_BYTES:
         return None
     generation, checksum = _LINK.unpack(data)

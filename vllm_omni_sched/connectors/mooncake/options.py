@@ -19,12 +19,12 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def bytes_of(value: Any) -> Any:
-    """Bytes of a size such as ``512MB``, ``"64 MiB"`` or ``1g``; units are powers of 1024, as in vLLM-Omni."""
+    """Convert a size such as ``512MB``, ``"64 MiB"`` or ``1g`` to bytes; units are powers of 1024, as in vLLM-Omni."""
     if not isinstance(value, str):
         return value
     found = _SIZE.fullmatch(value)
     if found is None:
-        raise ValueError(f"{value!r} is no size: give bytes, or a number with KB, MB or GB")
+        raise ValueError(f"{value!r} is not a size: give bytes, or a number with KB, MB or GB")
     return int(Fraction(found[1]) * _UNITS[found[2].lower()])  # a float overflows
 
 
@@ -32,7 +32,7 @@ Size = Annotated[MemoryBytes, BeforeValidator(bytes_of)]
 
 
 class MooncakeOptions(BaseModel):
-    """All options of the Mooncake path. Unknown keys are errors."""
+    """Options of the Mooncake path. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,7 +83,7 @@ class MooncakeOptions(BaseModel):
         return host.strip("[]"), int(port)
 
     def protocol(self, devices: Path = Path("/sys/class/infiniband")) -> str:
-        """tcp or rdma.
+        """Return the protocol, tcp or rdma.
 
         Args:
             devices: where Linux lists the devices for rdma.
@@ -93,5 +93,5 @@ class MooncakeOptions(BaseModel):
         return "rdma" if devices.is_dir() and any(devices.iterdir()) else "tcp"
 
     def transfer_seconds(self, nbytes: int) -> float:
-        """How long moving ``nbytes`` may take."""
+        """Return how long a transfer of ``nbytes`` may take, in seconds."""
         return self.call_timeout_seconds + nbytes / self.slowest_bytes_per_second

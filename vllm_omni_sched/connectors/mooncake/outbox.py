@@ -1,4 +1,4 @@
-"""The sending side: one process's messages in the store."""
+"""The sending side: the messages of one process in the store."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BATCH = 512  # keys in one call
 
 
 class Outbox:
-    """Messages of one process. The lock of its books is never held in a call of the store.
+    """Sends the messages of one process. The lock of its records is never held during a call of the store.
 
     Attributes:
-        unasked_bytes: put since the master was asked what is gone.
+        unasked_bytes: bytes put since the master was last asked which messages are gone.
     """
 
     def __init__(self, store: Store, rooms: Rooms, options: MooncakeOptions, clock: Clock) -> None:
@@ -41,12 +41,12 @@ class Outbox:
 
     @property
     def progress(self) -> int:
-        """More with every message that has left: what had no room may have some now."""
+        """A number that grows with every message that has left, after which there may be room again."""
         counts = self.counts
         return counts.consumed + counts.replaced + counts.discarded + counts.expired + counts.lost
 
     def put(self, message: Message) -> int | None:
-        """Write a message and show it to receivers; None when there is no room for it now.
+        """Write a message and show it to receivers; return None if there is no room for it now.
 
         Raises:
             RendezvousError: the store does not answer.
@@ -63,11 +63,11 @@ class Outbox:
         return held_bytes
 
     def discard(self, key: str) -> int:
-        """Take back what nobody has got under ``key``, on all edges; how many messages."""
+        """Take back the messages under ``key`` that were not received, on all edges; return how many."""
         return sum(self.withdraw(name) for name in self._books.names_of(key))
 
     def withdraw(self, name: bytes) -> bool:
-        """Take back the message of that name; False when it was got."""
+        """Take back the message of that name; return False if it was received."""
         with self._books.alone(name):
             sent = self._books.by_name.get(name)
             found = sent is not None and self._withdraw(sent)
@@ -75,7 +75,7 @@ class Outbox:
         return found
 
     def holds(self, name: bytes) -> bool:
-        """Whether the last message of that name waits; True while nobody can say."""
+        """Return whether the last message of that name waits; True while that is unknown."""
         sent = self._books.by_name.get(name)
         try:
             return sent is not None and (bool(self._store.sick) or self._store.exist([sent.stored]) == [True])
@@ -83,12 +83,12 @@ class Outbox:
             return True
 
     def is_put_again(self, name: bytes, generation: int) -> bool:
-        """Whether the last message of that name is a later one."""
+        """Return whether the last message of that name is a later one."""
         sent = self._books.by_name.get(name)
         return sent is not None and sent.generation != generation
 
     def reap(self, limit: int | None = None) -> int:
-        """Ask the master about ``limit`` messages, and take back the room of those that are gone; how many.
+        """Ask the master about ``limit`` messages, and free the room of those that are gone; return how many.
 
         Raises:
             RendezvousError: the store does not answer.
@@ -111,7 +111,7 @@ class Outbox:
         return done
 
     def close(self, seconds: float) -> None:
-        """Take back what is done with, and leave the rest to the segments of others: ours goes with us."""
+        """Remove finished messages, and hand the others over to segments of other processes: ours ends with us."""
         until = self._clock() + seconds
         try:
             if self._store.sick:
@@ -125,7 +125,9 @@ class Outbox:
             if self._writer.life:
                 self._store.remove([self._writer.beacon(self._writer.life)])
         except RendezvousError as error:
-            logger.warning("messages could not be left to others: %s", error)
+            logger.warning(
+                "messages in flight could not be handed over to other processes' segments at close: %s", error
+            )
         left = self._books.waiting()
         self.counts.lost += len(left)
         if left:
@@ -177,7 +179,7 @@ class Outbox:
         self._books.forget(before)
 
     def _withdraw(self, sent: Sent) -> bool:
-        """Take back one message; False when it was got."""
+        """Take back one message; return False if it was received."""
         code = self._store.remove([sent.stored])[0]
         if code == OK:
             self._books.was_taken_back(sent.name)
@@ -195,14 +197,14 @@ class Outbox:
             if not self._books.holds(sent) or not self._withdraw(sent):
                 return False
         self.counts.expired += 1
-        logger.warning("message %r of %s expired: nobody got it", sent.key[:80], sent.edge)
+        logger.warning("message %r of edge %s expired, because it was not received in time", sent.key[:80], sent.edge)
         return True
 
     def _is_old(self, sent: Sent) -> bool:
         return self._clock() - sent.put_at > self._options.ttl_seconds
 
     def _unlink(self, gone: list[Sent]) -> None:
-        """Remove links that lead nowhere."""
+        """Remove links to messages that are gone."""
         for sent in gone:
             if sent.linked:
                 with self._books.alone(sent.name):
@@ -210,7 +212,7 @@ class Outbox:
                         self._store.remove([link_key(sent.plain)])
 
     def _restore(self) -> None:
-        """The master has come back without what it knew, or had taken us for dead: put again what we have copies of.
+        """Put our copies again, because the master has restarted without its data, or had taken us for dead.
 
         What was put since the beacon of this life was lit, by others or by a `_restore` that stopped half way, is left
         alone: if it is missing, it was got.
@@ -259,13 +261,13 @@ class Outbox:
         self.counts.restored += 1
 
     def _comes_late(self, sent: Sent, room: Room, code: int | None) -> None:
-        """A message was put again after we had given up; if it is not ours any more, it goes."""
+        """Handle a message that was put again by a call that was given up; remove it if it is not ours any more."""
         self._books.has_read(sent, room)
         if code == OK and sent.stored not in self._books.sent:
             self._writer.remove_later(sent.stored)
 
     def _hand_over(self, sent: Sent) -> None:
-        """Put one message in the segment of somebody else, too."""
+        """Copy one message to the segment of another process."""
         if not self._books.holds(sent):
             return
         room = self._books.take_copy(sent)

@@ -31,7 +31,7 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 LOST = ("refused", "expired", "lost", "vanished", "corrupt")
-"""Counts that `health` speaks of."""
+"""Counts that `health` reports as losses."""
 FIRST_WAIT, LONGEST_WAIT = 1e-3, 50e-3  # seconds between two looks for room
 BUSY_WAIT, IDLE_WAIT = 0.25, 1.0  # seconds between two looks at the master, with and without messages in flight
 ASK_AFTER = 32 << 20
@@ -177,7 +177,7 @@ class MooncakePath(Path):
             **self._inbox.facts(),
         }
         if self._closed or self._is_in_a_child():
-            return Health(Status.CLOSED, "it was closed", facts)
+            return Health(Status.CLOSED, "the path was closed", facts)
         sick = [why for why, until, before in list(self._refusals.values()) if until() == before]
         if self._store.sick or sick:
             return Health(Status.SICK, self._store.sick or "; ".join(sick), facts)
@@ -197,7 +197,7 @@ class MooncakePath(Path):
             self._store.close()
 
     def _keep(self) -> None:
-        """Look after the master and what lies in the store, until `close`."""
+        """Monitor the master and the messages in the store, until `close`."""
         wait = IDLE_WAIT
         while True:
             self._wake.wait(wait)
@@ -215,7 +215,7 @@ class MooncakePath(Path):
             except RendezvousError as error:
                 self._store.sick = self._store.sick or str(error)
                 if not was:
-                    logger.warning("%s; it is asked again", error)
+                    logger.warning("%s; messages wait until it answers again", error)
                 wait = IDLE_WAIT / 2
                 continue
             if was and not self._store.sick:
@@ -236,9 +236,7 @@ class MooncakePath(Path):
     def _behind(self, edge: Edge) -> ReceiverBehindError:
         counts = self._outbox.counts
         waiting = f"{counts.waiting[edge]} messages ({counts.waiting_bytes[edge]} bytes)"
-        return ReceiverBehindError(
-            f"edge {edge} has {waiting} that nobody has got (its `max_inflight` or `window_size`)"
-        )
+        return ReceiverBehindError(f"edge {edge} has {waiting} not received yet (limits `max_inflight`, `window_size`)")
 
     def _no_room(self, message: Message) -> NoRoomError:
         return NoRoomError(
@@ -247,7 +245,7 @@ class MooncakePath(Path):
         )
 
     def _is_behind(self, message: Message) -> bool:
-        """Whether the receiver of an edge must get something before more is sent; one message is always let through."""
+        """Return whether an edge's receiver must receive before more is sent; one message is always allowed."""
         messages, window, counts = self._options.max_inflight, self._options.window_size, self._outbox.counts
         for attempt in range(2):
             waiting = counts.waiting[message.edge]
@@ -270,7 +268,7 @@ class MooncakePath(Path):
 
 
 def _close_at_exit(path: MooncakePath) -> None:
-    """The library does not survive an interpreter that ends while threads are in it."""
+    """Close the path at exit, because the library crashes if the interpreter ends while threads are in it."""
     kept = weakref.ref(path)
 
     def close() -> None:

@@ -1,4 +1,4 @@
-"""Registered memory: one region that is used again and again, and more where it is full."""
+"""Registered memory: one region that is reused, and more when it is full."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Rooms:
         return self._extents.used_bytes
 
     def has(self, nbytes: int) -> bool:
-        """Whether `take` would find room."""
+        """Return whether `take` would find room."""
         self._settle()
         with self._lock:
             return self._extents.largest_free_bytes >= nbytes
 
     def take(self, nbytes: int) -> Room | None:
-        """Room in the region, or None when it is full."""
+        """Allocate room in the region; return None if it is full."""
         self._settle()
         with self._lock:
             start = self._extents.allocate(nbytes)
@@ -81,7 +81,7 @@ class Rooms:
         return Room(data, self._address + start, start)
 
     def make(self, nbytes: int) -> Room:
-        """Room outside the region, for once.
+        """Allocate room outside the region, for a single use.
 
         Raises:
             RendezvousError: the library does not register it.
@@ -99,17 +99,17 @@ class Rooms:
         return Room(data, address, None)
 
     def trim(self, room: Room, nbytes: int) -> None:
-        """Take back what a room has beyond ``nbytes``."""
+        """Free what a room has beyond ``nbytes``."""
         if room.start is not None:
             with self._lock:
                 self._extents.trim(room.start, nbytes)
 
     def give_back(self, room: Room) -> None:
-        """Take room back. It is used again at the next `take`."""
+        """Free room, which is reused from the next `take` on."""
         self._back.append((room.start, room.address))
 
     def lend(self, room: Room) -> None:
-        """Take room back when nobody holds a view of its data any more."""
+        """Free room when the last view of its data is dropped."""
         weakref.finalize(room.data, self._back.append, (room.start, room.address)).atexit = False
 
     def _settle(self) -> None:

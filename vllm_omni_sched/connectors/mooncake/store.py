@@ -1,4 +1,4 @@
-"""One client of a Mooncake store: what its calls and their return codes mean."""
+"""A client of a Mooncake store: its calls, and the meaning of their return codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MasterGoneError(RendezvousError):
 
 
 def load_library() -> Any:
-    """The module `mooncake.store`.
+    """Import and return the module `mooncake.store`.
 
     Raises:
         ConfigError: it is not installed, or what it needs of the system is not.
@@ -92,7 +92,7 @@ class Store:
         self.segment: str = self._client.get_hostname() if options.segment else ""
 
     def config(self, *, replicas: int = 1, pinned: bool = True) -> Any:
-        """How objects are put: in our own segment, and safe from eviction when ``pinned``."""
+        """Return how objects are put: in our own segment, and safe from eviction if ``pinned``."""
         config = self._library.ReplicateConfig()
         config.replica_num = replicas
         config.with_hard_pin = pinned
@@ -101,7 +101,7 @@ class Store:
         return config
 
     def exist(self, keys: list[str]) -> list[bool]:
-        """Which of them the master knows, as one call.
+        """Return which of the keys the master knows, in one call.
 
         Raises:
             MasterGoneError: it does not answer.
@@ -112,26 +112,26 @@ class Store:
         return [code == 1 for code in codes]
 
     def size(self, key: str) -> int:
-        """Bytes of an object, or a negative code."""
+        """Return the size of an object in bytes, or a negative code."""
         return int(self._ask(self._client.get_size, key))
 
     def get_into(self, key: str, address: int, nbytes: int, late: Callable[[Any], None]) -> int:
-        """Read into registered memory; bytes, or a negative code. ``late``: see `Calls.run`."""
+        """Read into registered memory; return the bytes, or a negative code. ``late``: see `Calls.run`."""
         seconds = self._options.transfer_seconds(nbytes)
         return int(self.calls.run(seconds, self._client.get_into, key, address, nbytes, late=late))
 
     def take(self, key: str, address: int, nbytes: int, late: Callable[[Any], None]) -> tuple[int, int]:
-        """Read and then remove, in one go; what `get_into` and `claim` say. ``late``: see `Calls.run`."""
+        """Read and then remove an object in one call; return the results of both. ``late``: see `Calls.run`."""
         return self.calls.run(  # type: ignore[no-any-return]
             self._options.transfer_seconds(nbytes), self._read_and_claim, key, address, nbytes, late=late
         )
 
     def claim(self, key: str) -> int:
-        """Remove one object, on the thread of a call: 0 for the one who was first."""
+        """Remove one object, on the thread of a call; return 0 if this process was the first."""
         return int(self._client.remove(key, True))
 
     def put_from(self, key: str, address: int, nbytes: int, config: Any, late: Callable[[Any], None]) -> int:
-        """Put what lies in registered memory, in the place of what is there under that key; 0, or a negative code."""
+        """Put registered memory under a key, replacing its object; return 0, or a negative code."""
         seconds = self._options.transfer_seconds(nbytes)
         return int(self.calls.run(seconds, self._client.upsert_from, key, address, nbytes, config, late=late))
 
@@ -146,7 +146,7 @@ class Store:
         return [int(code) for code in self._ask(self._client.batch_remove, keys, True)]
 
     def replicas(self, key: str) -> int:
-        """In how many segments an object lies."""
+        """Return the number of segments that hold an object."""
         return len(self._ask(self._client.get_replica_desc, key))
 
     def register(self, address: int, nbytes: int) -> None:
@@ -160,11 +160,11 @@ class Store:
             raise RendezvousError(f"the Mooncake library could not register {nbytes} bytes (code {code})")
 
     def unregister(self, address: int) -> None:
-        """The opposite."""
+        """Withdraw memory from the library; see `register`."""
         self._ask(self._client.unregister_buffer, address)
 
     def close(self) -> None:
-        """End it when no call is in flight; one in which calls hang, or would, is left to the end of the process."""
+        """Close the client once no call is in flight; one with hanging calls is left to the end of the process."""
         with self._closing:
             if self._closed:
                 return
@@ -175,7 +175,7 @@ class Store:
                 self.keep()
 
     def keep(self) -> None:
-        """Never destroy the client: threads are in it, or it belongs to our parent."""
+        """Never destroy the client, because threads are in it, or it belongs to our parent."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -197,7 +197,7 @@ class Store:
         return read, self.claim(key) if read > 0 or read == LEASE_OVER else MISSING
 
     def gone(self, code: int) -> MasterGoneError:
-        """The error to raise when a call said `RPC`."""
+        """Return the error to raise for a call that returned `RPC`."""
         self.sick = f"the Mooncake master at {self._options.master} does not answer (code {code})"
         return MasterGoneError(self.sick)
 
@@ -211,7 +211,9 @@ class Store:
 
 
 def _reach(options: MooncakeOptions, clock: Clock) -> None:
-    """Wait for somebody to listen at the master's address: the library says nothing for seconds, then only a code."""
+    """Wait until a process listens at the master's address: the library waits silently, and then returns only a
+    code.
+    """
     until = clock() + options.connect_timeout_seconds
     while True:
         try:
@@ -227,7 +229,7 @@ def _reach(options: MooncakeOptions, clock: Clock) -> None:
 
 
 def _forget_in_children(store: Store) -> None:
-    """A child that is forked shares our sockets: what it destroyed there would be ours."""
+    """Keep forked children from destroying the client, whose sockets they share with us."""
     kept = weakref.ref(store)
 
     def forget() -> None:

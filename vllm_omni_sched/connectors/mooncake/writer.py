@@ -1,4 +1,4 @@
-"""How messages, links and the beacon of one process get into the store."""
+"""Writing of a process's messages, links and beacon into the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 
 
 class Writer:
-    """Puts, and takes away what was put in vain.
+    """Puts objects into the store, and removes those that were put in vain.
 
     Attributes:
         life: of the beacon, 0 before the first: as long as it is there, a message that was put in that life and is
@@ -33,7 +33,7 @@ class Writer:
         self.config, self.leaving = store.config(), store.config(replicas=2, pinned=False)
 
     def room(self, nbytes: int) -> Room:
-        """In the region, or else of its own."""
+        """Return room in the region, or otherwise outside it."""
         return self._books.release(nbytes) or self._rooms.make(nbytes)
 
     def message(self, sent: Sent, room: Room, config: Any) -> bool:
@@ -113,7 +113,7 @@ class Writer:
             raise
 
     def remove_later(self, key: str) -> None:
-        """On a thread of its own, for those that run calls themselves."""
+        """Remove an object on a new thread, for callers on a thread that runs calls."""
         threading.Thread(target=self.remove_quietly, args=([key],), daemon=True).start()
 
     def remove_quietly(self, keys: list[str]) -> None:

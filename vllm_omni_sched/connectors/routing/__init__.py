@@ -1,4 +1,4 @@
-"""Which path a message takes: by topology, size, health and measured cost; and whether it is compressed for it."""
+"""The choice of a message's path, by topology, size, health and measured cost, and of compression for it."""
 
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.path import RoutedPath, Way

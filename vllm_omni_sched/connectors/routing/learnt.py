@@ -1,4 +1,4 @@
-"""What routing has learnt of its paths: what each costs on each edge, whether it is well, what it has carried."""
+"""Measurements of routing: cost of each path on each edge, health of paths, and messages carried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 
 @dataclass
 class _Flow:
-    """What is known of one path on one edge."""
+    """Measurements of one path on one edge."""
 
     put: TransferCost = field(default_factory=TransferCost)
     got: TransferCost = field(default_factory=TransferCost)  # by this process, or as its receivers say
@@ -31,7 +31,7 @@ class _Flow:
 
 
 class Learnt:
-    """Of every path; any thread may tell and ask. No path is at work in here.
+    """Measurements of every path; thread-safe, and calls no path.
 
     Args:
         distances: of paths, by name.
@@ -49,7 +49,7 @@ class Learnt:
         self.fell_back: Counter[str] = Counter()
 
     def states(self, edge: Edge, nbytes: int, names: Sequence[str], here: bool, now: float) -> list[PathState]:
-        """Of paths for a message; ``here``: those within this host reach its receiver."""
+        """Return the states of paths for a message; ``here``: paths within this host reach its receiver."""
         with self._lock:
             states = []
             for name in names:
@@ -62,12 +62,12 @@ class Learnt:
         return states
 
     def bytes_per_second(self, edge: Edge, name: str) -> float | None:
-        """Of long messages where they arrive; None when not known."""
+        """Return the receivers' throughput for long messages; None if unknown."""
         with self._lock:
             return self._flow(edge, name).got.bytes_per_second
 
     def took(self, edge: Edge, name: str, nbytes: int, reason: RouteReason, seconds: float, of: Sequence[str]) -> bool:
-        """A path took a message, one of those that might have; whether it is time to read what receivers report."""
+        """Record that a path took a message; return whether it is time to read receivers' reports."""
         with self._lock:
             if not self._illness[name].well:
                 logger.warning("path %s takes messages again", name)
@@ -83,7 +83,7 @@ class Learnt:
             return flow.count % REPORT_EVERY == 0 and len(self._distances) > 1
 
     def refused(self, name: str, error: Exception, now: float) -> None:
-        """A path did not take a message."""
+        """Record that a path refused a message."""
         with self._lock:
             if self._illness[name].well:
                 logger.warning("path %s refused a message: %s", name, error)
@@ -91,7 +91,7 @@ class Learnt:
             self.fell_back[name] += 1
 
     def got(self, edge: Edge, name: str, nbytes: int, seconds: float) -> Report | None:
-        """A message was got; what senders should be told now."""
+        """Record a received message; return the report to send to its senders now, if any."""
         with self._lock:
             flow = self._flow(edge, name)
             flow.got.observe(nbytes, seconds)
@@ -104,13 +104,13 @@ class Learnt:
             return Report(flow.small, flow.large) if due else None
 
     def told(self, edge: Edge, name: str, report: Report) -> None:
-        """What a receiver has reported."""
+        """Take over a receiver's report."""
         with self._lock:
             for one in filter(None, (report.small, report.large)):
                 self._flow(edge, name).got.observe(*one)
 
     def edges(self) -> set[Edge]:
-        """Those that messages were put on; not those with nothing but reports."""
+        """Return the edges on which messages were put, without those that only have reports."""
         with self._lock:
             return {edge for edge, _ in self.served_bytes}
 
@@ -119,7 +119,7 @@ class Learnt:
             return [name for name, illness in self._illness.items() if not illness.well]
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         with self._lock:
             return {
                 "served": {f"{edge} {name} {why.value}": n for (edge, name, why), n in sorted(self.served.items())},

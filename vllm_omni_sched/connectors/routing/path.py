@@ -1,4 +1,4 @@
-"""Several paths as one."""
+"""Several paths combined into one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 REMEMBERED = 1 << 14
-"""Messages of which it is known by which path they were put last."""
+"""Number of messages whose last path is remembered."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One path, and how far it goes: 0 within a host, 1 between hosts."""
+    """A path and its distance: 0 within a host, 1 between hosts."""
 
     path: Path
     distance: int
@@ -121,7 +121,7 @@ class RoutedPath(Path):
         raise kind(f"no path takes a message on edge {message.edge}: {said}")
 
     def _replace(self, message: Message, name: str) -> None:
-        """Take back what was put under the same key by another path, and not got."""
+        """Take back an unreceived message that was put under the same key by another path."""
         with self._lock:
             before = self._last_way.pop(message.name, name)
             self._last_way[message.name] = name
@@ -221,7 +221,7 @@ class RoutedPath(Path):
         return self.learnt.states(edge, message.nbytes, self._reaching(edge), here, self._clock())
 
     def _is_here(self, edge: Edge) -> bool:
-        """Whether paths within this host reach the receiver of an edge, as far as one can know."""
+        """Return whether paths within this host reach the receiver of an edge, as far as known."""
         if self._presence is None or not self._some_go_far or str(edge) in self._options.edges:
             return True
         with self._looking:

@@ -1,4 +1,4 @@
-"""Which stages are on this host, as their processes say themselves in the directory of their arena."""
+"""The stages on this host, as their processes announce them in the arena's directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_omni_sched.connectors.arena import meeting, notices
 from vllm_omni_sched.errors import RendezvousError
 
 CHECK_EVERY = 1.0
-"""Seconds after which those who have announced themselves are looked at again: they may have died."""
+"""Seconds after which announced processes are checked again, because they may have died."""
 
 
 class Presence:
@@ -44,7 +44,7 @@ class Presence:
         self.listings = 0
 
     def announce(self, stage: str, replica: int = 0) -> None:
-        """This process serves ``stage``, until it ends or `close`.
+        """Announce that this process serves ``stage``, until it ends or `close`.
 
         Raises:
             RendezvousError: that cannot be written.
@@ -57,13 +57,13 @@ class Presence:
             raise RendezvousError(f"cannot announce stage {stage} in {self._directory}: {error.strerror}") from error
 
     def is_here(self, stage: str, replicas: int = 1) -> bool:
-        """Whether all replicas of a stage are on this host; ``replicas``: how many there are at least, anywhere."""
+        """Return whether all replicas of a stage are on this host; ``replicas``: least number of replicas anywhere."""
         self._look()
         here = self._replicas.get(_short(stage), set())
         return len(here) >= replicas and here == set(range(len(here)))
 
     def close(self) -> None:
-        """Take back what was announced; in a forked child, nothing: it was its parent."""
+        """Remove the announcements; does nothing in a forked child, because they are its parent's."""
         announced, self._announced = self._announced, []
         if os.getpid() != self._pid:
             return

@@ -1,4 +1,4 @@
-"""What a receiver tells its senders: how long its side took. Small messages on the way back."""
+"""Reports of receivers to their senders about their share of the cost, as small messages on the way back."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ KEY = "omni-sched/report/"
 
 
 class Report(msgspec.Struct):
-    """One message that was got, by its size: bytes and seconds of the receiver's side."""
+    """The last received small and large message: bytes and seconds of the receiver's side."""
 
     small: tuple[int, float] | None
     large: tuple[int, float] | None
 
 
 def report_message(edge: Edge, path: str, report: Report) -> Message:
-    """To the senders of ``edge``; a newer one takes the place of one that was not read."""
+    """Return a report to the senders of ``edge``; a newer report replaces an unread one."""
     return make_message(Edge(edge.target, edge.source), KEY + path, report)
 
 
 def read_report(arrival: Arrival) -> Report:
-    """What was reported.
+    """Return the report in a message.
 
     Raises:
         CorruptMessageError: it is no report.

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class RouteReason(str, Enum):
-    """Why a path is tried where it is."""
+    """Reason for the position of a path among those to try."""
 
     ONLY = "only"  # no other reaches the receiver
     QUICKEST = "quickest"  # by what was measured
@@ -20,7 +20,7 @@ class RouteReason(str, Enum):
 
 @dataclass(frozen=True)
 class PathState:
-    """What is known of a path for one message.
+    """The state of a path for one message.
 
     ``distance``: 0 for the same host, more with every thing in between. ``seconds``: what the message would take, put
     and got; None when not known. ``well``: it took its last message. ``trial``: it is time to try it again.
@@ -36,7 +36,7 @@ class PathState:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One path to try, and why."""
+    """A path to try, and the reason."""
 
     path: str
     reason: RouteReason

@@ -1,7 +1,8 @@
-"""Several paths as tiers: what is kept where, and what moves messages between them.
+"""Several paths as tiers, and the movement of messages between them.
 
-`policy` decides, `place` puts a message there, `books` knows what this process has put where, `carry` moves one message
-so that it is never lost and never got twice, `sieve` drops second copies, `path` shows all of it as one path.
+`policy` decides, `place` puts a message into a tier, `books` records what this process has put where, `carry` moves one
+message so that it is never lost and never received twice, `sieve` drops second copies, and `path` combines all into one
+path.
 """
 
 from vllm_omni_sched.connectors.tiers.options import TiersOptions

@@ -51,7 +51,9 @@ def _below(options: TiersOptions) -> dict[str, MooncakeOptions | DiskOptions | N
 
 
 def _check_ages(paths: Mapping[str, ArenaOptions | MooncakeOptions | DiskOptions | None], ttl_seconds: float) -> None:
-    """What a tier drops first, unseen from here, would count as got, and its wait would be learnt from."""
+    """Refuse a tier that drops messages before the tiers' age: they would count as received, and distort expected
+    waits.
+    """
     for name, path in paths.items():
         if path is not None and path.ttl_seconds < ttl_seconds:
             raise ConfigError(

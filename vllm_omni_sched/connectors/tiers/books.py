@@ -1,4 +1,4 @@
-"""What one process has put, and in which tier it lies."""
+"""Records of the messages that one process has put, with their tiers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vllm_omni_sched.connectors.turns import Turns
 
 
 class Hand:
-    """Who has a message that receivers cannot get now."""
+    """The holder of a message that receivers cannot get now."""
 
     NOBODY, MOVER, CALLER = range(3)
 
 
 @dataclass(eq=False)
 class Item:
-    """A message on its way; ``nbytes`` as its tier holds it, ``expected`` from when it was put, in seconds."""
+    """A message in flight; ``nbytes`` as its tier holds it, ``expected`` in seconds since it was put."""
 
     id: int
     edge: Edge
@@ -65,7 +65,7 @@ class Books(Turns):
         return self._items.get(name)
 
     def of_key(self, key: str) -> list[bytes]:
-        """Names of messages under a key, on all edges, in an order that is always the same."""
+        """Return the names of messages under a key, on all edges, in a fixed order."""
         with self._lock:
             return sorted(self._by_key.get(key, ()))
 
@@ -78,7 +78,7 @@ class Books(Turns):
             return list(self._items.values())
 
     def next(self, limit: int | None) -> list[Item]:
-        """Those that were looked at longest ago; they count as looked at now."""
+        """Return the messages that were checked longest ago, and mark them as checked."""
         with self._lock:
             some = list(islice(self._items.values(), limit))
             for item in some:
@@ -86,7 +86,7 @@ class Books(Turns):
         return some
 
     def enter(self, item: Item) -> None:
-        """A message that was put; nothing of its name is in here."""
+        """Record a message that was put; no other message of its name is recorded."""
         with self._lock:
             self._items[item.name] = item
             self._by_key.setdefault(item.key, set()).add(item.name)
@@ -95,7 +95,7 @@ class Books(Turns):
             self.waiting_bytes[item.edge] += item.nbytes
 
     def move(self, item: Item, tier: int, nbytes: int) -> None:
-        """It lies in another tier."""
+        """Record that a message is in another tier."""
         with self._lock:
             self._count(item, -1)
             self.waiting_bytes[item.edge] += nbytes - item.nbytes
@@ -103,7 +103,7 @@ class Books(Turns):
             self._count(item, 1)
 
     def leave(self, item: Item) -> bool:
-        """It lies nowhere any more, or is not ours to move; False when it was not in here."""
+        """Remove a message that is in no tier any more; return False if it was not recorded."""
         with self._lock:
             if self._items.get(item.name) is not item:
                 return False
@@ -119,7 +119,7 @@ class Books(Turns):
             return True
 
     def pool_of(self, tier: int, pool: str) -> str:
-        """The pool of a tier that a message of that pool lies in there."""
+        """Return the pool of a tier for messages of a pool."""
         return pool if pool in self._pools[tier] else ""
 
     def _count(self, item: Item, sign: int) -> None:

@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 class Stage(str, Enum):
-    """Where a move is."""
+    """The stage of a move."""
 
     LEASED = "leased"  # in its old tier, where receivers cannot get it
     DOUBLED = "doubled"  # in its new one, where they can, and in the old one, where they cannot
@@ -30,7 +30,7 @@ class Stage(str, Enum):
 
 @dataclass
 class Costs:
-    """What going into a tier, and out of it, took."""
+    """Costs of moving into a tier, and out of it."""
 
     into: TransferCost = field(default_factory=TransferCost)
     out: TransferCost = field(default_factory=TransferCost)
@@ -38,7 +38,7 @@ class Costs:
 
 @dataclass
 class MoveCounts:
-    """What was moved, by ``from->to reason``."""
+    """Counts of moves, by ``from->to reason``."""
 
     moved: Counter[str] = field(default_factory=Counter)
     moved_bytes: Counter[str] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class MoveCounts:
     moves_failed: int = 0  # for reasons that are in the log
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
 
@@ -71,11 +71,11 @@ class Carrier:
         self.counts = MoveCounts()
 
     def takes(self, tier: int) -> bool:
-        """Whether to try to move something there: one that has refused rests for a while, longer each time."""
+        """Return whether to try to move messages to a tier: after a refusal it is left alone for a growing time."""
         return self._illness[tier].well or self._illness[tier].is_due(self._clock())
 
     def carry(self, item: Item, target: int, reason: TierReason) -> Iterator[Stage]:
-        """Do it; between the stages, anybody may do anything. To be iterated to the end, by one thread."""
+        """Move a message; other threads may act between the yielded stages. Iterate to the end, in one thread."""
         source, began = item.tier, self._clock()
         with self._books.alone(item.name):
             lease = self._lease(item)
@@ -105,7 +105,9 @@ class Carrier:
         try:
             lease = self._paths[item.tier].lease(item.edge, item.key)
         except CorruptMessageError as error:
-            logger.error("message %r of %s was damaged where it lay: %s", item.key[:80], item.edge, error)
+            logger.error(
+                "message %r of edge %s was damaged in its tier, and is lost: %s", item.key[:80], item.edge, error
+            )
             self._books.leave(item)
             return None
         if lease is not None and lease.arrival.id != item.id:

@@ -1,4 +1,4 @@
-"""When messages are expected to be wanted, learnt from how long others of their edge have waited."""
+"""Expected waiting times of messages, learnt from others of their edge."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from vllm_omni_sched.resource.rate import Rate
 
 
 class Waits:
-    """How long messages of each edge wait, in seconds.
+    """Learns how long messages of each edge wait, in seconds.
 
     Args:
-        start: until some were seen.
+        start: expected wait before any was observed.
     """
 
     def __init__(self, start: float) -> None:
@@ -18,15 +18,15 @@ class Waits:
         self._edges: dict[Edge, Rate] = {}
 
     def observe(self, edge: Edge, seconds: float) -> None:
-        """A message was got after so long."""
+        """Record the wait of a received message."""
         self._edges.setdefault(edge, Rate(self._start)).observe(1, seconds)
 
     def expected(self, edge: Edge) -> float:
-        """Of a message that is put now."""
+        """Return the expected wait of a message that is put now."""
         rate = self._edges.get(edge)
         return self._start if rate is None else rate.per_unit
 
 
 def next_use_seconds(expected: float, waited: float) -> float:
-    """How long a message that has waited will wait still. What is overdue will, for all we know, as long as it is."""
+    """Return how long a message is expected to wait still; an overdue one, as long again as it is overdue."""
     return abs(expected - waited)

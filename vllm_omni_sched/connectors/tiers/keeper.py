@@ -1,4 +1,4 @@
-"""Keeps the books of tiers true: what was got, and what nobody got in time."""
+"""Updates the records of tiers: messages that were received, and messages that expired."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 @dataclass
 class TierCounts(MessageCounts):
-    """What has become of messages."""
+    """Counts of the outcomes of messages."""
 
     got: int = 0
     got_bytes: int = 0
@@ -30,12 +30,12 @@ class TierCounts(MessageCounts):
     placed: Counter[str] = field(default_factory=Counter)  # put, by tier and reason
 
     def facts(self) -> dict[str, Any]:
-        """Numbers for `Health.facts`."""
+        """Return numbers for `Health.facts`."""
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
 
 class Keeper:
-    """Looks at messages now and then, and learns how long they waited."""
+    """Checks messages from time to time, and learns how long they waited."""
 
     def __init__(self, paths: Sequence[Path], books: Books, waits: Waits, ttl_seconds: float, clock: Clock) -> None:
         self._paths, self._books, self._waits = paths, books, waits
@@ -45,7 +45,7 @@ class Keeper:
         self._last: dict[Edge, Traffic] = {}  # what was got last
 
     def check_credit(self, message: Message, max_inflight: int | None, window: int | None) -> None:
-        """See that the receiver of an edge is not too far behind; one message is always let through.
+        """Check that the receiver of an edge is not too far behind; one message is always allowed.
 
         Raises:
             ReceiverBehindError: it has to get something first.
@@ -97,13 +97,15 @@ class Keeper:
     def _expire(self, item: Item) -> bool:
         path = self._paths[item.tier]
         if path.withdraw(item.edge, item.key):
-            logger.warning("message %r of %s expired: nobody got it", item.key[:80], item.edge)
+            logger.warning(
+                "message %r of edge %s expired, because it was not received in time", item.key[:80], item.edge
+            )
         elif path.holds(item.edge, item.key):
             return False
         return self.gone(item, "expired")  # where it was not there, its tier was first
 
     def traffic(self) -> dict[Edge, Traffic]:
-        """What is on its way, by edge, as of the last look; what receivers hold, only its tier knows."""
+        """Return the messages in flight by edge, as of the last check; only its tier knows what receivers hold."""
         with self.lock:
             found = {edge: replace(last, waiting=[], held=[]) for edge, last in self._last.items()}
         for item in self._books.all():
@@ -111,7 +113,7 @@ class Keeper:
         return found
 
     def gone(self, item: Item, why: str) -> bool:
-        """It left for a reason, a name in `TierCounts`; False when it had left before."""
+        """Remove a message for a reason, a name in `TierCounts`; return False if it was removed before."""
         if not self._books.leave(item):
             return False
         with self.lock:

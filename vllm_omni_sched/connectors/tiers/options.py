@@ -13,7 +13,7 @@ from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 
 
 class TierRules(BaseModel):
-    """When messages move. Unknown keys are errors."""
+    """Rules for moving messages. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +52,7 @@ class TierRules(BaseModel):
 
 
 class TiersOptions(TierRules):
-    """What lies below the paths, and when messages move. Unknown keys are errors."""
+    """Options of the tiers below the paths, and the rules for moving messages. Unknown keys are errors."""
 
     mooncake: MooncakeOptions | None = Field(None, description="Options of a Mooncake store as a tier; null: none.")
     disk: DiskOptions | None = Field(DiskOptions(), description="Options of files as a tier; null: none.")

@@ -31,7 +31,7 @@ from vllm_omni_sched.errors import ConfigError, MessageTooLargeError, NoRoomErro
 
 LOOKED_PER_PUT, LOOKED_PER_MOVE = 4, 256
 PLANNING_SHARE = 0.02
-"""Part of the time that is spent at most on finding out what should move: it takes the interpreter from others."""
+"""Largest share of time spent on planning moves, because planning holds the interpreter lock."""
 FIRST_WAIT, LONGEST_WAIT = 50e-6, 5e-3  # seconds between two looks for room
 
 _lifetimes = Lifetimes()
@@ -162,7 +162,7 @@ class TieredPath(Path):
         return Lease(lease.arrival, lambda: end(False), lambda: end(True))
 
     def expect(self, edge: Edge, key: str, seconds: float) -> bool:
-        """Say when a message will be wanted, from now; False when it is not there. See `Message.next_use_seconds`."""
+        """Set when a message will be needed, in seconds from now; return False if it is not recorded."""
         item = self.books.get(name_of(edge, key))
         if item is None:
             return False
@@ -197,7 +197,7 @@ class TieredPath(Path):
         return str(getattr(self._carried, "by", self.name))
 
     def traffic(self) -> dict[tuple[str, Edge], Traffic]:
-        """See `Path.traffic`; under one name, as what is got from one tier says that a receiver of another is well."""
+        """Return traffic under one name for all tiers, because a receiver that gets from one tier is well."""
         if self._closed:
             return {}
         found = self._keeper.traffic()
@@ -208,7 +208,7 @@ class TieredPath(Path):
         return {(self.name, edge): one for edge, one in found.items()}
 
     def moves(self) -> list[tuple[Item, Move]]:
-        """What should move now, in that order."""
+        """Return the moves that should be made now, in order."""
         return self._view.moves()
 
     def carry(self, item: Item, move: Move) -> Iterator[Stage]:
@@ -216,7 +216,7 @@ class TieredPath(Path):
         return self._carrier.carry(item, move.target, move.reason)
 
     def move(self) -> float | None:
-        """Move all that should move now; in how many seconds to come again, None: when woken."""
+        """Make all moves that are due; return the seconds until the next call, None to wait until woken."""
         began = self._clock()
         self._keeper.look(self.books.next(LOOKED_PER_MOVE))
         moves = self.moves()
@@ -246,7 +246,7 @@ class TieredPath(Path):
             path.close()
 
     def abandon(self) -> None:
-        """Let go of what a forked child has inherited."""
+        """Release the resources that a forked child has inherited."""
         self._closed = self._closed or "by a fork, for the child,"
         self._keeper.lock = threading.Lock()
         self.books.forget_locks()

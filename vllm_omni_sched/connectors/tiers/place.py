@@ -28,19 +28,19 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Tier:
-    """A path, and how many bytes it has, by pool (a `Modality`, or "" for all that has none of its own)."""
+    """A path and its capacity in bytes, by pool (a `Modality`, or "" for all without a pool of their own)."""
 
     path: Path
     capacity_bytes: Mapping[str, int]
 
     def pools(self) -> dict[str, int]:
-        """Bytes by pool, such that every message has one."""
+        """Return the bytes by pool, so that every message has a pool."""
         named = dict(self.capacity_bytes)
         return named if {kind.value for kind in Modality} <= named.keys() else {"": max(named.values()), **named}
 
 
 class Placer:
-    """Tries tiers in the order that the policy says, and takes back what a message replaces, wherever that lies."""
+    """Tries tiers in the policy's order, and takes back a message that is replaced, in whatever tier it is."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Placer:
         )
 
     def _waits_in(self, item: Item, tier: int) -> bool:
-        """Whether a message waits in that tier, where another of its name would replace it."""
+        """Return whether a message waits in that tier, where another of its name would replace it."""
         return item.tier == tier and item.hand == Hand.NOBODY and self._paths[tier].holds(item.edge, item.key)
 
     def _replace(self, before: Item, tier: int, was_replaced: bool) -> None:
-        """Take back a message when another of its name was put, wherever it lies."""
+        """Take back a message after another of its name was put, in whatever tier it is."""
         replaced = was_replaced or before.hand == Hand.MOVER
         if before.tier != tier and before.hand == Hand.NOBODY:
             try:

@@ -1,4 +1,4 @@
-"""Which tier a message is put into, and which messages move. Pure: a snapshot in, a plan out."""
+"""The choice of a message's tier, and of the messages to move. Pure: a snapshot in, a plan out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_omni_sched.connectors.tiers.options import TierRules
 
 
 class TierReason(str, Enum):
-    """Why a message goes to a tier."""
+    """Reason why a message goes to a tier."""
 
     FIRST = "first"  # put there, as all are while there is room
     LONG_WAIT = "long_wait"  # put below at once: nobody is expected to want it for long
@@ -21,7 +21,7 @@ class TierReason(str, Enum):
 
 
 class Link(NamedTuple):
-    """What going into a tier, or out of it, takes."""
+    """Cost of moving into a tier, or out of it."""
 
     fixed_seconds: float
     bytes_per_second: float
@@ -42,7 +42,7 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class TierState:
-    """One tier. ``pools``: by name; "" takes all that have none of their own. ``into``, ``out``: costs."""
+    """The state of a tier: pools by name ("" for all without one of their own), costs ``into`` and ``out``."""
 
     pools: Mapping[str, Pool]
     into: Link = AT_ONCE
@@ -71,14 +71,14 @@ class ItemState:
 
 
 class Placement(NamedTuple):
-    """A tier to try, and why."""
+    """A tier to try, and the reason."""
 
     tier: int
     reason: TierReason
 
 
 class Move(NamedTuple):
-    """A message to move, and why."""
+    """A message to move, its target and the reason."""
 
     id: int
     target: int
@@ -163,7 +163,7 @@ def _pays(item: ItemState, tier: TierState) -> bool:
 
 
 class _Room:
-    """How full tiers are, with the moves of a plan."""
+    """Tracks the fill of tiers while a plan is made."""
 
     def __init__(self, tiers: Sequence[TierState], rules: TierRules) -> None:
         self._tiers, self._rules = tiers, rules

@@ -1,4 +1,4 @@
-"""What `health` says of tiers."""
+"""The health report of tiers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vllm_omni_sched.connectors.tiers.carry import Carrier
 from vllm_omni_sched.connectors.tiers.keeper import Keeper
 
 LOST = ("refused", "expired", "moves_failed")
-"""Counts that `health` speaks of."""
+"""Counts that `health` reports as losses."""
 
 
 class Reporter:
-    """Makes one `Health` of all tiers, and knows what was lost lately."""
+    """Combines the health of all tiers, and remembers recent losses."""
 
     def __init__(self, paths: Sequence[Path], books: Books, keeper: Keeper, carrier: Carrier, clock: Clock) -> None:
         self._paths, self._books, self._keeper, self._carrier = paths, books, keeper, carrier

@@ -1,4 +1,4 @@
-"""What was got goes on once: second copies are dropped, and what nobody can tell of yet is kept."""
+"""Delivery of each message once: second copies are dropped, undecided ones are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 
 class Found(NamedTuple):
-    """A message that a tier has given away, and by which path it came."""
+    """A message received from a tier, and the path by which it came."""
 
     name: bytes
     arrival: Arrival
@@ -35,7 +35,7 @@ class Sieve:
         self._kept: dict[bytes, list[Found]] = {}
 
     def kept(self, name: bytes) -> Found | None:
-        """One of that name that was kept; it is the caller's now."""
+        """Return and remove a kept message of that name; None if there is none."""
         if not self._kept:
             return None
         with self._lock:
@@ -46,7 +46,7 @@ class Sieve:
         return found
 
     def passes(self, found: Found) -> bool:
-        """Whether it was not got before.
+        """Return whether a message was not received before.
 
         Raises:
             RendezvousError: that cannot be found out now; it is kept.
@@ -60,7 +60,7 @@ class Sieve:
             raise RendezvousError(f"cannot see whether a message was got before: {error.strerror}") from error
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Drop the kept messages."""
         with self._lock:
             lost = sum(map(len, self._kept.values()))
             self._kept.clear()
@@ -68,5 +68,5 @@ class Sieve:
             logger.error("%d messages are lost at close: it could not be told whether they were got before", lost)
 
     def forget_locks(self) -> None:
-        """In a forked child: somebody else may have held them."""
+        """Reset the lock in a forked child, where another thread may have held it."""
         self._lock = threading.Lock()

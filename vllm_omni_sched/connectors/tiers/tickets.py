@@ -1,4 +1,4 @@
-"""Which of two copies of a message counts, when the process that moved it has died in between."""
+"""Tickets that decide which of two copies of a message counts if the process that moved it has died."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Tickets:
         os.utime(path, ns=(now_ns, now_ns))
 
     def remove(self, number: int) -> None:
-        """It is in one place again."""
+        """Remove the ticket of a message that has one copy again."""
         self._ticket(number).unlink(missing_ok=True)
         self._taken(number).unlink(missing_ok=True)
 
     def take(self, number: int) -> bool:
-        """Whether a copy that was got is the first.
+        """Return whether a received copy is the first.
 
         A ticket is taken by a link that leads nowhere and says who has it: a full disk has room for that, and it takes
         no descriptor.

@@ -1,4 +1,4 @@
-"""What policies are shown of tiers."""
+"""Snapshots of the tiers for the policies."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ class View:
         self._costs, self._waits, self._clock = costs, waits, clock
 
     def placements(self, message: Message, pool: str) -> tuple[Placement, ...]:
-        """Where a message is to be put."""
+        """Return the tiers to try for a message."""
         hint = message.next_use_seconds
         expected = self._waits.expected(message.edge) if hint is None else hint
         recompute = self._rules.recompute_seconds.get(str(message.edge))
         return place(ItemState(0, 0, message.nbytes, expected, pool, recompute), self._tiers(), self._rules)
 
     def moves(self) -> list[tuple[Item, Move]]:
-        """What should move now, in that order."""
+        """Return the moves that should be made now, in order."""
         items = {item.id: item for item in self._books.all() if item.hand == Hand.NOBODY}
         states = [self._state(item) for item in items.values()]
         return [(items[move.id], move) for move in plan(states, self._tiers(), self._rules)]
 
     def is_in_time(self, item: Item, move: Move) -> bool:
-        """Whether a move that was planned is still of use."""
+        """Return whether a planned move is still of use."""
         return is_in_time(self._state(item), self._tiers(), move)
 
     def is_worth_a_plan(self) -> bool:
-        """Whether something might move: a look that takes no time."""
+        """Return whether messages may have to move; a cheap check."""
         used, high, low = self._books.used, self._rules.high_water, self._rules.low_water
         for number, capacity in enumerate(self._capacities[:-1]):
             if any(used[number, pool] > high * nbytes for pool, nbytes in capacity.items()):

@@ -34,7 +34,7 @@ class Worker:
         return self._thread is not None and self._thread.is_alive()
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Wake the thread; start it if necessary."""
         if not self._event.is_set():
             self._event.set()
         if self._thread is None:
@@ -44,7 +44,7 @@ class Worker:
                     self._thread.start()
 
     def close(self) -> None:
-        """End the thread, once it has done what it is doing."""
+        """End the thread after its current work."""
         with self._starting:
             self._closed.set()
         self._event.set()
@@ -63,7 +63,7 @@ class Worker:
                 again = self._work()
             except Exception:
                 self.failures += 1
-                logger.exception("messages could not be moved between tiers; it is tried again")
+                logger.exception("moving messages between tiers failed; trying again in %g s", LONGEST_REST)
                 again = LONGEST_REST
             if self._closed.wait(self._rest if again is None else again):  # whoever wakes it
                 return

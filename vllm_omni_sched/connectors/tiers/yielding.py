@@ -1,4 +1,4 @@
-"""Lets those who get messages go before what moves messages in the background."""
+"""Gives receivers precedence over moves of messages in the background."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GetsFirst:
 
     @contextmanager
     def getting(self) -> Iterator[None]:
-        """A get runs."""
+        """Mark a get as running for the block."""
         with self._changed:
             self._running += 1
         try:
@@ -34,11 +34,11 @@ class GetsFirst:
                 self._changed.notify_all()
 
     def give_way(self) -> None:
-        """Let gets go first."""
+        """Wait until no get runs, for a bounded time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running, PATIENCE_SECONDS)
 
     def forget_locks(self) -> None:
-        """In a forked child: somebody else may have held them, or have been at a get."""
+        """Reset the state in a forked child, where other threads may have held the lock."""
         self._changed = threading.Condition()
         self._running = 0

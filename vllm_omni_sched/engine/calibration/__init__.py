@@ -1,1 +1,1 @@
-"""What work costs on the engine that runs here: designed loads, and the times that come back."""
+"""Calibration of costs on a running engine: designed loads, and the times they take."""

@@ -1,4 +1,4 @@
-"""One engine, and the times of what it is asked."""
+"""A client of one engine that records the times of its requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +14,12 @@ from vllm_omni_sched.errors import ConfigError
 class Answer:
     """Times of one request, in seconds of one clock.
 
-    ``called``: by the client. ``queued``: in the engine core. ``scheduled``: its first step. ``steps``: for each
-    output, when the core had it; ``outputs``: when the client had it.
+    Attributes:
+        called: when the client made the request.
+        queued: when it entered the waiting queue of the engine core.
+        scheduled: when its first step was scheduled.
+        steps: for each output, when the engine core had it.
+        outputs: for each output, when the client had it.
     """
 
     called: float
@@ -27,17 +31,17 @@ class Answer:
 
     @property
     def front_seconds(self) -> float:
-        """Of the front end."""
+        """The time that the request spent in the front end, in seconds."""
         return self.queued - self.called
 
     @property
     def first_step_seconds(self) -> float:
-        """From its first step until its first token."""
+        """The time from the request's first step to its first token, in seconds."""
         return self.steps[0] - self.scheduled
 
 
 class Client:
-    """Asks an engine in this process, as a server's front end does."""
+    """Sends requests to an engine in this process, as a server's front end does."""
 
     def __init__(self, engine: Any, clock: Clock) -> None:
         self.engine = engine
@@ -49,7 +53,7 @@ class Client:
         """Serve one request to its end.
 
         Raises:
-            ConfigError: this vLLM does not say when its steps were.
+            ConfigError: the engine reports no times of its steps.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -72,7 +76,7 @@ class Client:
 
 @contextmanager
 def running(arguments: dict[str, Any], clock: Clock) -> Iterator[Client]:
-    """An engine with these engine arguments, until the end of the block.
+    """Run an engine with these engine arguments for the duration of the block.
 
     Raises:
         ConfigError: vLLM has no such argument.

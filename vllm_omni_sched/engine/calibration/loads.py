@@ -1,4 +1,4 @@
-"""The designed loads: each asks something of the engine, and adds what it saw to the observations."""
+"""The designed loads: each sends requests to the engine and adds the measured times to the observations."""
 
 import asyncio
 import itertools
@@ -16,10 +16,7 @@ _HELD = 256  # tokens that each of them makes at most
 
 
 class Loads:
-    """Loads of one engine.
-
-    ``observed``: what is filled.
-    """
+    """The loads that calibrate one engine; they add to ``observed``."""
 
     def __init__(self, client: Client, prompts: Prompts, observed: Observations) -> None:
         self._client = client
@@ -28,7 +25,7 @@ class Loads:
         self._budget = client.config.scheduler_config.max_num_batched_tokens
 
     async def decodes(self, requests: int, context: int, tokens: int) -> None:
-        """So many requests decode, alone."""
+        """Measure decode steps: so many requests decode, with nothing else in the engine."""
         prompts = [self._prompts.tokens(context) for _ in range(requests)]
         answers = await asyncio.gather(*(self._client.ask(prompt, tokens) for prompt in prompts))
         since, until = max(a.steps[0] for a in answers), min(a.steps[-1] for a in answers)
@@ -37,13 +34,13 @@ class Loads:
         for at in range(0, len(gaps) - _WINDOW + 1, _WINDOW):
             window = gaps[at : at + _WINDOW]
             usual = statistics.median(window)
-            # since the last of them began; those before it have made a few tokens more
+            # counted since the last request began; the ones before it have generated a few tokens more
             read = requests * (context + 1 + at + _WINDOW // 2)
             self.observed.steps.append(StepPoint(requests, read, 0, 0.0, usual))
             self.observed.steadiness += [gap / usual for gap in window]
 
     async def prefill(self, length: int) -> float:
-        """One prompt, alone; returns the seconds of its steps."""
+        """Measure the prefill of one prompt, alone; return the seconds of its steps."""
         answer = await self._client.ask(self._prompts.tokens(length))
         self._answered(answer)
         chunks = self._chunks(length)
@@ -52,12 +49,12 @@ class Loads:
         return answer.first_step_seconds
 
     async def front(self, words: int) -> None:
-        """One prompt of text, alone: what the front end does with it."""
+        """Measure the front end's time for one text prompt, alone."""
         answer = await self._client.ask(self._prompts.text(words))
         self.observed.fronts.append(FrontPoint(answer.prompt_tokens, "", 0, answer.front_seconds))
 
     async def beside(self, lengths: Sequence[int]) -> None:
-        """Prompts, one after the other, while others decode."""
+        """Measure prefills, one after the other, while other requests decode."""
         others = [asyncio.create_task(self._client.ask(self._prompts.tokens(_SHORT), _HELD)) for _ in range(_BESIDE)]
         await self._until_all_decode()
         asked = [await self._client.ask(self._prompts.tokens(length)) for length in lengths]
@@ -65,14 +62,14 @@ class Loads:
         for length, answer in zip(lengths, asked, strict=True):
             begun = [a for a in decoding if a.steps[0] < answer.scheduled and a.steps[-1] >= answer.steps[0]]
             if len(begun) < _BESIDE or length + _BESIDE > self._budget:
-                continue  # some were done by then
+                continue  # some of the decoding requests had finished, or the prompt did not fit into one step
             before = max(step for a in begun for step in a.steps if step < answer.steps[0])
             read = sum(_SHORT + sum(step < answer.steps[0] for step in a.steps) for a in begun)
             seconds = answer.steps[0] - before
             self.observed.steps.append(StepPoint(_BESIDE, read, length, prefill_pairs(0, length), seconds))
 
     async def images(self, number: int) -> None:
-        """A prompt of so many images, alone, and a prompt of as many tokens without them."""
+        """Measure the encode of so many images: a prompt with them, against a text prompt of as many tokens."""
         answer = await self._client.ask(self._prompts.images(number))
         self._answered(answer)
         text = await self.prefill(answer.prompt_tokens)
@@ -82,7 +79,7 @@ class Loads:
         self.observed.fronts.append(FrontPoint(0, "image", number, answer.front_seconds))
 
     async def front_beside(self, number: int, words: Sequence[int]) -> None:
-        """Front-end times of images and of texts while others decode, and how much later their tokens come."""
+        """Measure front-end times of images and texts while others decode, and how much these decodes are delayed."""
         others = [asyncio.create_task(self._client.ask(self._prompts.tokens(_SHORT), _HELD)) for _ in range(2)]
         await self._until_all_decode()
         asked = [await self._client.ask(self._prompts.text(count)) for count in words]
@@ -108,7 +105,7 @@ class Loads:
                 self.observed.front_stalls.setdefault("image", []).append(more / number)
 
     async def lane(self, number: int) -> None:
-        """Images while others decode, on an engine with encode-ahead."""
+        """Measure the encode of images in the lane while others decode, on an engine with encode-ahead."""
         others = [asyncio.create_task(self._client.ask(self._prompts.tokens(_SHORT), _HELD)) for _ in range(_BESIDE)]
         await self._until_all_decode()
         picture = await self._client.ask(self._prompts.images(number))

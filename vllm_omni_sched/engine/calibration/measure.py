@@ -1,4 +1,4 @@
-"""The whole calibration of one engine."""
+"""Runs the whole calibration of one engine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,12 +20,21 @@ _IMAGES = (1, 2, 3)
 _TOKENS = 96  # of each decode load
 
 Progress = Callable[[str, int, int], None]
-"""What is done now, how many loads are done, and how many there are."""
+"""Reports progress: name of the current load, number of loads done, number of all loads."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``rounds``: how often each load is repeated. ``longest``: prompt, in tokens. ``lane``: measure one too."""
+    """The loads that a calibration runs.
+
+    Attributes:
+        rounds: how often each load is repeated.
+        longest: length of the longest prompt, in tokens.
+        most_requests: most requests that decode at a time.
+        image_size: width and height of the images, in pixels; None to take the model's.
+        lane: whether to measure the lane of encode-ahead, too.
+        seed: of the random prompts.
+    """
 
     rounds: int = 3
     longest: int = 3072
@@ -37,7 +46,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """``facts``: of the engine, for the file's source."""
+    """Results of a calibration: observations, KV cache size in tokens, and facts about the engine for the file's
+    source.
+    """
 
     observed: Observations
     kv_tokens: int
@@ -45,10 +56,10 @@ class Measured:
 
 
 def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measured:
-    """Start the engine, drive all loads through it, and end it; then once more with encode-ahead, for the lane.
+    """Start the engine, run all loads on it, and shut it down; then repeat with encode-ahead, to measure the lane.
 
     Raises:
-        ConfigError: the engine arguments cannot be used, or the model's images cannot be made.
+        ConfigError: the engine arguments cannot be used, or images for the model cannot be made.
     """
     observed = Observations()
     progress("starting the engine", 0, 1)
@@ -113,7 +124,7 @@ def _lane_loads(prompts: Prompts) -> list[Load]:
 
 
 def _with_lane(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same engine with encode-ahead, whose decoding does not rest: a simulator does that itself."""
+    """Add encode-ahead to engine arguments, without rests between decode steps: a simulator adds those itself."""
     additional = dict(arguments.get("additional_config") or {})
     additional["omni_sched"] = {**additional.get("omni_sched", {}), "encode_ahead": True, "decode_pace": 0.0}
     return {**arguments, "scheduler_cls": "vllm_omni_sched.OmniScheduler", "additional_config": additional}

@@ -1,4 +1,4 @@
-"""Prompts of a wanted size for any model."""
+"""Makes prompts of a given size for any model."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ _LARGEST_SIDE = 1024  # pixels: the largest image that a model takes may be far 
 
 
 class Prompts:
-    """Text, and synthetic images of one size.
+    """Makes text prompts, and prompts with synthetic images of one size.
 
     Args:
-        config: the engine's.
-        image_size: width and height in pixels; None for the one that the model's processor names as its largest, up
-            to 1024 either way.
+        config: vLLM's configuration of the engine.
+        image_size: width and height in pixels; None for the largest size that the model's processor names, up to 1024
+            either way.
+        seed: of the random lengths and pixels.
     """
 
     def __init__(self, config: Any, image_size: tuple[int, int] | None, seed: int) -> None:
@@ -29,19 +30,21 @@ class Prompts:
             self._find_images()
 
     def tokens(self, length: int) -> dict[str, Any]:
-        """A prompt of exactly so many tokens, that the front end need not make."""
+        """Return a prompt of exactly ``length`` tokens, which the front end need not tokenize."""
         return {"prompt_token_ids": [self._tokens[i % len(self._tokens)] for i in range(length)]}
 
     def about(self, length: int) -> int:
-        """A length within a fifth of that one: prompts of one and the same length are computed sooner than others."""
+        """Return a random length within a fifth of ``length``: prompts of one repeated length run faster than
+        others.
+        """
         return max(round(length * self._random.uniform(0.8, 1.2)), 1)
 
     def text(self, words: int) -> dict[str, Any]:
-        """A prompt that the front end has to make tokens of."""
+        """Return a text prompt of so many words, which the front end has to tokenize."""
         return {"prompt": " ".join(["word"] * words)}
 
     def images(self, number: int) -> dict[str, Any]:
-        """So many images of noise, each another one."""
+        """Return a prompt of ``number`` different images of noise."""
         from PIL import Image
 
         assert self.image_size is not None, "the model takes no images"

@@ -1,8 +1,9 @@
-"""What the operator chose at start-up: our loader, by ``--media-io-kwargs`` or by ``VLLM_VIDEO_LOADER_BACKEND``.
+"""The operator's choice of our video loader, by ``--media-io-kwargs`` or by ``VLLM_VIDEO_LOADER_BACKEND``.
 
-Stock vLLM puts the loader named in the arguments first, then the model's own (by its video processor, or by its
-configuration), then the variable. Ours does not replace the model's: it decodes what that one samples. So the choice,
-however made, becomes two arguments, our loader and the model's rule, and requests need nothing more.
+Stock vLLM prefers the loader named in the arguments, then the model's own (by its video processor, or by its
+configuration), then the variable. Our loader does not replace the model's: it decodes the frames which that one
+samples. Therefore the choice, however made, becomes two arguments, our loader and the model's rule, and requests need
+no more.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _DECODED_ELSEWHERE = ("backend", "device")  # arguments that name a decoder
 
 
 def is_chosen(engine_args: Any) -> bool:
-    """Whether these arguments, or else the environment, name our loader."""
+    """Return whether these arguments, or else the environment, name our loader."""
     named = _video(engine_args.media_io_kwargs).get("video_backend") or os.environ.get(ENVIRONMENT)
     return bool(named == NAME)
 
 
 @contextmanager
 def out_of_the_way(engine_args: Any) -> Iterator[None]:
-    """While vLLM makes its config, our name is not there: where the model's configuration names a loader, it does."""
+    """Remove our loader's name while vLLM makes its config, so that a loader in the model's configuration is seen."""
     given = engine_args.media_io_kwargs
     video = {key: value for key, value in _video(given).items() if key != "video_backend"}
     engine_args.media_io_kwargs = {**(given or {}), "video": video}
@@ -48,10 +49,10 @@ def out_of_the_way(engine_args: Any) -> Iterator[None]:
 
 
 def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
-    """Serve this engine's videos: name our loader and the model's rule, and start the decoders.
+    """Serve this engine's videos by our loader: name it and the model's rule, and start the decoders.
 
     Args:
-        vllm_config: as vLLM made it, `out_of_the_way`.
+        vllm_config: as vLLM made it under `out_of_the_way`.
         given: the operator's ``--media-io-kwargs``.
 
     Raises:
@@ -60,9 +61,9 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     options = video_options(load_config(vllm_config.additional_config))
     multimodal = vllm_config.model_config.multimodal_config
     if multimodal is None:
-        return  # a model of text
+        return  # a text-only model
     if find_spec("av") is None:
-        raise ConfigError(f"{NAME!r} decodes by PyAV, which is not installed: {how_to_install('video')}")
+        raise ConfigError(f"video loader {NAME!r} needs PyAV, which is not installed: {how_to_install('video')}")
     operators = _video(given)
     if operators.get("backend", "opencv") != "opencv":
         raise ConfigError(
@@ -94,21 +95,21 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         first_class,
         ", ".join(str(one) for one in resolved(options, group="video") if one.given) or "none",
     )
-    # The parent of several API servers decodes nothing, nor do most stages of vLLM-Omni: there the first video starts
-    # the decoders.
+    # The parent of several API servers decodes nothing, nor do most stages of vLLM-Omni: in these processes, the
+    # decoders start with the first video.
     if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0 and "vllm_omni" not in sys.modules:
         process.service()
 
 
 def video_options(config: OmniSchedConfig) -> VideoOptions:
-    """The options in the group ``video``.
+    """Return the options in the group ``video``.
 
     Raises:
-        ConfigError: one is unknown, of the wrong type or out of range; the message names it.
+        ConfigError: an option is unknown, of the wrong type or out of range; the message names it.
     """
     return read_options(VideoOptions, config.video, group="video")
 
 
 def _video(media_io_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     video = media_io_kwargs.get("video") if isinstance(media_io_kwargs, Mapping) else None
-    return dict(video) if isinstance(video, Mapping) else {}  # what is neither is vLLM's to refuse
+    return dict(video) if isinstance(video, Mapping) else {}  # vLLM refuses other types

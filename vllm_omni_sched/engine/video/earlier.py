@@ -1,8 +1,8 @@
 """Our decoding under vLLM 0.22, where a rule opens a capture, asks it for facts, and reads frames from it.
 
 All three go through the rule's class. A subclass made for one video opens a `_Capture`, which answers from our index,
-and reads by us. The frames have to be named before they are decoded: so the rule runs twice, and is stopped the first
-time when it names them.
+and reads our frames. The frames have to be known before they are decoded, so the rule runs twice: the first run is
+stopped when it names its frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT, _FPS, _FRAME_COUNT = 3, 4, 5, 7  # OpenCV's CAP_PROP_…
 
 
 class _Capture:
-    """Answers as an OpenCV capture does before its first frame."""
+    """Answers for a video as an OpenCV capture does before its first frame."""
 
     def __init__(self, index: VideoIndex, source: Source) -> None:
         width, height = frame_size(index)
@@ -35,7 +35,7 @@ class _Capture:
 
 
 class _Named(Exception):
-    """Stops the first run: the rule has named its frames."""
+    """Stops the first run of a rule once it has named its frames."""
 
     def __init__(self, frames: Sequence[int]) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class _Named(Exception):
 
 
 class _NeverNamed(Exception):
-    """The first run came to its end without naming any."""
+    """Ends `load_by_capture` when the first run of a rule has not named any frames."""
 
 
 def load_by_capture(
     rule: Any, data: bytes, service: Service, sla: SlaClass, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """As `FlashCodecLoader.load_bytes`, of a rule of vLLM 0.22."""
+    """Load a video by a rule of vLLM 0.22; otherwise as `FlashCodecLoader.load_bytes`."""
     found: tuple[Any, dict[str, Any]]
     opened: list[_Capture] = []
 
@@ -86,7 +86,7 @@ def _stop(_cls: Any, _capture: _Capture, frames: Sequence[int], *_: Any, **__: A
 
 
 def _variant(rule: Any, capture: _Capture, read: Callable[..., Any]) -> Any:
-    """The rule, but for where it reads."""
+    """Return a subclass of the rule with another capture and another reader."""
     methods = {
         "open_video_capture": classmethod(lambda _cls, _data: capture),
         "read_frames": classmethod(read),

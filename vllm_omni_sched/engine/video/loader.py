@@ -1,7 +1,7 @@
 """The video loader: one of vLLM's own loaders, with only its decoding replaced.
 
-A rule (a loader class) decodes by ``decode_opencv``: that function is wrapped, and is ours on the thread on which our
-loader runs a rule. vLLM 0.22 has no such function: see `earlier`.
+A rule (a loader class) decodes by ``decode_opencv``. That function is wrapped: on a thread on which our loader runs a
+rule, it is ours. vLLM 0.22 has no such function: see `earlier`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ logger = get_logger(__name__)
 _MARK = "__omni_sched__"
 
 Decode = Callable[..., Any]
-"""As vLLM's ``decode_opencv``: (rule, data, target, sampling_kwargs, frame_recovery=) to
+"""The signature of vLLM's ``decode_opencv``: (rule, data, target, sampling_kwargs, frame_recovery=) to
 (frames, source, indices wanted, indices found)."""
 
-_thread = threading.local()  # `.decode`: what stands for decode_opencv on this thread now
+_thread = threading.local()  # `.decode`: replaces decode_opencv on this thread
 
 
 class Service(Protocol):
-    """What the loader needs of `vllm_omni_sched.video.service.FlashCodec`."""
+    """The part of `vllm_omni_sched.video.service.FlashCodec` that the loader needs."""
 
     options: VideoOptions
 
@@ -55,10 +55,10 @@ class Service(Protocol):
 
 
 class FlashCodecLoader:
-    """What vLLM finds under the name ``omni_flashcodec``; made anew for every video.
+    """The loader that vLLM knows as ``omni_flashcodec``; vLLM creates one for every video.
 
     Args:
-        service: decodes; None for that of this process.
+        service: decodes the videos; None for the service of this process.
     """
 
     def __init__(self, service: Service | None = None) -> None:
@@ -67,22 +67,23 @@ class FlashCodecLoader:
     def load_bytes(
         self, data: bytes, *, sampling: str | None = None, omni_class: str = INTERACTIVE.name, **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """The sampled frames, uint8 of shape (frames, height, width, 3), RGB; and what vLLM's processors are told.
+        """Return the sampled frames, uint8 RGB of shape (frames, height, width, 3), and the metadata for vLLM's
+        processors.
 
         Args:
             data: a video file.
-            sampling: the rule, by its name among vLLM's loaders; None for the default one. The operator's choice of our
-                loader fills in the model's own.
-            omni_class: realtime, interactive or batch: whose videos go first.
-            kwargs: the rule's own, such as ``num_frames`` and ``fps``.
+            sampling: the rule, by its name among vLLM's loaders; None for the default one. When the operator chooses
+                our loader, the model's own rule is filled in.
+            omni_class: realtime, interactive or batch; videos of the earlier classes are decoded first.
+            kwargs: arguments of the rule, such as ``num_frames`` and ``fps``.
 
         Raises:
-            RequestError: there is no such rule or class, another decoder is named, or nobody chose our loader for this
-                server.
+            RequestError: there is no such rule or class, another decoder is named, or this server was started without
+                our loader.
             VideoInputError: the video cannot be read, or is larger than the options allow.
             VideoDeadlineError: it was not decoded in time.
-            DecoderError: no decoder is left.
-            ValueError: the rule's own.
+            DecoderError: no decoder process is left.
+            ValueError: raised by the rule.
         """
         rule = rule_named(sampling or default_rule())
         _check_decoder(kwargs)
@@ -109,9 +110,10 @@ def _check_decoder(kwargs: dict[str, Any]) -> None:
 
 
 def _class(name: str) -> SlaClass:
-    """
+    """Return the class of that name.
+
     Raises:
-        RequestError: there is none, or it goes before what the operator allows.
+        RequestError: there is no such class, or the operator does not allow requests to name it.
     """
     known = list(CLASSES)
     if name not in known:
@@ -143,7 +145,7 @@ def _decode(
     def choose(index: VideoIndex) -> list[int]:
         decoders.check_frame_pixel_limit(*frame_size(index))
         found = source_of(index)
-        service.options.limits.check_frames(found.total_frames)  # before a rule names as many
+        service.options.limits.check_frames(found.total_frames)  # before a rule can name as many
         told_of = decoders.VideoSourceMetadata(found.total_frames, found.fps, found.duration_seconds)
         source = rule._prepare_source(told_of)
         frames = rule.compute_frames_index_to_sample(source=source, target=target, **sampling_kwargs)
@@ -165,7 +167,9 @@ def _instead(decode: Decode) -> Iterator[None]:
 
 
 def replace_decoding() -> bool:
-    """Wrap ``decode_opencv``, so that ours may stand for it; whether this vLLM has it. Idempotent."""
+    """Wrap ``decode_opencv`` so that ours can replace it; return False if this vLLM has no such function.
+    Idempotent.
+    """
     try:
         module = import_module(compat.VIDEO_OPENCV)
     except ImportError:

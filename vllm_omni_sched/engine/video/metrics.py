@@ -1,8 +1,8 @@
-"""Metrics of video decoding, on ``/metrics`` of the API process in which videos are decoded.
+"""Metrics of video decoding, on ``/metrics`` of the API process that decodes the videos.
 
-vLLM clears its registry of everything called ``vllm:`` when it sets up its own metrics: ours are in no registry, but
-behind one collector without a name. Where several API servers share a port, prometheus_client keeps values in files
-that its own collector reads, and nothing is to be registered.
+vLLM clears all families named ``vllm:`` from its registry when it sets up its own metrics. Therefore ours are in no
+registry, but behind one collector without a name. If several API servers share a port, prometheus_client keeps values
+in files that its own collector reads, and nothing needs to be registered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 @dataclass(frozen=True)
 class VideoMetric:
-    """One metric family; ``values`` of its label are there from the start, others come as they occur."""
+    """A metric family. Series for ``values`` of its label exist from the start, others appear as they occur."""
 
     name: str
     kind: Kind
@@ -44,68 +44,68 @@ VIDEO_METRICS = (
         "stage",
         STAGES,
     ),
-    VideoMetric("video_decoders_busy", "gauge", "Decoder processes at work now."),
-    VideoMetric("video_decoders", "gauge", "Decoder processes there are."),
+    VideoMetric("video_decoders_busy", "gauge", "Decoder processes that are decoding now."),
+    VideoMetric("video_decoders", "gauge", "Decoder processes that are running."),
     VideoMetric(
         "video_frames_total",
         "counter",
-        "Frames that came out of decoders (decoded), those of them that were wanted (used), and wanted frames that are "
-        "not sound (missing).",
+        "Frames that decoders produced (decoded), requested frames among them (used), and requested frames that could "
+        "not be decoded soundly (missing).",
         "frames",
         ("decoded", "used", "missing"),
     ),
     VideoMetric(
         "video_copied_bytes_total",
         "counter",
-        "Bytes of videos and frames that were copied, beyond the one write of each.",
+        "Bytes of videos and frames that were copied, beyond the single write of each.",
     ),
     VideoMetric(
         "videos_total",
         "counter",
-        "Videos by what became of them: frames (decoded), or an error, by its kind.",
+        "Videos by outcome: decoded, or the kind of error.",
         "outcome",
         OUTCOMES,
     ),
     VideoMetric(
         "video_fallbacks_total",
         "counter",
-        "Times that a video was decoded in a slower way, by reason.",
+        "Videos decoded in a slower way, by reason.",
         "reason",
     ),
     VideoMetric("video_worker_restarts_total", "counter", "Decoder processes that died and were replaced."),
     VideoMetric(
         "video_service_restarts_total",
         "counter",
-        "Times that all of decoding had ended by itself and was started anew; more than none is an error of ours.",
+        "Restarts of the whole decoding service after it had ended by itself; any such restart is a bug.",
     ),
 )
 
 
 class VideoMetrics(Collector):
-    """Counts what the decoders' service reports (`vllm_omni_sched.video.observe.Observer`)."""
+    """Counts the events that the decoding service reports (`vllm_omni_sched.video.observe.Observer`)."""
 
     def __init__(self) -> None:
         self._metrics = {metric.name: _make(metric) for metric in VIDEO_METRICS}
 
     def attach(self) -> None:
-        """Let ``/metrics`` of this process serve them."""
+        """Add these metrics to ``/metrics`` of this process."""
         REGISTRY.register(self)
 
     def collect(self) -> Iterable[Family]:
-        """All families of this process."""
+        """Return all families of this process."""
         return [family for metric in self._metrics.values() for family in metric.collect()]
 
     def describe(self) -> Iterable[Family]:
-        """The same, as far as names go."""
+        """Return the families for their names."""
         return self.collect()
 
     def busy(self, decoders: int, of: int) -> None:
-        """So many decoders work now, of all that run."""
+        """Set the number of decoders that work now, and of all that run."""
         self._metrics["video_decoders_busy"].set(decoders)
         self._metrics["video_decoders"].set(of)
 
     def loaded(self, report: Report) -> None:
-        """A video has become frames."""
+        """Count a video that was decoded."""
         for stage, seconds in report.seconds.items():
             self._metrics["video_stage_seconds"].labels(stage).observe(seconds)
         self._metrics["video_frames_total"].labels("decoded").inc(report.decoded)
@@ -116,23 +116,23 @@ class VideoMetrics(Collector):
         self._metrics["videos_total"].labels("decoded").inc()
 
     def failed(self, error: VideoError) -> None:
-        """A video has not."""
+        """Count a video that could not be decoded."""
         self._metrics["videos_total"].labels(_outcome(error)).inc()
 
     def restarted(self, kind: str) -> None:
-        """A decoder process has died and another one runs in its place."""
+        """Count a decoder process that died and was replaced."""
         self._metrics["video_worker_restarts_total"].inc()
 
     def renewed(self) -> None:
-        """All of decoding had ended, and begins anew."""
+        """Count a restart of the whole decoding service."""
         self._metrics["video_service_restarts_total"].inc()
 
     def missed(self, frames: int) -> None:
-        """So many frames of a video were wanted and are not sound."""
+        """Count requested frames of a video that could not be decoded soundly."""
         self._metrics["video_frames_total"].labels("missing").inc(frames)
 
     def fell_back(self, reason: str) -> None:
-        """A video was decoded in a slower way."""
+        """Count a video that was decoded in a slower way."""
         self._metrics["video_fallbacks_total"].labels(reason).inc()
 
 

@@ -1,4 +1,4 @@
-"""The decoders' service of this process: one for all its videos, made when the first one comes, closed at its end."""
+"""The decoding service of this process: one for all its videos, created with the first one, closed at exit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _logged: set[StockReason] = set()
 
 
 def configure(options: VideoOptions, first_class: str = INTERACTIVE.name) -> None:
-    """Serve videos of this process with these options, from the next one on.
+    """Set the options for videos of this process, from the next one on; a running service is closed.
 
     Args:
-        first_class: the first of the classes that requests may name.
+        first_class: the most urgent class that requests may name.
     """
     global _options, _refused, _first_class
     close()
@@ -41,19 +41,19 @@ def configure(options: VideoOptions, first_class: str = INTERACTIVE.name) -> Non
 
 
 def first_class() -> str:
-    """The first of the classes that requests may name."""
+    """Return the most urgent class that requests may name."""
     return _first_class
 
 
 def refuse() -> None:
-    """This process serves an engine whose operator has not chosen our loader: no request may."""
+    """Refuse our loader to requests of this process, because the operator of its engine has not chosen it."""
     global _refused
     with _lock:
         _refused = _service is None
 
 
 def service() -> FlashCodec:
-    """The service, started.
+    """Return the service of this process; start it if it is not running.
 
     Raises:
         RequestError: the operator has not chosen our loader.
@@ -62,11 +62,11 @@ def service() -> FlashCodec:
     with _lock:
         if _refused:
             raise RequestError(
-                f"video_backend is {NAME!r}, which this server was not started with: leave it out, or start with "
+                f"video_backend is {NAME!r}, but this server was not started with it: leave it out, or start it with "
                 f'--media-io-kwargs \'{{"video": {{"video_backend": "{NAME}"}}}}\''
             )
         if _service is not None and not _service.alive:
-            logger.error("%s: decoding of videos has ended by itself, and is started anew", NAME)
+            logger.error("%s: the decoding service ended by itself; its videos failed, and it is restarted", NAME)
             _observed().renewed()
             dead, _service = _service, None
             _ended(dead)
@@ -79,7 +79,7 @@ def service() -> FlashCodec:
 
 
 def close() -> None:
-    """End the decoders, if there are any. Videos in flight are errors."""
+    """Close the service, if it runs. Videos in flight end with an error."""
     global _service
     with _lock:
         closing, _service = _service, None
@@ -93,16 +93,16 @@ def _ended(service: FlashCodec) -> None:
 
 
 def observe_stock(reason: StockReason) -> None:
-    """A video was decoded by vLLM's own code."""
+    """Count a video that was decoded by vLLM's own code, and log the first one for each reason."""
     with _lock:
         _observed().fell_back(reason.value)
         if reason not in _logged:
             _logged.add(reason)
-            logger.warning("%s: vLLM's own code decodes such videos: %s", NAME, reason.value)
+            logger.warning("%s: a video was decoded by vLLM's own, slower code; reason: %s", NAME, reason.value)
 
 
 def observe_missing(frames: int) -> None:
-    """So many frames of a video were wanted and are not sound."""
+    """Count requested frames of a video that could not be decoded soundly."""
     with _lock:
         _observed().missed(frames)
 
@@ -118,7 +118,7 @@ def _observed() -> VideoMetrics:
 
 
 def _forget() -> None:
-    """In a forked child: the service belongs to the parent, and so does whoever held the lock."""
+    """Reset the state in a forked child: the service belongs to the parent, and so may the holder of the lock."""
     global _service, _lock
     _service, _lock = None, threading.Lock()
 

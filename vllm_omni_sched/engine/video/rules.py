@@ -1,4 +1,4 @@
-"""Which of vLLM's video loaders chooses the frames: the rule. Ours only decodes them."""
+"""The sampling rules: vLLM's video loaders, which choose the frames that ours decodes."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 
 NAME = "omni_flashcodec"
-"""Of our loader, in vLLM's registry."""
+"""Name of our loader in vLLM's registry."""
 
 CLASSES = {sla.name: sla for sla in (REALTIME, INTERACTIVE, BATCH)}
-"""Of requests, by name; the first go first."""
+"""Classes of requests by name, most urgent first."""
 
 ENVIRONMENT = "VLLM_VIDEO_LOADER_BACKEND"
 _DEFAULT = "opencv"
 
 
 class StockReason(str, Enum):
-    """Why a video was decoded by vLLM's own code although our loader was asked."""
+    """Reason why a video was decoded by vLLM's own code although our loader was asked."""
 
-    OWN_READER = "own_reader"  # the rule reads frames in a way of its own
-    OWN_DECODING = "own_decoding"  # the rule never came to the decoder that ours stands for
+    OWN_READER = "own_reader"  # the rule reads frames by its own code
+    OWN_DECODING = "own_decoding"  # the rule never called the decoder that ours replaces
 
 
 def registry() -> Any:
-    """vLLM's registry of video loaders."""
+    """Return vLLM's registry of video loaders."""
     return import_module(compat.VIDEO).VIDEO_LOADER_REGISTRY
 
 
 def default_rule() -> str:
-    """The loader that stock vLLM takes for a model that has none of its own."""
+    """Return the loader that stock vLLM takes for a model that has none of its own."""
     named = os.environ.get(ENVIRONMENT, _DEFAULT)
     return _DEFAULT if named == NAME else named
 
 
 def rule_of_model(model_config: Any) -> str | None:
-    """The loader that stock vLLM would take for this model by its video processor; None where it has none.
+    """Return the loader that stock vLLM would take for this model by its video processor; None if it has none.
 
-    vLLM 0.22 knows no such mapping.
+    vLLM 0.22 has no such mapping.
     """
     find = getattr(registry(), "get_backend_for_video_processor", None)
     processor = getattr(import_module("vllm.transformers_utils.processor"), "get_video_processor_cls_name", None)
@@ -53,10 +53,10 @@ def rule_of_model(model_config: Any) -> str | None:
 
 
 def rule_named(name: str) -> Any:
-    """The loader class of that name.
+    """Return the loader class of that name.
 
     Raises:
-        RequestError: there is none, or it is one that does its decoding on a GPU.
+        RequestError: there is none, or it decodes on a GPU.
     """
     known = registry()
     rule = known.name2class.get(name)
@@ -68,9 +68,9 @@ def rule_named(name: str) -> Any:
 
 
 def reads_itself(rule: Any) -> bool:
-    """Whether a loader class reads frames by code of its own, of which nobody knows what it wants.
+    """Return whether a loader class reads frames by code of its own, so that the frames it needs are unknown.
 
-    GLM's seeks, and gives what reading in order gives.
+    GLM's loader seeks with vLLM's code, and returns the frames that reading in order gives.
     """
     reader = getattr(rule, "read_frames", None)
     module = getattr(getattr(reader, "__func__", reader), "__module__", "")

@@ -1,4 +1,4 @@
-"""What vLLM's sampling rules are told about a video: what OpenCV says, from the index alone.
+"""The description of a video that vLLM's sampling rules get: what OpenCV would report, from the index alone.
 
 Source: OpenCV's ``cap_ffmpeg_impl.hpp`` (``get_total_frames``, ``get_fps``, ``seek``) and vLLM's
 ``OpenCVVideoBackendMixin.get_video_metadata``.
@@ -17,16 +17,16 @@ from vllm_omni_sched.video.index import shown_frames, shown_pts
 if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex
 
-NOTHING = 0.000025  # OpenCV's `eps_zero`: below it, a rate or a duration is none
+NOTHING = 0.000025  # OpenCV's `eps_zero`: a rate or a duration below it counts as absent
 _MOST_OVERSTATED = 2
-"""A count that is duration times rate may be so many times that of the packets. One that is more is of no use, as most
+"""Largest ratio of a frame count from duration times rate to the number of packets. A higher count is not used, as most
 of the frames that a rule would name do not exist."""
 
 SEEK_BACK = 16  # frames that OpenCV goes back from its target, at first
 
 
 def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:
-    """The video as vLLM's default loader describes it to a sampling rule.
+    """Return the video as vLLM's default loader describes it to a sampling rule.
 
     Args:
         index: of the video.
@@ -36,8 +36,8 @@ def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:
     shown = shown_frames(index)
     total = index.header_frames or math.floor(_duration(index) * fps + 0.5)
     if total <= 0 or (not index.header_frames and total > _MOST_OVERSTATED * shown):
-        # Streamed and raw video: vLLM counts packets from 0.33 on, and made one frame of it before. And sound with a
-        # cover, a picture that lasts as long as the sound at one frame per unit of time: vLLM finds one frame, too.
+        # Streamed and raw video: vLLM counts packets from 0.33 on, and found one frame before. Audio with a cover
+        # picture, which lasts as long as the audio at one frame per unit of time: vLLM finds one frame, too.
         total = shown
     elif cross_check:
         visible = visible_frames(index, total, fps)
@@ -47,13 +47,13 @@ def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:
 
 
 def frame_size(index: VideoIndex) -> tuple[int, int]:
-    """Width and height of the frames that come out, in pixels: after rotation."""
+    """Return width and height of the decoded frames in pixels, after rotation."""
     turned = index.rotation in (90, 270)
     return (index.height, index.width) if turned else (index.width, index.height)
 
 
 def frame_rate(index: VideoIndex) -> float:
-    """Frames per second; without any, one frame per unit of time, as OpenCV has it."""
+    """Return the frames per second; without a known rate, one frame per unit of time, as OpenCV does."""
     numerator, denominator = index.time_base
     rates = (index.mean_fps, index.fps, denominator / numerator if numerator else 0.0)
     return next((rate for rate in rates if rate >= NOTHING), 0.0)
@@ -68,10 +68,10 @@ def _stream_duration(index: VideoIndex) -> float:
 
 
 def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
-    """Where OpenCV finds itself after a seek to the end, if the stream really ends there; else None.
+    """Return the frame count that OpenCV finds by a seek to the end, if the stream really ends there; else None.
 
-    It goes to a start before the target, takes that frame's number from its pts, and counts frames from there. The
-    number is right where the rate is constant; vLLM believes what comes out, so we compute the same.
+    OpenCV seeks to a start before the target, takes that frame's number from its pts, and counts frames from there. The
+    number is right if the rate is constant; vLLM uses the result in any case, so the same is computed here.
     """
     seconds = index.time_base[0] / index.time_base[1] if index.time_base[1] else 0.0
     if fps < NOTHING or seconds <= 0:
@@ -82,14 +82,14 @@ def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
     pts = shown_pts(index)
     if index.order is not Order.PTS:
         if index.why_sequence is SequenceReason.NO_START and is_start.any():
-            pts = pts[pts >= packets["pts"][is_start].min()]  # what comes before cannot be decoded
+            pts = pts[pts >= packets["pts"][is_start].min()]  # frames before the first start cannot be decoded
         else:
             return None if is_shown.all() else len(pts)  # frames that several edits show may share a pts
     if not len(pts):
         return None
     length = (int(pts[-1]) - int(pts[0])) * seconds
     if len(packets) < index.header_frames and length + 2 / fps < _stream_duration(index):
-        return None  # the file is cut off: the seek leads to where nothing is
+        return None  # the file is truncated: the seek leads beyond its end
 
     starts = np.sort(packets["pts"][is_start & is_shown])
     back = SEEK_BACK

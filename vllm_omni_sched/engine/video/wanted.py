@@ -1,4 +1,4 @@
-"""From a rule's frame numbers to what is decoded."""
+"""Conversion of a rule's frame numbers into the frames to decode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm_omni_sched.errors import VideoInputError
 
 
 def wanted_of(frames: Sequence[int]) -> list[int]:
-    """The frames to decode: each once, in display order, as vLLM's loader reads them.
+    """Return the frames to decode: each once, in display order, as vLLM's loader reads them.
 
     Raises:
         VideoInputError: the rule wants none.

@@ -1,8 +1,8 @@
-"""What the headers of packets say: where decoding may begin, and which frames nobody needs.
+"""Facts from the headers of packets: where decoding may begin, and which frames no other frame needs.
 
-Containers mark key frames, and that is not enough: a key frame may be one in the middle of a periodic intra refresh;
-and which frames no other refers to, most containers do not say at all. Nor are a container's times always those at
-which frames are shown: muxers have taken times of decoding for them, and encoders have mixed them up.
+The marks of containers are not enough. A marked key frame may be in the middle of a periodic intra refresh, and most
+containers do not tell which frames no other refers to. Nor are a container's times always those at which frames are
+shown: some muxers store decoding times instead, and some encoders mix them up.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _QUANTISATION_TABLES, _HUFFMAN_TABLES, _SCAN = b"\xff\xdb", b"\xff\xc4", b"\xff\
 
 
 class IntraReader:
-    """Reads packets of a codec whose frames all stand for themselves."""
+    """Reads packets of a codec whose frames are all independent."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         return PacketFacts(start=True, droppable=True, display=0)
 
 
 class MjpegReader:
-    """Reads packets of Motion JPEG. A picture that leaves out tables, and takes those of one before, is irregular.
+    """Reads packets of Motion JPEG. A picture without tables, which uses those of an earlier one, is irregular.
 
-    Huffman tables that no picture has had are the standard's, as in AVI.
+    If no picture has had Huffman tables, those of the standard apply, as in AVI.
     """
 
     def __init__(self) -> None:
         self._huffman = False
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         head = data[: data.find(_SCAN)] if _SCAN in data else data
         here = _HUFFMAN_TABLES in head
         alone = _QUANTISATION_TABLES in head and (here or not self._huffman)
@@ -47,10 +47,10 @@ class MjpegReader:
 
 
 def reader_for(codec: str, extradata: bytes) -> PacketReader | None:
-    """Who reads packets of a codec, by FFmpeg's name of it; None for one whose streams we do not know how to cut.
+    """Return the packet reader of a codec, by FFmpeg's name; None for a codec whose streams cannot be cut here.
 
     Raises:
-        EndOfBits: the parameters in ``extradata`` are cut off.
+        EndOfBits: the parameters in ``extradata`` are truncated.
     """
     if codec == "h264":
         return H264Reader(extradata)

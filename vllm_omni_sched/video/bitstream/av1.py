@@ -1,4 +1,4 @@
-"""AV1 (its bitstream specification, 1.0.0 with errata 1): key frames that are shown, frames nobody refers to."""
+"""AV1 (its bitstream specification, 1.0.0 with errata 1): key frames that are shown, and frames without references."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CHOSEN_BY_FRAME = 2  # SELECT_SCREEN_CONTENT_TOOLS, SELECT_INTEGER_MV
 class Av1Reader:
     """Reads temporal units of AV1.
 
-    A start is a unit that begins with a key frame shown at once. A key frame that is shown later, by reference,
-    is none: frames before it in display order come after it in the file. A unit of one frame that is kept in no
-    reference slot is droppable: all that one frame hands on to others, probabilities among it, goes through slots.
+    A start is a unit that begins with a key frame shown at once. A key frame that is shown later, by reference, is
+    not a start: frames before it in display order come after it in the file. A unit of one frame that is kept in no
+    reference slot is droppable: everything that a frame passes on to others, such as probabilities, goes through slots.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -29,7 +29,7 @@ class Av1Reader:
                 self._learn(content, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         self._sets.begin_packet()
         start = droppable = False
         frames = shown = 0
@@ -54,10 +54,10 @@ class Av1Reader:
 
 
 class _Sequence(NamedTuple):
-    """What of a sequence header decides how frame headers are read."""
+    """The fields of a sequence header that decide how frame headers are read."""
 
     reduced: bool
-    timed: bool  # frames carry times for the decoder model, which we do not read
+    timed: bool  # frames carry times for the decoder model, which are not read here
     screen_content_tools: int
     integer_mv: int
     frame_id_bits: int
@@ -121,7 +121,7 @@ def _frame_header(bits: Bits, sequence: _Sequence | None) -> _Frame:
 
 
 def obus(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Open bitstream units: type, and no more than the first `UNIT_BYTES` of the content."""
+    """Yield open bitstream units: type, and at most the first `UNIT_BYTES` of the content."""
     at = 0
     while at < len(data):
         head = data[at]

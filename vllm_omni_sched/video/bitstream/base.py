@@ -1,4 +1,4 @@
-"""What a packet's headers say."""
+"""The facts that a packet's headers tell."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple, Protocol
 
 
 class PacketFacts(NamedTuple):
-    """Of one packet.
+    """Facts on one packet.
 
     Attributes:
-        start: decoding may begin here, see `PacketFlag.START`.
-        droppable: no frame of the same or a lower layer needs its frame.
-        layer: temporal layer; only what is droppable in the highest one is needed by nobody.
-        irregular: it does not hold exactly one frame.
-        display: rank of its frame in the order in which a decoder puts frames out; of equal ranks the one that is
-            decoded first comes first. None: the headers that were read do not tell.
+        start: whether decoding may begin here, see `PacketFlag.START`.
+        droppable: whether no frame of the same or a lower layer needs its frame.
+        layer: temporal layer; only droppable frames of the highest one are needed by no frame at all.
+        irregular: whether it does not hold exactly one frame.
+        display: rank of its frame in the order in which a decoder outputs frames; of equal ranks, the frame decoded
+            first comes first. None if the headers that were read do not tell.
     """
 
     start: bool = False
@@ -28,34 +28,34 @@ class PacketReader(Protocol):
     """Reads the packets of one stream, in decode order."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Facts of the next packet; ``key`` is what the container says of it.
+        """Return the facts of the next packet; ``key`` is the container's key frame mark.
 
         Raises:
-            EndOfBits: its headers are cut off.
+            EndOfBits: its headers are truncated.
         """
 
 
 class PictureOrder:
-    """Ranks of pictures whose headers hold the low bits of a count that begins anew, as in H.264 and HEVC.
+    """Computes ranks of pictures whose headers hold the low bits of a restarting count, as in H.264 and HEVC.
 
-    Counts are less than 2^31 apart, so that those of one sequence come before all of the next.
+    Counts differ by less than 2^31, so that the ranks of one sequence come before all of the next.
     """
 
     def __init__(self) -> None:
         self._sequence = self._high = self._low = 0
 
     def begin(self) -> None:
-        """Begin a sequence: its counts start from 0, and its pictures come behind all before them."""
+        """Begin a sequence: its counts start from 0, and its pictures come after all earlier ones."""
         self._sequence += 1
         self._high = self._low = 0
 
     def rank(self, low: int, bits: int, *, counts: bool) -> int:
-        """Rank of the next picture (H.264 8.2.1.1, HEVC 8.3.1).
+        """Return the rank of the next picture (H.264 8.2.1.1, HEVC 8.3.1).
 
         Args:
-            low: bits of its count.
-            bits: how many these are.
-            counts: later ones are counted from it.
+            low: low bits of its count.
+            bits: number of these bits.
+            counts: whether later pictures are counted from it.
         """
         half, high = 1 << bits - 1, self._high
         if self._low - low >= half:
@@ -68,10 +68,10 @@ class PictureOrder:
 
 
 class ParameterSets:
-    """Whether a decoder that begins at a packet knows the stream's parameters as they are there.
+    """Tracks whether a decoder that begins at a packet knows the stream's parameters at that point.
 
-    It knows those of the container. Those that came in packets, and are not the container's, it knows only when the
-    packet at which it begins carries them again.
+    It knows the parameter sets of the container. It knows sets that came in packets, and are not the container's, only
+    if the packet at which it begins carries them again.
     """
 
     def __init__(self) -> None:
@@ -80,25 +80,25 @@ class ParameterSets:
         self._here: set[tuple[int, int]] = set()
 
     def of_container(self, kind: int, number: int, content: bytes) -> None:
-        """Note a parameter set of the container: of what kind, its number within that, all its bytes."""
-        self._of_container[kind, number] = content.rstrip(b"\0")  # zeros behind a NAL unit are not of it
+        """Record a parameter set of the container: its kind, its number within the kind, and all its bytes."""
+        self._of_container[kind, number] = content.rstrip(b"\0")  # zeros behind a NAL unit do not belong to it
 
     def begin_packet(self) -> None:
-        """What is noted from here on is in the next packet."""
+        """Begin the next packet: sets that are recorded from here on are in it."""
         self._here = set()
 
     def in_packet(self, kind: int, number: int, content: bytes) -> None:
-        """Note a parameter set of a packet."""
+        """Record a parameter set of a packet."""
         self._here.add((kind, number))
         if self._of_container.get((kind, number)) != content.rstrip(b"\0"):
             self._in_packets.add((kind, number))
 
     @property
     def complete(self) -> bool:
-        """Decoding may begin at this packet, as far as parameters go."""
+        """Return whether decoding may begin at this packet, as far as parameters are concerned."""
         return self._in_packets <= self._here
 
     @property
     def needed_later(self) -> bool:
-        """The packet carries parameters that those after it may need."""
+        """Return whether the packet carries parameters that later packets may need."""
         return bool(self._in_packets & self._here)

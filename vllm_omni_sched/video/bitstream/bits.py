@@ -1,22 +1,22 @@
-"""Reading headers: bits, Exp-Golomb numbers, NAL units."""
+"""Reading of headers: bits, Exp-Golomb numbers, NAL units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 HEADER_BYTES = 96
-"""Of a NAL unit: enough for what we read of a slice's header, and for most parameter sets."""
+"""Bytes of a NAL unit that suffice for the read part of a slice header, and for most parameter sets."""
 
 UNIT_BYTES = 4096
-"""Of a NAL unit: more than parameter sets have. Slices are longer, and only their headers matter."""
+"""Bytes read of a NAL unit: more than parameter sets have. Slices are longer, but only their headers matter."""
 
 
 class EndOfBits(Exception):
-    """A header is shorter than it says; the packet is damaged, or not what we took it for."""
+    """A header is shorter than it claims: the packet is damaged, or of another format."""
 
 
 class Bits:
-    """Bits of ``data``, most significant first; ``left`` is how many there still are.
+    """Reads the bits of ``data``, most significant first; ``left`` is the number of remaining bits.
 
     Raises:
         EndOfBits: on reading past the end.
@@ -27,18 +27,18 @@ class Bits:
         self.left = len(data) * 8
 
     def read(self, count: int) -> int:
-        """The next ``count`` bits as an unsigned number."""
+        """Return the next ``count`` bits as an unsigned number."""
         self.left -= count
         if self.left < 0:
             raise EndOfBits
         return (self._value >> self.left) & ((1 << count) - 1)
 
     def flag(self) -> bool:
-        """The next bit."""
+        """Return the next bit."""
         return self.read(1) == 1
 
     def ue(self) -> int:
-        """An unsigned Exp-Golomb number."""
+        """Return the next unsigned Exp-Golomb number."""
         zeros = 0
         while not self.read(1):
             zeros += 1
@@ -47,22 +47,22 @@ class Bits:
         return (1 << zeros) - 1 + self.read(zeros)
 
     def se(self) -> int:
-        """A signed Exp-Golomb number."""
+        """Return the next signed Exp-Golomb number."""
         value = self.ue()
         return (value + 1) // 2 if value & 1 else -(value // 2)
 
 
 def unescaped(nal: bytes, limit: int = HEADER_BYTES) -> bytes:
-    """The first bytes of a NAL unit without its emulation prevention bytes."""
+    """Return the first bytes of a NAL unit without its emulation prevention bytes."""
     return nal[:limit].replace(b"\0\0\3", b"\0\0")
 
 
 def nals(data: bytes, length_bytes: int) -> Iterator[bytes]:
-    """NAL units of a packet, of each no more than its first `UNIT_BYTES`.
+    """Yield the NAL units of a packet, each cut to its first `UNIT_BYTES`.
 
     Args:
         data: the packet.
-        length_bytes: of the length before each unit, as in MP4; 0 for start codes, as in MPEG-TS.
+        length_bytes: size of the length before each unit, as in MP4; 0 for start codes, as in MPEG-TS.
     """
     return _by_length(data, length_bytes) if length_bytes else _by_start_code(data)
 
@@ -88,7 +88,7 @@ def _by_start_code(data: bytes) -> Iterator[bytes]:
 
 
 def skip_scaling_list(bits: Bits, size: int) -> None:
-    """One of H.264 (7.3.2.1.1.1), of ``size`` numbers."""
+    """Skip a scaling list of ``size`` numbers of H.264 (7.3.2.1.1.1)."""
     last = following = 8
     for _ in range(size):
         if following:

@@ -1,4 +1,4 @@
-"""H.264 (ITU-T H.264): where decoding may begin, and which pictures nobody refers to."""
+"""H.264 (ITU-T H.264): packets where decoding may begin, and pictures without references."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ _WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 
 
 
 _BY_LOW_BITS, _AS_DECODED = 0, 2
-"""Of pic_order_cnt_type. The third, by a cycle that the parameters give, is not read: nobody writes it."""
+"""Values of pic_order_cnt_type. The third one, by a cycle in the parameters, is not supported: encoders do not use
+it.
+"""
 
 
 class _Sequence(NamedTuple):
-    """What of a sequence's parameters decides how slice headers are read."""
+    """The fields of a sequence's parameters that decide how slice headers are read."""
 
     separate_planes: bool
     frame_num_bits: int
     order_type: int
-    order_bits: int  # of a picture order count, the low ones, where type is `_BY_LOW_BITS`
+    order_bits: int  # number of low bits of a picture order count, if the type is `_BY_LOW_BITS`
     fields: bool  # pictures may be fields
 
 
 class H264Reader:
-    """Reads packets of H.264, of MP4 and Matroska (``avcC``) or with start codes.
+    """Reads packets of H.264, in the format of MP4 and Matroska (``avcC``) or with start codes.
 
-    A start is an IDR picture, or an I picture at a recovery point of zero frames (an open GOP). A recovery point
-    some frames ahead, as with periodic intra refresh, is none: the frames until there would not be exact.
+    A start is an IDR picture, or an I picture at a recovery point of zero frames (an open GOP). A recovery point some
+    frames ahead, as with periodic intra refresh, is not a start: the frames until there would not be exact.
 
-    The builds of x264 that did otherwise than the standard are decoded as they did, so what tells of them, mostly in
-    the first packet only, is a parameter.
+    Decoders imitate the builds of x264 that deviated from the standard. The message that identifies such a build,
+    mostly in the first packet only, therefore counts as a parameter.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -57,7 +59,7 @@ class H264Reader:
                 self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         exact_recovery = False
         self._sets.begin_packet()
         for nal in nals(data, self._length_bytes):
@@ -92,7 +94,7 @@ class H264Reader:
         return True
 
     def _display(self, nal: bytes) -> int | None:
-        """Rank of a picture, by its first slice: of two fields the first one tells."""
+        """Return the rank of a picture from its first slice; for two fields, the first one decides."""
         if nal[0] & 31 == _IDR:
             self._order.begin()
         try:
@@ -196,7 +198,7 @@ def _is_exact_recovery_point(data: bytes) -> bool:
 
 
 def _of_avcc(extradata: bytes) -> list[bytes]:
-    """Parameter sets of an ``AVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
+    """Return the parameter sets of an ``AVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
     found = []
     at = 5
     for mask in (31, 255):

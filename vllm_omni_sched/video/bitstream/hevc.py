@@ -1,4 +1,4 @@
-"""HEVC (ITU-T H.265): where decoding may begin, and which pictures nobody refers to."""
+"""HEVC (ITU-T H.265): packets where decoding may begin, and pictures without references."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PROFILE_BITS, _LEVEL_BITS = 88, 8
 
 
 class _Sequence(NamedTuple):
-    """What of a sequence's parameters decides how slice headers are read."""
+    """The fields of a sequence's parameters that decide how slice headers are read."""
 
     separate_planes: bool
-    order_bits: int  # of a picture order count, the low ones
+    order_bits: int  # number of low bits of a picture order count
 
 
 class _Picture(NamedTuple):
-    """The same of a picture's parameters."""
+    """The fields of a picture's parameters that decide how slice headers are read."""
 
     sequence: int
     extra_bits: int
@@ -34,13 +34,13 @@ class _Picture(NamedTuple):
 
 
 class HevcReader:
-    """Reads packets of HEVC, of MP4 and Matroska (``hvcC``) or with start codes.
+    """Reads packets of HEVC, in the format of MP4 and Matroska (``hvcC``) or with start codes.
 
-    A start is any random access picture. The leading pictures that cannot be decoded when decoding begins at it
-    are shown before it, and so belong to the start before. Sub-layer non-reference pictures are droppable.
+    A start is any random access picture. The leading pictures that cannot be decoded when decoding begins at it are
+    shown before it, and so belong to the previous start. Sub-layer non-reference pictures are droppable.
 
-    Behind a broken link, or the end of a sequence, they are never shown, whatever was decoded before: it is irregular.
-    So is a picture that is not to be shown.
+    Leading pictures behind a broken link, or behind the end of a sequence, are never shown, whatever was decoded
+    before: such a start is irregular. So is a picture that must not be shown.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -59,13 +59,13 @@ class HevcReader:
                 self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         facts = None
         self._sets.begin_packet()
         for nal in nals(data, self._length_bytes):
             if nal[0] >> 1 in _ENDS and not nal[0] & 1:
                 self._ended = True
-            if facts or len(nal) < 3 or nal[0] & 1 or nal[1] & 0xF8:  # another layer's, as in multi-view video
+            if facts or len(nal) < 3 or nal[0] & 1 or nal[1] & 0xF8:  # a unit of another layer, as in multi-view video
                 continue
             kind = nal[0] >> 1
             if kind < _FIRST_NON_VCL:
@@ -82,7 +82,7 @@ class HevcReader:
         return facts or PacketFacts(irregular=True)
 
     def _display(self, nal: bytes) -> tuple[bool, int | None]:
-        """Whether a picture is shown, by its first slice, and its rank."""
+        """Return whether a picture is shown, from its first slice, and its rank."""
         kind = nal[0] >> 1
         try:
             bits = Bits(unescaped(nal)[2:])
@@ -113,7 +113,7 @@ class HevcReader:
             note(kind, nal[2] >> 4, nal)
         elif kind == _SPS:
             self._read_sps(nal)
-            note(kind, 0, nal)  # its number is behind a long profile; two in turn only cost starts
+            note(kind, 0, nal)  # its number comes after a long profile; ignoring it only costs starts if sets alternate
         elif kind == _PPS:
             bits = Bits(unescaped(nal)[2:])
             number = bits.ue()
@@ -127,7 +127,7 @@ class HevcReader:
         bits = Bits(unescaped(nal, UNIT_BYTES)[2:])
         try:
             bits.read(4)
-            layers = bits.read(3)  # but one
+            layers = bits.read(3)  # minus one
             bits.read(1 + _PROFILE_BITS + _LEVEL_BITS)
             if layers:
                 present = [(bits.flag(), bits.flag()) for _ in range(8)][:layers]
@@ -137,7 +137,7 @@ class HevcReader:
             separate_planes = bits.ue() == 3 and bits.flag()
             bits.ue(), bits.ue()  # width, height
             if bits.flag():
-                bits.ue(), bits.ue(), bits.ue(), bits.ue()  # of the part that is shown
+                bits.ue(), bits.ue(), bits.ue(), bits.ue()  # conformance window
             bits.ue(), bits.ue()  # bit depths
             self._sequences[number] = _Sequence(separate_planes, bits.ue() + 4)
         except EndOfBits:
@@ -145,7 +145,7 @@ class HevcReader:
 
 
 def _of_hvcc(extradata: bytes) -> list[bytes]:
-    """Parameter sets of an ``HEVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
+    """Return the parameter sets of an ``HEVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
     found = []
     at = 23
     for _ in range(extradata[22]):

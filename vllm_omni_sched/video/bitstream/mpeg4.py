@@ -1,4 +1,4 @@
-"""MPEG-4 part 2 (ISO/IEC 14496-2): I-VOPs, and B-VOPs, which nobody refers to."""
+"""MPEG-4 part 2 (ISO/IEC 14496-2): I-VOPs, and B-VOPs, to which no other refers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _VOP = b"\0\0\1\xb6"
 _ENCODERS = tuple(b"\xb2" + name for name in (b"DivX", b"FFmpe", b"ffmpeg", b"Lavc", b"XviD"))  # in user data
 _I, _B = 0, 2
 _SHORT_BYTES = 12
-"""A VOP of at most so many bytes may be one that is not coded, for which decoders show no frame."""
+"""Largest size of a VOP that may be not coded, for which decoders show no frame."""
 
 
 class Mpeg4Reader:
-    """Reads packets of MPEG-4. Two VOPs in one packet, as AVI had them for B-VOPs, are irregular.
+    """Reads packets of MPEG-4. Two VOPs in one packet, as in AVI with B-VOPs, are irregular.
 
-    What user data says of the encoder is a parameter: decoders do as that encoder did, be it by the standard or not.
+    The encoder's name in user data counts as a parameter: decoders imitate that encoder's deviations from the standard.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -25,7 +25,7 @@ class Mpeg4Reader:
         self._parameters(extradata, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         at = data.find(_VOP)
         if at < 0 or at + 4 >= len(data):
             return PacketFacts(irregular=True)
@@ -34,12 +34,12 @@ class Mpeg4Reader:
         kind = data[at + 4] >> 6
         irregular = len(data) - at <= _SHORT_BYTES or data.find(_VOP, at + 4) >= 0
         self._references += kind != _B
-        # a decoder keeps the last reference back, and puts out B-VOPs at once
+        # a decoder holds the last reference back, and outputs B-VOPs at once
         display = 2 * self._references - (kind == _B)
         return PacketFacts(kind == _I and self._sets.complete, kind == _B, 0, irregular, display)
 
     def _parameters(self, headers: bytes, note: Callable[[int, int, bytes], None]) -> None:
-        """Note the video object layer's header, and the encoder."""
+        """Record the video object layer's header, and the encoder."""
         for part in headers.split(b"\0\0\1")[1:]:
             if part and 0x20 <= part[0] <= 0x2F:
                 note(0, part[0], part)

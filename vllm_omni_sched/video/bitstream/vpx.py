@@ -1,6 +1,6 @@
 """VP8 (RFC 6386) and VP9 (its bitstream specification, 0.6): key frames that are shown.
 
-Nothing is droppable: a frame that no other refers to may still change the probabilities of those after it.
+No frame is droppable: a frame to which no other refers may still change the probabilities of later ones.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ class Vp8Reader:
     """Reads packets of VP8."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         shown = len(data) > 3 and bool(data[0] & 0x10)
         return PacketFacts(start=shown and not data[0] & 1, irregular=not shown, display=0)
 
 
 class Vp9Reader:
-    """Reads packets of VP9: a frame, or a superframe whose last frame is the one that is shown."""
+    """Reads packets of VP9: a frame, or a superframe whose last frame is shown."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """See `PacketReader.read`."""
+        """Return the facts of the next packet; see `PacketReader.read`."""
         frames = _frames(data)
         shown = [_header(frame) for frame in frames]
         start = shown[0] == (True, True)
@@ -30,7 +30,7 @@ class Vp9Reader:
 
 
 def _header(frame: bytes) -> tuple[bool, bool]:
-    """Whether it is a key frame, whether it is shown."""
+    """Return whether it is a key frame, and whether it is shown."""
     bits = Bits(frame[:2])
     bits.read(2)  # frame_marker
     profile = bits.read(1) | bits.read(1) << 1
@@ -42,7 +42,7 @@ def _header(frame: bytes) -> tuple[bool, bool]:
 
 
 def _frames(data: bytes) -> list[bytes]:
-    """Frames of a superframe (Annex B), or the only one."""
+    """Return the frames of a superframe (Annex B), or the only frame."""
     marker = data[-1] if data else 0
     if marker & 0xE0 == 0xC0:
         count, size_bytes = (marker & 7) + 1, (marker >> 3 & 3) + 1

@@ -1,14 +1,14 @@
-"""Streams that are decoded as they arrive: cameras, broadcasts, files that still grow.
+"""Decoding of streams while they arrive: cameras, broadcasts, files that still grow.
 
 ::
 
     feed ─► socket ─► demux, decode ─► ring of slots ─► frames
     owner             a process of its own,            owner
-                      locked in as all decoders are
+                      sandboxed like all decoders
 
-A stream has no index, so nothing of it is skipped or cut: one process decodes it in sequence, and converts the frames
-that the sampling rule wants. Memory is bounded on every way: where nobody takes frames the ring is full, so the process
-stops reading, so the socket is full, so `LiveVideo.feed` waits.
+A stream has no index, so no part of it is skipped or cut: one process decodes it in sequence, and converts the frames
+that the sampling rule wants. Memory is bounded everywhere: if no frames are taken, the ring fills up, so that the
+process stops reading, the socket fills up, and `LiveVideo.feed` waits.
 """
 
 from vllm_omni_sched.video.live.base import Counts, LiveFrame

@@ -1,4 +1,4 @@
-"""What comes out of a stream."""
+"""The results of decoding a stream."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class LiveFrame(NamedTuple):
-    """A frame that has arrived.
+    """A decoded frame of a stream.
 
     Attributes:
-        number: in display order, from 0, counting those that the sampling rule left out.
-        pts_seconds: when it is shown, from the first frame.
-        pixels: uint8 of shape (height, width, 3), RGB, read-only, in shared memory. It holds a slot of the ring until
-            it goes: copy what is to be kept.
+        number: number in display order, from 0, counting frames that the sampling rule left out.
+        pts_seconds: when it is shown, in seconds from the first frame.
+        pixels: uint8 of shape (height, width, 3), RGB, read-only, in shared memory. The array holds a slot of the
+            ring until it is dropped: copy frames that you keep.
     """
 
     number: int
@@ -25,10 +25,13 @@ class LiveFrame(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Of frames: ``arrived`` so far; the others are known when the stream has ended, and 0 before.
+    """Counts of a stream; all except ``arrived`` are 0 until the stream has ended.
 
-    ``dropped``: wanted, and left out because nobody had taken those before. ``damaged``: packets that could not be
-    decoded, and a container that broke off.
+    Attributes:
+        decoded: frames that were decoded.
+        arrived: frames that have arrived so far.
+        dropped: wanted frames that were left out, because all slots were in use.
+        damaged: packets that could not be decoded, and truncations of the container.
     """
 
     decoded: int

@@ -1,4 +1,4 @@
-"""A file that still grows, as a stream."""
+"""Decoding of a file that still grows, as a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_omni_sched.video.live.base import LiveFrame
 from vllm_omni_sched.video.live.stream import LiveVideo
 
 _CHUNK = 1 << 18
-_LOOK_SECONDS = 0.02  # between looks at a file that does not grow
+_LOOK_SECONDS = 0.02  # between checks of a file that does not grow
 
 
 def follow(
@@ -24,24 +24,24 @@ def follow(
     clock: Clock = monotonic_seconds,
     sleep: Callable[[float], None] = sleep_seconds,
 ) -> Iterator[LiveFrame]:
-    """Feed a file to a stream as it grows, and give the stream's frames; ends it, and gives the rest.
+    """Feed a file to a stream as it grows, and yield the stream's frames; then end the stream and yield the rest.
 
     Args:
-        path: of a file that is only ever added to.
-        idle_seconds: it has ended when it has not grown for so long; less than the stream's ``silence_seconds``.
-        is_complete: whether nothing will be added any more: then what is there now is all.
+        path: path of a file that is only appended to.
+        idle_seconds: the file has ended if it has not grown for so long; less than the stream's ``silence_seconds``.
+        is_complete: returns whether nothing more will be appended.
 
     Raises:
-        VideoInputError: it cannot be read. All errors of `LiveVideo`.
+        VideoInputError: the file cannot be read. Also all errors of `LiveVideo`.
     """
     try:
-        file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - whatever else raises OSError below is not this
+        file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - only errors of opening are caught here
     except OSError as error:
         raise VideoInputError(f"live video: {error}") from error
     with file:
         grown = clock()
         while True:
-            complete = is_complete()  # asked before reading: what came before it was said is read
+            complete = is_complete()  # asked before reading, so that everything appended before is read
             chunk = file.read(_CHUNK)
             while chunk:
                 chunk = chunk[live.feed(chunk, wait_seconds=_LOOK_SECONDS) :]

@@ -1,4 +1,4 @@
-"""What the owner of a stream and its process tell each other."""
+"""Messages between the owner of a stream and its process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vllm_omni_sched.video.messages import Failure
 
 
 class Settings(msgspec.Struct, tag=True, frozen=True):
-    """How to decode; the first message to the process.
+    """The parameters of decoding; the first message to the process.
 
     Attributes:
-        slots: of the ring.
-        drop: frames for which there is no slot are left out, not waited with.
+        slots: number of slots of the ring.
+        drop: whether frames are left out if no slot is free, instead of waiting for one.
     """
 
     every: int
@@ -25,17 +25,17 @@ class Settings(msgspec.Struct, tag=True, frozen=True):
 
 
 class Room(msgspec.Struct, tag=True, frozen=True):
-    """Where frames go. Descriptors: the ring's memory, and an event that is set when a slot is free again."""
+    """The place for frames. Descriptors: the ring's memory, and an event that is set when a slot is free again."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The process is locked in; which parts of that this system does not have."""
+    """The process is in its sandbox; ``missing`` are the parts of it that this system does not have."""
 
     missing: tuple[str, ...]
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """What the stream is; `Room` is awaited. Pixels of frames after rotation."""
+    """The properties of the stream, after which `Room` is awaited. Size of frames after rotation, in pixels."""
 
     codec: str
     width: int
@@ -51,7 +51,7 @@ class Arrived(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True):
-    """All frames have arrived. ``damaged``: packets that could not be decoded, and a container that broke off."""
+    """All frames have arrived. ``damaged`` counts undecodable packets and truncations of the container."""
 
     decoded: int
     dropped: int
@@ -59,7 +59,7 @@ class Ended(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """Nothing more will come, and why, for people."""
+    """The process gives up, with the reason as text."""
 
     failure: Failure
     message: str

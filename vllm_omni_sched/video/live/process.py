@@ -1,4 +1,4 @@
-"""The process of one stream, from its owner's side."""
+"""The process of one stream, as its owner sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END_SECONDS = 10.0  # after SIGKILL; a process that takes longer is stuck in th
 
 
 class Process:
-    """Started at once; it ends when `end` is called, when this object or the whole owner goes.
+    """The process that decodes a stream; it ends with `end`, with this object, or with the owner's process.
 
     Raises:
         OSError: it cannot be started.
@@ -27,7 +27,7 @@ class Process:
     def __init__(self, settings: Settings, memory_bytes: int) -> None:
         with contextlib.ExitStack() as undo:
             control, their_control = wire.pair()
-            # A socket, not a pipe: its end can be announced even where a forked process has inherited it.
+            # A socket instead of a pipe: its end can be signalled even if a forked process has inherited it.
             self.data, their_data = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             for end in (control, self.data):
                 undo.callback(end.close)
@@ -56,7 +56,7 @@ class Process:
         return self._popen.pid
 
     def end(self) -> str:
-        """End it, if it has not ended by itself; how it ended, for people. May be called again."""
+        """End the process if it still runs, and return how it ended, as text. Idempotent."""
         self._gone()
         code = self._popen.returncode
         if code is None:
@@ -69,5 +69,5 @@ def _end(popen: subprocess.Popen[bytes], control: socket.socket, data: socket.so
         popen.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(_END_SECONDS)
-    control.close()  # not before: that would not wake who waits for these in another thread
+    control.close()  # last, because closing them earlier would not wake a thread that waits for them
     data.close()

@@ -1,7 +1,7 @@
-"""Slots of frames in shared memory, filled by one process and emptied by another.
+"""A ring of slots for frames in shared memory, filled by one process and emptied by another.
 
-A byte for each slot says whether it is in use. The process sets it before it announces the frame, the owner clears it
-when the frame is gone, which may be in a garbage collection: so that is one store and an event, and waits for nothing.
+A byte for each slot tells whether it is in use. The process sets it before it announces the frame. The owner clears it
+when the frame is dropped, possibly during garbage collection: so that is one store and an event, without any waiting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def ring_bytes(slots: int, height: int, width: int) -> int:
-    """Memory of a ring."""
+    """Return the size of a ring's memory in bytes."""
     return _HEAD + slots * height * width * 3
 
 
 def ring_memory(nbytes: int) -> int:
-    """Memory for a ring: a descriptor, for the caller to close. Whoever gets it cannot take the memory away again."""
+    """Return a descriptor of memory for a ring, for the caller to close. Receivers cannot shrink the memory."""
     memory = os.memfd_create("omni-sched-live", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(memory, nbytes)
@@ -40,11 +40,11 @@ def ring_memory(nbytes: int) -> int:
 
 
 class Ring:
-    """One side's look at it.
+    """One side's view of a ring.
 
     Args:
-        memory: descriptor of `ring_bytes`; closed by the caller.
-        free: descriptor of the event; it is the ring's from here on.
+        memory: descriptor of the ring's memory; closed by the caller.
+        free: descriptor of the event; owned by the ring from here on.
     """
 
     def __init__(self, memory: int, free: int, slots: int, height: int, width: int) -> None:
@@ -53,36 +53,36 @@ class Ring:
         self._free, self._slots = free, slots
         self._shape = (height, width, 3)
         self.returned = 0
-        """How often the owner's side has given a slot back."""
+        """Number of slots that the owner's side has freed."""
         self._close = weakref.finalize(self, os.close, free)
 
     def fileno(self) -> int:
-        """Readable when a slot may be free again."""
+        """Return a descriptor that is readable when a slot may be free again."""
         return self._free
 
     # the process's side
 
     def take(self) -> int | None:
-        """A slot that is free; None where all are in use."""
+        """Return a free slot; None if all are in use."""
         free = np.flatnonzero(self._used == 0)
         return int(free[0]) if len(free) else None
 
     def picture(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Its memory, shape (height, width, 3), to be written."""
+        """Return the memory of a slot, shape (height, width, 3), for writing."""
         return self._at(slot).reshape(self._shape)
 
     def mark(self, slot: int) -> None:
-        """It is in use until the other side gives it back."""
+        """Mark a slot as in use until the other side frees it."""
         self._used[slot] = 1
 
     def heard(self) -> None:
-        """What the event said is known now."""
+        """Reset the event."""
         os.eventfd_read(self._free)
 
     # the owner's side
 
     def frame(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Its picture; the slot is free again when nobody looks at that, or a part of it, any more."""
+        """Return the picture of a slot; the slot is freed when the array and all its views are dropped."""
         flat = self._at(slot)
         flat.flags.writeable = False
         weakref.finalize(flat, self._give_back, slot).atexit = False

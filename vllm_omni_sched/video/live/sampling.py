@@ -1,4 +1,4 @@
-"""Which frames of a stream are wanted, one at a time. Pure."""
+"""Choice of the wanted frames of a stream, one at a time. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SLACK = 1e-6  # of a frame's time: containers round it
 
 @dataclass(frozen=True)
 class Sampling:
-    """Every n-th frame, or so many per second; every frame when nothing is said.
+    """A sampling rule: every n-th frame, or a number of frames per second; every frame by default.
 
     Raises:
         ConfigError: ``every`` is below 1, ``fps`` is not positive, or both are given.
@@ -31,12 +31,12 @@ class Sampling:
 
 
 class Sampler:
-    """Says which frames of one stream are wanted.
+    """Decides which frames of one stream are wanted.
 
-    1. The first frame always is.
+    1. The first frame is always wanted.
     2. By ``every``: frames 0, n, 2n, …
     3. By ``fps``: the first frame at or after each tick of 1 / fps seconds since the first; one frame serves all ticks
-       that have passed, so a gap in the stream is not made up for.
+       that have passed, so that a gap in the stream is not caught up.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -44,10 +44,11 @@ class Sampler:
         self._next_seconds = -math.inf
 
     def wants(self, number: int, seconds: float) -> bool:
-        """
+        """Return whether a frame is wanted; call it for each frame, in display order.
+
         Args:
-            number: of the frame, from 0, in display order.
-            seconds: since the first frame.
+            number: number of the frame, from 0, in display order.
+            seconds: time since the first frame.
         """
         fps = self._sampling.fps
         if fps is None:

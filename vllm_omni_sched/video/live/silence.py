@@ -1,4 +1,4 @@
-"""How long nothing has moved in a stream."""
+"""The time for which nothing has moved in a stream."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from vllm_omni_sched.errors import VideoDeadlineError
 
 
 class Silence:
-    """Ends the waiting of whoever feeds a stream or takes its frames.
+    """Limits how long callers that feed a stream, or take its frames, wait without progress.
 
     Args:
-        seconds: that nothing may move while anybody waits.
+        seconds: longest time without progress while a caller waits.
     """
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds, self._clock = seconds, clock
         self._moved = clock()
         self._returned = 0
-        self._refused = -math.inf  # when bytes found no room, the first time since anything moved
+        self._refused = -math.inf  # when bytes first found no room since the last progress
 
     def ends(self) -> None:
-        """Something has moved."""
+        """Note progress."""
         self._moved = self._clock()
 
     def refused(self, returned: int) -> float:
-        """Bytes find no room; seconds left, as in `left`. Whoever asks again and again waits no longer than who asks
-        once.
+        """Note that bytes find no room, and return the seconds left, as `left` does.
+
+        Repeated calls do not extend the time.
 
         Args:
-            returned: slots that were ever given back: another one is a move.
+            returned: number of slots freed so far: one more counts as progress.
         """
         if returned != self._returned:
             self._returned = returned
@@ -41,22 +42,22 @@ class Silence:
 
     @property
     def is_refused(self) -> bool:
-        """Whether bytes have found no room since anything moved."""
+        """Return whether bytes have found no room since the last progress."""
         return self._refused >= self._moved
 
     def left(self, since: float) -> float:
-        """Seconds left for something to move.
+        """Return the seconds left until there must be progress.
 
         Args:
-            since: when waiting began.
+            since: when the caller began to wait.
 
         Raises:
-            VideoDeadlineError: none.
+            VideoDeadlineError: no time is left.
         """
         left = max(self._moved, since) + self._seconds - self._clock()
         if left <= 0:
             raise VideoDeadlineError(
-                f"live video: nothing has moved for {self._seconds:g} s (silence_seconds): feed or end the "
+                f"live video: no bytes or frames have moved for {self._seconds:g} s (silence_seconds): feed or end the "
                 "stream, and take frames"
             )
         return left

@@ -1,7 +1,7 @@
-"""Starts processes that end with this one, whoever asked for them.
+"""Starts processes that end with this one, whichever thread asks for them.
 
-The kernel ends such a process with the *thread* that started it. So that is a thread of our own, which ends with this
-process, and not that of a request.
+The kernel ends such a process with the *thread* that started it. Therefore a thread of our own, which ends with this
+process, starts them, and not the thread of a request.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _run(orders: queue.SimpleQueue[tuple[_Start, Future[subprocess.Popen[bytes]]
 def _answer(start: _Start, started: Future[subprocess.Popen[bytes]]) -> None:
     try:
         started.set_result(start())
-    except BaseException as error:  # noqa: BLE001 - it is the asker's
+    except BaseException as error:  # noqa: BLE001 - the error is raised in the caller
         started.set_exception(error)
 
 
 def _forget() -> None:
-    """In a forked child: the thread is the parent's."""
+    """Reset the state in a forked child: the thread belongs to the parent."""
     global _orders, _lock
     _orders, _lock = None, threading.Lock()
 

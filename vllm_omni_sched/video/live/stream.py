@@ -1,4 +1,4 @@
-"""A stream from its owner's side: bytes in, frames out."""
+"""A stream as its owner sees it: bytes in, frames out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vllm_omni_sched.video.messages import Failure
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.wire import close_all
 
-_GONE_SECONDS = 0.1  # until a process that does not read any more has ended
+_GONE_SECONDS = 0.1  # for a process that has stopped reading to end
 _ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
 
 
 class LiveVideo:
-    """Decodes one stream while it arrives, in a process that is locked in like all decoders.
+    """Decodes one stream while it arrives, in a process that is sandboxed like all decoders.
 
     ::
 
@@ -41,20 +41,20 @@ class LiveVideo:
             for frame in live:  # the rest
                 ...
 
-    1. A frame is there as soon as the packets it needs are: nothing waits for the end of the stream.
-    2. Feeding and taking may be done by two threads, or in turns by one.
-    3. Nothing piles up: when ``slots`` frames wait, no more is decoded, and `feed` takes no more bytes.
+    1. A frame arrives as soon as the packets that it needs do: no frame waits for the end of the stream.
+    2. Two threads may feed and take frames, or one thread in turns.
+    3. Memory is bounded: while ``slots`` frames wait, decoding stops, and `feed` accepts no more bytes.
     4. Frames are left out only with ``drop``, and counted.
-    5. Whoever waits hears of the end, of a failure, or of the deadline.
+    5. A waiting caller is woken by the end, by a failure, or by the deadline.
 
-    MP4 has to be fragmented, as in every live stream; Matroska, WebM, MPEG-TS and bare H.264 or HEVC come as they are.
+    MP4 must be fragmented, as in every live stream; Matroska, WebM, MPEG-TS and raw H.264 or HEVC are supported as is.
 
     Args:
-        sampling: which frames are wanted.
-        slots: frames that may wait to be taken, or be looked at.
+        sampling: rule for the wanted frames.
+        slots: most frames that wait to be taken, or are in use, at once.
         drop: leave out wanted frames while all slots are in use, so that the decoder keeps up with the stream.
-        silence_seconds: how long to wait when nothing moves at all.
-        options: its limits on pixels, on frames in memory and on memory of decoder processes are used.
+        silence_seconds: longest time without progress while a caller waits.
+        options: source of the limits on pixels, frames in memory and memory of decoder processes.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -71,22 +71,24 @@ class LiveVideo:
         options: VideoOptions | None = None,
         clock: Clock = monotonic_seconds,
     ) -> None:
-        if not 2 <= slots <= MAX_SLOTS:  # one is looked at while the next is written
+        if not 2 <= slots <= MAX_SLOTS:  # one frame is in use while the next is written
             raise ConfigError(f"live video: slots must be from 2 to {MAX_SLOTS}, got {slots}")
         if not silence_seconds > 0:
             raise ConfigError(f"live video: silence_seconds must be positive, got {silence_seconds}")
         sampling, options = sampling or Sampling(), options or VideoOptions()
         self._slots, self._options = slots, options
         self._silence, self._clock = Silence(silence_seconds, clock), clock
-        self._lock = threading.Lock()  # of what the process has said
+        self._lock = threading.Lock()  # guards the messages of the process
         self._waiting: deque[LiveFrame] = deque()
         self._ring: Ring | None = None
         self._error: Exception | None = None
         self._ended = self._closed = False
         self._counts = Counts(0, 0, 0, 0)
         self.size: tuple[int, int] | None = None
-        """Width and height of frames, once known."""
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # another thread has listened to the process
+        """Width and height of frames in pixels, once known."""
+        self._news = os.eventfd(
+            0, os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        )  # set when another thread has read messages of the process
         settings = messages.Settings(sampling.every, sampling.fps, slots, drop, options.max_pixels)
         try:
             self._process = Process(settings, options.worker_memory_bytes)
@@ -96,26 +98,26 @@ class LiveVideo:
 
     @property
     def counts(self) -> Counts:
-        """So far."""
+        """The counts so far."""
         return self._counts
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
     def feed(self, data: bytes | memoryview, wait_seconds: float | None = None) -> int:
-        """Give it the next bytes of the stream, cut anywhere.
+        """Feed the next bytes of the stream, cut anywhere.
 
         Args:
-            wait_seconds: how long to wait for room; 0 not at all; None until all is taken.
+            wait_seconds: how long to wait for room; 0 for not at all; None until all bytes are accepted.
 
         Returns:
-            How many bytes it has taken; feed the others again.
+            The number of accepted bytes; feed the others again.
 
         Raises:
-            VideoInputError, VideoLimitError, DecoderError: it has given up.
-            VideoDeadlineError: nothing has moved for ``silence_seconds``: frames are not taken, or decoding hangs.
+            VideoInputError, VideoLimitError, DecoderError: decoding has failed.
+            VideoDeadlineError: no progress for ``silence_seconds``: frames are not taken, or decoding hangs.
         """
         left = memoryview(data).cast("B")
         begun, taken = self._clock(), 0
@@ -123,7 +125,7 @@ class LiveVideo:
             if self._listen():
                 os.eventfd_write(self._news, 1)
             self._check()
-            if self._ended:  # it wants no more: what comes behind the end of a stream is nobody's
+            if self._ended:  # bytes behind the end of the stream are ignored
                 return len(left)
             try:
                 taken += self._process.data.send(left[taken:], socket.MSG_NOSIGNAL)
@@ -135,22 +137,22 @@ class LiveVideo:
                     if patience <= 0:
                         break
                 self._wait(patience, to_send=True)
-            except OSError:  # it is gone; it may have said why
+            except OSError:  # the process has ended; its last message may tell why
                 self._wait(_GONE_SECONDS)
         return taken
 
     def end(self) -> None:
-        """There are no more bytes. Frames still come, and then their end."""
+        """Announce the end of the bytes. The remaining frames still arrive, and then the end."""
         with contextlib.suppress(OSError):
             self._process.data.shutdown(socket.SHUT_WR)
         self._silence.ends()
 
     def ready(self) -> list[LiveFrame]:
-        """Frames that have arrived and were not taken yet; waits for nothing.
+        """Return the frames that have arrived and were not taken yet, without waiting.
 
         Raises:
-            VideoInputError, VideoLimitError, DecoderError: there are none, and there will be none.
-            VideoDeadlineError: `feed` found no room, and nothing has moved for ``silence_seconds`` since.
+            VideoInputError, VideoLimitError, DecoderError: decoding has failed, and no frame is left.
+            VideoDeadlineError: `feed` found no room, and there was no progress for ``silence_seconds`` since.
         """
         self._listen()
         with self._lock:
@@ -165,11 +167,11 @@ class LiveVideo:
         return found
 
     def __iter__(self) -> Iterator[LiveFrame]:
-        """Frames until the stream ends, waiting for each.
+        """Yield frames until the stream ends, waiting for each.
 
         Raises:
-            VideoInputError, VideoLimitError, DecoderError: it has given up.
-            VideoDeadlineError: nothing has moved for ``silence_seconds``.
+            VideoInputError, VideoLimitError, DecoderError: decoding has failed.
+            VideoDeadlineError: no progress for ``silence_seconds``.
         """
         begun = self._clock()
         while True:
@@ -179,7 +181,7 @@ class LiveVideo:
             if frame is not None:
                 self._silence.ends()
                 yield frame
-                del frame  # or its slot would be in use while we wait for the next one
+                del frame  # otherwise its slot would be in use while waiting for the next frame
                 begun = self._clock()
                 continue
             self._check()
@@ -188,7 +190,7 @@ class LiveVideo:
             self._wait(self._silence.left(begun))
 
     def close(self) -> None:
-        """End the process. Frames that were taken stay good. May be called again."""
+        """End the process. Frames that were taken stay valid. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -214,14 +216,17 @@ class LiveVideo:
 
     def _check(self) -> None:
         if self._closed:
-            raise DecoderError("live video: it was closed before")
+            raise DecoderError("live video: this stream was closed already")
         if self._error is not None:
             raise self._error
 
     def _wait(self, seconds: float, to_send: bool = False) -> None:
-        """For the process to say something; and whoever takes frames, for whoever feeds to have heard it; whoever
-        feeds, for room to send. The event is for the former alone: the latter would take it from them."""
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile; `_check` tells
+        """Wait for a message of the process.
+
+        A caller that takes frames also waits for the event that another thread has read messages; a caller that feeds
+        waits for room to send instead, because it would take the event from the former.
+        """
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile; `_check` raises
             heard: list[Any] = [] if self._error is not None else [self._process.channel]
             if not to_send:
                 heard.append(self._news)
@@ -231,7 +236,7 @@ class LiveVideo:
                 os.eventfd_read(self._news)
 
     def _listen(self) -> bool:
-        """Hear what the process has said; whether that was anything new."""
+        """Read the messages of the process; return whether they changed anything."""
         with self._lock:
             before = len(self._waiting), self._error, self._ended
             while self._error is None and not self._ended and not self._closed:
@@ -245,14 +250,14 @@ class LiveVideo:
                 except EOFError:
                     self._error = DecoderError(f"live video: the decoder process {self._process.end()}")
                 except (OSError, ValueError) as error:
-                    self._error = DecoderError(f"live video: the decoder process does not answer as it should: {error}")
+                    self._error = DecoderError(f"live video: unreadable message from the decoder process: {error}")
                 self._silence.ends()
             return before != (len(self._waiting), self._error, self._ended)
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, messages.Arrived):
             if self._ring is None or not 0 <= message.slot < self._slots:
-                raise ValueError("a frame where there is no room for one")
+                raise ValueError("a frame in a slot that does not exist")
             self._waiting.append(LiveFrame(message.number, message.pts_seconds, self._ring.frame(message.slot)))
             self._counts = self._counts._replace(arrived=self._counts.arrived + 1)
         elif isinstance(message, messages.Opened):
@@ -269,7 +274,7 @@ class LiveVideo:
             raise ValueError(f"frames of {width}x{height}")
         if (nbytes := ring_bytes(self._slots, height, width)) > self._options.max_output_bytes:
             self._error = VideoLimitError(
-                f"live video: {self._slots} slots of {width}x{height} need {nbytes} bytes, and option "
+                f"live video: {self._slots} slots of {width}x{height} need {nbytes} bytes, but option "
                 f"'max_output_bytes' allows {self._options.max_output_bytes}; take fewer slots or raise the option"
             )
             return

@@ -1,7 +1,7 @@
 """The process that decodes a stream: ``python -m vllm_omni_sched.video.live.worker DATA CONTROL MEMORY OWNER``.
 
-The first two are numbers of sockets: the stream's bytes, and messages; then the bytes of memory it may take, and its
-owner's process. It ends when that is gone.
+The arguments are the numbers of two sockets, for the stream's bytes and for messages, the bytes of memory that it may
+use, and the id of its owner's process, with which it ends.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from vllm_omni_sched.video.messages import Failure
 
 _PROBE = {
     "probesize": str(1 << 20),
-    "analyzeduration": "1",  # microsecond: do not read on to guess the frame rate
+    "analyzeduration": "1",  # microsecond: do not read ahead to guess the frame rate
     "fpsprobesize": "0",
 }
-_NO_RATE = 25  # FFmpeg's, for streams that say nothing
+_NO_RATE = 25  # FFmpeg's default for streams without a rate
 _FILE_BYTES = 1 << 20  # it writes none
 
 
 class Gone(Exception):
-    """The owner is."""
+    """The owner has closed its end."""
 
 
 class Stream:
     """Decodes one stream.
 
     Args:
-        data: descriptor of its bytes.
+        data: descriptor of the stream's bytes.
     """
 
     def __init__(self, data: int, channel: wire.Channel, settings: Settings) -> None:
@@ -53,36 +53,36 @@ class Stream:
         self._first: float | None = None
 
     def run(self) -> Ended:
-        """Until the stream ends.
+        """Decode until the stream ends.
 
         Raises:
-            VideoInputError: there is no video in it that can be decoded.
+            VideoInputError: it has no video that can be decoded.
             VideoLimitError: its frames are too large.
-            Gone: nobody listens any more.
+            Gone: the owner has closed its end.
         """
         options = {"fd": str(self._data), "protocol_whitelist": "fd", "format_whitelist": FORMATS, **_PROBE}
         try:
             container = av.open("fd:", options=options, metadata_errors="replace")
         except (av.FFmpegError, ValueError) as error:
             raise VideoInputError(
-                f"this is no video stream that can be read ({_said(error)}); an MP4 has to be fragmented"
+                f"this is not a readable video stream ({_said(error)}); an MP4 must be fragmented"
             ) from None
         with container:
             if not container.streams.video:
-                raise VideoInputError("there is no video in the stream")
+                raise VideoInputError("the stream has no video")
             stream = container.streams.video[0]
             context = stream.codec_context
             self._check(context.width, context.height)
             context.options = {"max_pixels": str(self._settings.max_pixels)}
-            context.thread_count = 1  # threads would hold frames back
+            context.thread_count = 1  # several threads would hold frames back
             rate = stream.average_rate or context.framerate
             for frame in self._frames(container, stream):
-                # not frame.time: what comes out at the end has no time base any more
+                # not frame.time: the last frames have no time base any more
                 known = frame.pts is not None
                 seconds = float(frame.pts * stream.time_base if known else self._decoded / (rate or _NO_RATE))
                 self._take(frame, context, seconds)
         if not self._decoded:
-            raise VideoInputError("there is no frame in the stream that can be decoded")
+            raise VideoInputError("the stream has no frame that can be decoded")
         return Ended(self._decoded, self._dropped, self._damaged)
 
     def _frames(self, container: Any, stream: Any) -> Iterator[Any]:
@@ -90,7 +90,7 @@ class Stream:
         while True:
             try:
                 packet = next(packets, None)
-            except av.FFmpegError:  # it breaks off; what the decoder holds is still sound
+            except av.FFmpegError:  # the container is truncated; frames in the decoder are still sound
                 self._damaged += 1
                 packet = None
             try:
@@ -113,8 +113,8 @@ class Stream:
             return
         if (frame.width, frame.height) != self._size:
             raise VideoInputError(
-                f"the size of frames changes in the middle, from {self._size[0]}x{self._size[1]} to "
-                f"{frame.width}x{frame.height}; begin a stream anew"
+                f"the size of frames changes within the stream, from {self._size[0]}x{self._size[1]} to "
+                f"{frame.width}x{frame.height}; start a new stream for the new size"
             )
         slot = self._slot()
         if slot is None:
@@ -143,12 +143,12 @@ class Stream:
         os.close(memory)
 
     def _slot(self) -> int | None:
-        """One to write into; None where the frame is to be dropped."""
+        """Return a slot to write into; None if the frame is to be dropped."""
         assert self._ring is not None
         while (slot := self._ring.take()) is None and not self._settings.drop:
             either: list[Any] = [self._ring, self._channel]
             readable, _, _ = select.select(either, [], [])
-            if self._channel in readable:  # nothing is sent after the room: it is the end
+            if self._channel in readable:  # no message follows the room: the owner has closed its end
                 raise Gone
             self._ring.heard()
         return slot
@@ -156,7 +156,7 @@ class Stream:
     def _check(self, width: int, height: int) -> None:
         if width * height > self._settings.max_pixels:
             raise VideoLimitError(
-                f"a frame has {width * height} pixels ({width}x{height}), and option 'max_pixels' allows "
+                f"a frame has {width * height} pixels ({width}x{height}), but option 'max_pixels' allows "
                 f"{self._settings.max_pixels}; send a smaller video or raise the option"
             )
 
@@ -168,9 +168,9 @@ class Stream:
 
 
 def main() -> None:
-    """Lock in, decode, say how it ended."""
+    """Enter the sandbox, decode, and report the outcome."""
     data, control, memory_bytes, owner = map(int, sys.argv[1:])
-    sandbox.die_with_parent(owner)  # nobody else ends one that spins
+    sandbox.die_with_parent(owner)  # nothing else would end a process that spins
     av.logging.set_level(av.logging.PANIC)
     channel = wire.Channel(socket.socket(fileno=control), to_process)
     try:
@@ -195,7 +195,7 @@ def _outcome(stream: Stream) -> Ended | Failed:
         return Failed(Failure.MEMORY, "")
     except Gone:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the owner is to hear of it
+    except Exception as error:  # noqa: BLE001 - any error is reported to the owner
         return Failed(Failure.INTERNAL, f"{type(error).__name__}: {error}")
 
 

@@ -7,10 +7,10 @@
                in place of   the card   swscale   copied into the
                lengths                  makes it  host's
 
-What it decodes it decodes to the bit: only codecs whose standards say what each bit is, only frames whose conversion
-to RGB is the CPU's, integer for integer. For all else, and whenever something is unusual, it refuses with a reason
+Decoding is exact to the bit: it supports only codecs whose standards define each bit, and only frames whose conversion
+to RGB equals the CPU's, integer for integer. It refuses all other videos, and any irregularity, with a reason
 (`vllm_omni_sched.video.nvdec.limits.Refusal`), and the video is decoded on CPUs.
 
-Its calls follow the interface of PyNvVideoCodec 2.0.4 and were tested against a module with that interface over
-FFmpeg's decoders: it has not run on a card yet. ``python -m benchmarks.gpu.nvdec`` is what to run there first.
+The calls follow the interface of PyNvVideoCodec 2.0.4 and were tested against a module with that interface over
+FFmpeg's decoders: they have not run on a card yet. Run ``python -m benchmarks.gpu.nvdec`` there first.
 """

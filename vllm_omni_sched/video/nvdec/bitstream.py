@@ -1,4 +1,4 @@
-"""Packets as NVDEC's parser wants them: start codes in place of lengths, parameter sets in the stream.
+"""Conversion of packets for NVDEC's parser: start codes in place of lengths, parameter sets in the stream.
 
 ISO/IEC 14496-15 (the configuration records of AVC and HEVC), 14496-10 annex B and 7.3.2.1.1 (start codes, the sequence
 parameter set), 23008-2 7.3.3 (profile and tier), and AV1-ISOBMFF (av1C).
@@ -12,16 +12,30 @@ from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, skip_scaling_l
 
 START_CODE = b"\x00\x00\x00\x01"
 _SPS = 7
-_WITH_CHROMA = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles that say their chroma format
+_WITH_CHROMA = {
+    100,
+    110,
+    122,
+    244,
+    44,
+    83,
+    86,
+    118,
+    128,
+    138,
+    139,
+    134,
+    135,
+}  # profiles whose parameters include the chroma format
 
 
 class Framing(NamedTuple):
-    """How the packets of a stream become what a parser reads.
+    """The conversion of a stream's packets for a parser.
 
     Attributes:
-        length_bytes: of the length before each unit; 0 where packets are as the parser wants them.
-        head: goes before a packet where decoding begins.
-        interlaced: the stream may hold fields.
+        length_bytes: size of the length before each unit; 0 if packets need no conversion.
+        head: bytes to put before a packet where decoding begins.
+        interlaced: whether the stream may hold fields.
     """
 
     length_bytes: int
@@ -29,16 +43,16 @@ class Framing(NamedTuple):
     interlaced: bool = False
 
     def packet(self, data: memoryview | bytes, begins: bool) -> bytes:
-        """One packet; cut-off units end where the packet ends."""
+        """Return one converted packet; truncated units end where the packet ends."""
         body = bytes(data) if not self.length_bytes else _with_start_codes(data, self.length_bytes)
         return self.head + body if begins else body
 
 
 def framing(codec: str, extradata: bytes) -> Framing:
-    """Of a stream, by FFmpeg's name of its codec and the parameters from its container.
+    """Return the framing of a stream, from FFmpeg's name of its codec and the parameters of its container.
 
     Raises:
-        ValueError: the parameters are cut off.
+        ValueError: the parameters are truncated.
     """
     try:
         if codec == "h264":
@@ -46,7 +60,7 @@ def framing(codec: str, extradata: bytes) -> Framing:
         if codec == "hevc":
             return _hevc(extradata)
     except (IndexError, EndOfBits):
-        raise ValueError(f"the parameters of the {codec} stream are cut off") from None
+        raise ValueError(f"the parameters of the {codec} stream are truncated") from None
     return Framing(0, extradata[4:] if codec == "av1" and extradata[:1] == b"\x81" else b"")
 
 
@@ -104,7 +118,7 @@ def _any_fields(units: list[bytes]) -> bool:
 
 
 def _may_hold_fields(sps: bytes) -> bool:
-    """Not ``frame_mbs_only_flag``, by everything that stands before it."""
+    """Return the negation of ``frame_mbs_only_flag``; reads all fields before it."""
     bits = Bits(unescaped(sps, len(sps))[1:])
     profile = bits.read(8)
     bits.read(16)  # constraints, level

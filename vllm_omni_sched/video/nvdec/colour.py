@@ -1,9 +1,9 @@
-"""From NV12 to RGB on the device, with the integers of swscale.
+"""Conversion from NV12 to RGB on the device, with the integer arithmetic of swscale.
 
-swscale's vector code for x86 converts 8-bit 4:2:0 to RGB of the same size in 16 bits: samples times eight, less their
-offset, times a coefficient of 13 bits, of which the upper half is kept; each chroma sample serves four pixels. Done
-over with integers here, the result is the same to the bit (tests compare them over random samples). As in `convert`,
-the matrix and the range are those that the frame itself names, as OpenCV takes them.
+swscale's vector code for x86 converts 8-bit 4:2:0 to RGB of the same size in 16 bits: samples times eight, minus their
+offset, times a coefficient of 13 bits, of which the upper half is kept; each chroma sample serves four pixels.
+Repeating this with integers gives the same result to the bit (tests compare them on random samples). As in `convert`,
+the matrix and the range are those that the frame itself names, as OpenCV uses them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _CHROMA = {
     7: (117579, 136230, 16907, 35559),  # SMPTE 240M
     9: (110013, 140363, 12277, 42626),  # BT.2020, luminance not constant
 }
-"""V to red, U to blue, U and V off green, by H.273's number of the matrix, as in libswscale/yuv2rgb.c."""
+"""Factors of V for red, U for blue, U and V for green, by H.273's number of the matrix, as in libswscale/yuv2rgb.c."""
 
 SPACES = frozenset(_CHROMA)
 
 
 class Colours(NamedTuple):
-    """What the samples of a frame mean: H.273's number of the matrix; whether luma spans 0 to 255, not 16 to 235."""
+    """The meaning of a frame's samples: H.273's number of the matrix; whether luma spans 0 to 255, not 16 to 235."""
 
     space: int = 2
     full_range: bool = False
 
 
 class Coefficients(NamedTuple):
-    """With 13 bits behind the point; ``black`` is the luma of it."""
+    """Coefficients with 13 fractional bits; ``black`` is the luma value of black."""
 
     luma: int
     v_red: int
@@ -48,7 +48,7 @@ class Coefficients(NamedTuple):
 
 
 def coefficients(colours: Colours) -> Coefficients:
-    """Of a matrix among `SPACES`."""
+    """Return the coefficients of a matrix in `SPACES`."""
     full = colours.full_range
     red, blue, green_u, green_v = (c * 224 // 255 if full else c for c in _CHROMA[colours.space])
     return Coefficients(
@@ -66,14 +66,14 @@ def _13_bits(value: int) -> int:
 
 
 def nv12_to_rgb(frame: torch.Tensor, colours: Colours) -> torch.Tensor:
-    """A frame as decoders leave it, in RGB.
+    """Convert a decoded frame to RGB.
 
     Args:
         frame: uint8 of shape (3 * height / 2, width), height and width even: rows of luma, then of U and V in turn.
-        colours: of the frame.
+        colours: meaning of the frame's samples.
 
     Returns:
-        uint8 of shape (height, width, 3), on the same device.
+        The frame as uint8 of shape (height, width, 3), on the same device.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A decoder session of a card behind the interface of decoders."""
+"""A decoder session of a GPU behind the interface of decoders."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _Kind = tuple[str, int, int, bytes]
 
 
 class NvdecDecoder(Decoder):
-    """One session of one GPU. As many of them run at once as the GPU has engines (`limits.Limits.engines`).
+    """A decoder session of a GPU. At most one session per engine runs at once (`limits.Limits.engines`).
 
-    1. A video that would not come out as a CPU decodes it is refused by `open`, with a reason.
-    2. The first video of a kind (codec, size, parameters) is begun by `open` already, so that a session that cannot be
-       had is known there.
-    3. `decode` raises, too, where the library gives up or wanted frames do not come out: the card hides damage, so
-       a damaged video is one for CPUs.
-    4. The session is kept from video to video of the same kind, and never after an error.
+    1. `open` refuses, with a reason, a video that a CPU would decode to other frames.
+    2. `open` already begins the first video of a kind (codec, size, parameters), so that a session that cannot be
+       created is known there.
+    3. `decode` raises if the library fails or wanted frames are missing: the card hides damage, so damaged videos are
+       decoded on CPUs.
+    4. The session is kept for videos of the same kind, and never after an error.
 
     Args:
-        gpu: its number for CUDA.
-        on_device: frames stay there: give `open` no memory, and take them by `frames`.
-        library, device: in place of the real ones, for tests.
+        gpu: CUDA's number of the GPU.
+        on_device: whether frames stay on the device: then give `open` no memory, and read `frames`.
+        library, device: replacements of the real ones, for tests.
 
     Raises:
-        NvdecError: PyNvVideoCodec is not installed, or there is no driver that it can use.
+        NvdecError: PyNvVideoCodec is not installed, or has no driver that it can use.
     """
 
     def __init__(
@@ -65,20 +65,23 @@ class NvdecDecoder(Decoder):
 
     @property
     def frames(self) -> torch.Tensor:
-        """On the device: uint8 of shape (slots, height, width, 3), for frames that `decode` has found. It is the
-        caller's, for good, and can be put into a message of the CUDA IPC path as it is."""
+        """The decoded frames on the device: uint8 of shape (slots, height, width, 3), valid for slots found by
+        `decode`.
+
+        The tensor belongs to the caller, and can be sent by the CUDA IPC path without a copy.
+        """
         if self._frames is None:
             raise ValueError("frames are on the host: construct the decoder with on_device=True")
         return self._frames
 
     def open(self, index: VideoIndex, packets: memoryview, frames: memoryview, slots: int = 0) -> None:
-        """Begin with a video; see `Decoder.open`.
+        """Open a video; see `Decoder.open`.
 
         Args:
-            slots: how many frames the tensor on the device holds, where frames stay there.
+            slots: number of frames in the tensor on the device, if frames stay there.
 
         Raises:
-            NvdecError: a decoder on the CPU has to do it; says why.
+            NvdecError: a decoder on the CPU must decode this video, for the reason given.
         """
         self._forget()
         if (refusal := out_of_reach(index) or beyond(index, self._limits_for(index))) is not None:
@@ -107,17 +110,17 @@ class NvdecDecoder(Decoder):
             self._slots = HostSlots(frames, *size, self._device)
 
     def decode(self, piece: Piece) -> PieceResult:
-        """See `Decoder.decode`.
+        """Decode a piece; see `Decoder.decode`.
 
-        ``decode_seconds`` and ``convert_seconds`` are those of this thread: part of the card's work is waited for only
-        at the end of the piece, in the latter.
+        ``decode_seconds`` and ``convert_seconds`` are times of this thread, which waits for part of the card's work
+        only at the end of the piece; that wait counts as conversion.
 
         Raises:
-            NvdecError: the library gave up, or not all frames came out.
+            NvdecError: the library failed, or wanted frames are missing.
         """
         index, slots = self._index, self._slots
         if index is None or (slots is None and piece.wanted):
-            raise ValueError("decode before open, or no room for frames")
+            raise ValueError("decode was called before open, or open got no memory for frames")
         begin, converting = self._clock(), 0.0
         found: list[int] = []
         decoded = 0
@@ -141,7 +144,7 @@ class NvdecDecoder(Decoder):
             converting += self._clock() - before
             if len(found) < len(wanted):
                 lost = len(wanted) - len(found)
-                raise NvdecError(Refusal.INCOMPLETE, f"{lost} of {len(wanted)} frames did not come out")
+                raise NvdecError(Refusal.INCOMPLETE, f"{lost} of {len(wanted)} frames are missing")
         except NvdecError:
             self._drop_session()
             raise
@@ -160,7 +163,7 @@ class NvdecDecoder(Decoder):
         return self._limits[key]
 
     def _begin(self, index: VideoIndex) -> Session:
-        """The session for this kind of video; a new one decodes the first packet, for the error it may raise."""
+        """Return the session for this kind of video; a new one decodes the first packet, to raise its errors here."""
         kind = (index.codec, index.width, index.height, index.extradata)
         if self._session is not None and kind == self._kind:
             return self._session
@@ -185,7 +188,7 @@ class NvdecDecoder(Decoder):
     def _rgb(self, index: VideoIndex, frame: Frame) -> torch.Tensor:
         picture = frame.picture
         if tuple(picture.shape) != (index.height * 3 // 2, index.width):
-            raise NvdecError(Refusal.FORMAT, f"a frame came out as {tuple(picture.shape)}")
+            raise NvdecError(Refusal.FORMAT, f"a decoded frame has the shape {tuple(picture.shape)}")
         rgb = nv12_to_rgb(picture, self._colours)
         return rgb.rot90(-(index.rotation // 90)) if index.rotation else rgb
 

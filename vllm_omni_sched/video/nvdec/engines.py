@@ -1,4 +1,4 @@
-"""How many decoders of this machine's cards can run at once."""
+"""The decoding engines of this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class Engine(NamedTuple):
-    """One NVDEC engine; the driver gives sessions of a GPU to its engines in turn."""
+    """One NVDEC engine; the driver distributes the sessions of a GPU over its engines in turn."""
 
     gpu: int
     number: int
 
 
 def table(library: Library, gpus: Iterable[int]) -> dict[int, dict[str, Limits]]:
-    """By GPU, and by codec those that it decodes 8-bit 4:2:0 of; a GPU that does not answer has none."""
+    """Return, by GPU, the limits of each codec that it decodes in 8-bit 4:2:0; empty for a GPU that does not answer."""
     found: dict[int, dict[str, Limits]] = {}
     for gpu in gpus:
         found[gpu] = {}
@@ -34,11 +34,11 @@ def table(library: Library, gpus: Iterable[int]) -> dict[int, dict[str, Limits]]
 
 
 def engines(found: dict[int, dict[str, Limits]], at_most: int | None = None) -> list[Engine]:
-    """Of all GPUs, those of one number together, so that the first few are spread over GPUs.
+    """Return the engines of all GPUs, ordered by number, so that the first few are spread over GPUs.
 
     Args:
-        found: by `table`.
-        at_most: engines to use of one GPU; None for all.
+        found: result of `table`.
+        at_most: most engines to use of one GPU; None for all.
     """
     counts = {gpu: max((limits.engines for limits in by_codec.values()), default=0) for gpu, by_codec in found.items()}
     if at_most is not None:
@@ -50,13 +50,13 @@ def engines(found: dict[int, dict[str, Limits]], at_most: int | None = None) -> 
 def here(
     at_most: int | None = None, library: Callable[[], Library] = Library, gpus: Iterable[int] | None = None
 ) -> list[Engine]:
-    """The engines of this machine, as `engines` orders them; none where NVDEC cannot be used.
+    """Return the engines of this machine, as `engines` orders them; empty if NVDEC cannot be used.
 
-    Asking loads the driver: where this process is not to have memory on each GPU, ask in another one.
+    This loads the driver, which allocates memory on each GPU: call it in another process to avoid that.
 
     Args:
         at_most: engines to use of one GPU; None for all.
-        library, gpus: in place of PyNvVideoCodec and of all GPUs that CUDA shows.
+        library, gpus: replacements of PyNvVideoCodec and of all GPUs that CUDA shows.
     """
     try:
         found = library()

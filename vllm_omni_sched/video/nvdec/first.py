@@ -1,4 +1,4 @@
-"""What a CPU sees in the first frame of a video: NVDEC hands over samples, and does not say what they mean."""
+"""Properties of a video's first frame, decoded on the CPU: NVDEC returns samples without their meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
 class First(NamedTuple):
-    """``pixel_format``: FFmpeg's name. ``interlaced``: it consists of fields."""
+    """Properties of the first frame: FFmpeg's name of the pixel format, colours, and whether it consists of fields."""
 
     pixel_format: str
     colours: Colours
@@ -25,9 +25,9 @@ class First(NamedTuple):
 
 
 def first_frame(index: VideoIndex, packets: memoryview) -> First | None:
-    """Decode the first packet that stands for itself, by FFmpeg; None where nothing comes of it.
+    """Decode the first packet that is a start, by FFmpeg; return None if that gives no frame.
 
-    Where PyAV is not installed, it is taken to be what the index says, and no more: of the usual matrix.
+    Without PyAV, the index's pixel format is returned, with an unspecified matrix.
     """
     if not find_spec("av"):
         return First(index.pixel_format, Colours(2, index.pixel_format.startswith("yuvj")))

@@ -1,4 +1,4 @@
-"""The few calls that reach PyNvVideoCodec."""
+"""The calls to PyNvVideoCodec."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     import torch
 
-_BUSY = ("out of memory", "out_of_memory")  # what the driver says when another session does not fit
+_BUSY = ("out of memory", "out_of_memory")  # messages of the driver when another session does not fit
 
 
 class NvdecError(DecoderError):
-    """NVDEC does not decode this video, or none. ``reason`` is for counting; the message begins with it."""
+    """NVDEC does not decode this video, or no video at all; the message begins with ``reason``, which is counted."""
 
     def __init__(self, reason: Refusal, what: str) -> None:
         super().__init__(f"nvdec: {reason.value}: {what}")
@@ -27,27 +27,27 @@ class NvdecError(DecoderError):
 
 
 class Frame(NamedTuple):
-    """One that came out: NV12 as `colour.nv12_to_rgb` takes it, good until its session is fed again."""
+    """A decoded frame: NV12 as for `colour.nv12_to_rgb`, valid until its session is fed again."""
 
     pts: int
     picture: torch.Tensor
 
 
 class Library:
-    """PyNvVideoCodec, as far as it is used here.
+    """The used part of PyNvVideoCodec.
 
     Args:
-        module: it; imported where it is None.
+        module: the module; imported if None.
 
     Raises:
-        NvdecError: it is not installed, or there is no driver that it can use.
+        NvdecError: it is not installed, or has no driver that it can use.
     """
 
     def __init__(self, module: ModuleType | None = None) -> None:
         self._module: Any = module or _imported()
 
     def limits(self, gpu: int, codec: str, pixel_format: str) -> Limits:
-        """What a GPU says of a codec and pixel format, both by FFmpeg's names.
+        """Return a GPU's limits for a codec and pixel format, both by FFmpeg's names.
 
         Raises:
             NvdecError: the GPU does not answer.
@@ -62,10 +62,10 @@ class Library:
             )
 
     def session(self, gpu: int, codec: str) -> Session:
-        """A decoder on a GPU; the driver picks the engine.
+        """Create a decoder session on a GPU; the driver picks the engine.
 
         Raises:
-            NvdecError: there is none to be had.
+            NvdecError: no session can be created.
         """
         with self._told(Refusal.FAILED):
             return Session(
@@ -80,12 +80,12 @@ class Library:
             )
 
     def packet(self) -> Any:
-        """An empty one; to a session it means the end."""
+        """Return an empty packet, which means the end to a session."""
         return self._module.PacketData()
 
     @contextlib.contextmanager
     def _told(self, otherwise: Refusal) -> Iterator[None]:
-        """Whatever the library raises, as our error: its own exceptions have no common base."""
+        """Convert all errors of the library, whose exceptions have no common base, to `NvdecError`."""
         try:
             yield
         except Exception as error:
@@ -99,26 +99,26 @@ class Library:
 
 
 class Session:
-    """One decoder of the library. It makes its surfaces when it sees the first packet."""
+    """A decoder session of the library, which allocates its surfaces when it sees the first packet."""
 
     def __init__(self, library: Library, decoder: Any) -> None:
         self._library, self._decoder = library, decoder
 
     def feed(self, data: bytes, pts: int) -> Iterator[Frame]:
-        """Decode a packet; frames come in display order, in all after some more packets.
+        """Decode a packet and yield frames in display order; the frame of a packet may come after later packets.
 
         Raises:
-            NvdecError: the library gave up.
+            NvdecError: the library failed.
         """
         import numpy as np
 
-        held = np.frombuffer(data, np.uint8)  # while the library reads it
+        held = np.frombuffer(data, np.uint8)  # kept alive while the library reads it
         packet = self._library.packet()
         packet.bsl_data, packet.bsl, packet.pts = held.ctypes.data, len(data), pts
         yield from self._frames(packet)
 
     def finish(self) -> Iterator[Frame]:
-        """What it holds back. It may be fed again, from a packet where decoding may begin."""
+        """Yield the frames that the session holds back. It may be fed again, from a start on."""
         while frames := list(self._frames(self._library.packet())):
             yield from frames
 
@@ -133,12 +133,12 @@ class Session:
 
 def _imported() -> Any:
     try:
-        import_module("torch")  # not later, in a process that may not read files any more
+        import_module("torch")  # imported now, because the sandboxed process cannot read files later
         return import_module("PyNvVideoCodec")
     except ModuleNotFoundError as error:
         said = "install PyNvVideoCodec beside a torch with CUDA"
         raise NvdecError(Refusal.NO_LIBRARY, f"{error.name} is not installed; {said}") from None
     except Exception as error:
-        # it asks the driver while it is imported, and raises RuntimeError or ImportError
+        # importing it queries the driver, and raises RuntimeError or ImportError
         said = "; in a container NVIDIA_DRIVER_CAPABILITIES must name video"
         raise NvdecError(Refusal.NO_DRIVER, f"{str(error).splitlines()[0]}{said}") from error

@@ -1,4 +1,4 @@
-"""What a card can decode, and whether a video is that. Pure: what the library says of itself in, a reason out."""
+"""Limits of a GPU's decoders, and the check of a video against them. Pure: the library's answers in, a reason out."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ if TYPE_CHECKING:
 
 
 class Refusal(str, Enum):
-    """Why a video, or all of them, are not decoded by NVDEC."""
+    """Reason why NVDEC does not decode a video, or any video."""
 
     NO_LIBRARY = "no_library"  # PyNvVideoCodec or torch is not installed
-    NO_DRIVER = "no_driver"  # no driver, or one that does not let us at its video part
+    NO_DRIVER = "no_driver"  # no driver, or one without access to its video part
     NO_DEVICE = "no_device"  # no such GPU
-    CODEC = "codec"  # not one that this GPU decodes to the bit
-    FORMAT = "format"  # of pixels: its conversion would not be the CPU's
+    CODEC = "codec"  # this GPU does not decode it, or not exactly to the bit
+    FORMAT = "format"  # pixel format whose conversion would differ from the CPU's
     CHANGES = "changes"  # its parameters change within the stream
     INTERLACED = "interlaced"  # the card would deinterlace
     SIZE = "size"  # too small or too large for this GPU
     BUSY = "busy"  # no memory left for another session
-    FAILED = "failed"  # the library gave up
-    INCOMPLETE = "incomplete"  # frames that packets promised did not come out
+    FAILED = "failed"  # the library failed
+    INCOMPLETE = "incomplete"  # wanted frames are missing
 
 
 EXACT = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
-"""Our codecs by the library's names. Those of MPEG-4 part 2 and before leave the inverse transform to the decoder."""
+"""FFmpeg's names of the supported codecs -> the library's. MPEG-4 part 2 and older ones do not define the inverse
+transform exactly."""
 
 
 class PixelFormat(NamedTuple):
-    """By the library's name of chroma."""
+    """A pixel format: the library's name of the chroma format, and the bits per sample."""
 
     chroma: str
     bits: int
 
 
 FORMATS = {"yuv420p": PixelFormat("420", 8), "yuvj420p": PixelFormat("420", 8)}
-"""FFmpeg's names of the pixels that `colour` converts as swscale does."""
+"""FFmpeg's names of the pixel formats that `colour` converts as swscale does."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one GPU says of one codec and pixel format.
+    """A GPU's limits for one codec and pixel format.
 
     Attributes:
-        engines: NVDEC engines that decode it.
-        macroblocks: of 16 by 16 pixels, in one frame, at most.
+        engines: number of NVDEC engines that decode it.
+        macroblocks: most macroblocks of 16 by 16 pixels in a frame.
     """
 
     supported: bool
@@ -62,7 +63,7 @@ class Limits:
 
     @classmethod
     def of(cls, caps: Mapping[str, int]) -> Limits:
-        """Of what ``GetDecoderCaps`` returns; whatever is missing there counts as 0."""
+        """Convert the result of ``GetDecoderCaps``; missing keys count as 0."""
         return cls(
             supported=bool(caps.get("supported", 0)),
             engines=caps.get("num_decoder_engines", 0),
@@ -75,16 +76,16 @@ class Limits:
 
 
 def out_of_reach(index: VideoIndex) -> Refusal | None:
-    """Whether no card at all would do, by what the index says."""
+    """Return why no GPU can decode this video, judged by its index; None if one may."""
     if index.codec not in EXACT:
         return Refusal.CODEC
     if index.pixel_format not in FORMATS or index.width % 2 or index.height % 2:
-        return Refusal.FORMAT  # with an odd size swscale takes another way to RGB
+        return Refusal.FORMAT  # swscale converts odd sizes by other code
     return Refusal.CHANGES if index.extradata_changes else None
 
 
 def beyond(index: VideoIndex, limits: Limits) -> Refusal | None:
-    """Whether this card would not do."""
+    """Return why this GPU cannot decode this video; None if it can."""
     if not limits.supported:
         return Refusal.CODEC
     fits = limits.min_width <= index.width <= limits.max_width

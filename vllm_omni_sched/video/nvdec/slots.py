@@ -1,4 +1,4 @@
-"""Where finished frames go: they stay on the device, or are copied to the host."""
+"""Output of finished frames: on the device, or copied to the host."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class Slots(Protocol):
-    """The output of one video."""
+    """The output slots of one video."""
 
     def put(self, slot: int, frame: torch.Tensor) -> None:
-        """Take a frame, uint8 of shape (height, width, 3); nothing waits for the device."""
+        """Store a frame, uint8 of shape (height, width, 3), without waiting for the device."""
 
     def finish(self) -> None:
-        """All that was put is there, for whoever reads it."""
+        """Complete all stored frames, so that readers can use them."""
 
 
 class DeviceSlots:
-    """One tensor, uint8 of shape (slots, height, width, 3), on the device."""
+    """Slots in one tensor, uint8 of shape (slots, height, width, 3), on the device."""
 
     def __init__(self, frames: torch.Tensor) -> None:
         self._frames = frames
@@ -28,15 +28,15 @@ class DeviceSlots:
         self._frames[slot].copy_(frame)
 
     def finish(self) -> None:
-        """Nothing: who reads the tensor on the same stream, or gets it by CUDA IPC, waits for the copies there."""
+        """Do nothing: readers on the same stream, or by CUDA IPC, wait for the copies there."""
 
 
 class HostSlots:
-    """Host memory, through two pinned frames: one is on its way down while the other is copied to its slot.
+    """Slots in host memory, filled through two pinned frames: one is transferred while the other is copied to its slot.
 
     Args:
         frames: the output, slots of ``height * width * 3`` bytes.
-        device: the card's; pinned memory and events are its.
+        device: the GPU, which provides pinned memory and events.
     """
 
     def __init__(self, frames: memoryview, height: int, width: int, device: Device) -> None:
@@ -70,13 +70,13 @@ class HostSlots:
 
 
 class Device:
-    """A card, as far as torch is asked for it here."""
+    """A GPU as used through torch."""
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
 
     def use(self) -> None:
-        """Make it the current one of this thread, with a context: the library joins that."""
+        """Make it the current device of this thread, with a context, which the library then uses."""
         import torch
 
         torch.cuda.set_device(self._gpu)
@@ -93,7 +93,7 @@ class Device:
         return torch.empty((height, width, 3), dtype=torch.uint8, pin_memory=True)
 
     def recorded(self) -> Any:
-        """An event behind the work of the current stream, with ``synchronize()``."""
+        """Return an event behind the work of the current stream, with ``synchronize()``."""
         import torch
 
         event = torch.cuda.Event()

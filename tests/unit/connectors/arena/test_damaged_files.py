@@ -231,7 +231,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused(root: str, what: str, who
         os.chown(found, 12345, 12345)
     elif what == "open to others":
         found.chmod(0o750)
-    with pytest.raises(RendezvousError, match=rf"{found} is not a directory of this user alone .* `directory`"):
+    with pytest.raises(RendezvousError, match=rf"{found} is not a private directory of this user .* `directory`"):
         ArenaPath(small(root))
     if what in ("a link", "a file"):
         found.unlink()
@@ -277,7 +277,7 @@ def test_an_arena_that_was_removed_under_living_processes(start: Start, director
     assert producer.health()[2]["given_back"] == 0
     assert consumer.look("k") == 1
     assert consumer.get("l") == (IN_POOL, 1)
-    with pytest.raises(RendezvousError, match=r"cannot look for messages in .* No such file"):
+    with pytest.raises(RendezvousError, match=r"cannot search for messages in .* No such file"):
         consumer.get("m")
     with pytest.raises(RendezvousError, match="No such file"):
         producer.get("m")

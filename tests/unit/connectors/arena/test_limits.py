@@ -59,7 +59,7 @@ def test_max_inflight_counts_messages_of_an_edge_that_nobody_has_got(open_path: 
     path = open_path(max_inflight=2)
     for key in "ab":
         put(path, key, 5 * KIB)
-    with pytest.raises(NoRoomError, match=r"edge 0->1 has 2 messages \(\d+ bytes\) that nobody has got .*max_inflight"):
+    with pytest.raises(NoRoomError, match=r"edge 0->1 has 2 messages \(\d+ bytes\) not received yet .*max_inflight"):
         put(path, "c")
     put(path, "c", edge=OTHER)
     assert path.health().status is Status.SICK

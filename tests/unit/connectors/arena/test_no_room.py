@@ -41,7 +41,7 @@ def test_a_full_arena_refuses_and_takes_again_when_something_was_got(start: Star
 
 def test_a_message_larger_than_its_pool_is_refused_before_its_deadline(options: ArenaOptions) -> None:
     path = ArenaPath(options, clock=FakeClock(), sleep=lambda _: pytest.fail("waits in vain"))
-    with pytest.raises(NoRoomError, match=r"of \d+ bytes on edge 0->1 is larger than pool image may get"):
+    with pytest.raises(NoRoomError, match=r"of \d+ bytes on edge 0->1 is larger than pool image may become"):
         path.put(make_message(EDGE, "k", pixels(1, 1 * MIB)), deadline=1e9)
     assert path.health().status.value == "degraded"  # others still get through
     path.close()
@@ -199,7 +199,7 @@ def test_a_receiver_without_descriptors_or_memory_can_get_a_message_later(
     for works in (lambda path: path.suffix == meeting.OUTBOX, lambda path: False):
         for room in (inbox, peer):
             monkeypatch.setattr(room, "open_private", lambda path, works=works: real(path) if works(path) else fails())
-        with pytest.raises(RendezvousError, match=r"cannot look for messages in .*: Too many open files"):
+        with pytest.raises(RendezvousError, match=r"cannot search for messages in .*: Too many open files"):
             receiver.get(EDGE, "k")
         clock.now += 0.2  # after which time stamps are believed
     for room in (inbox, peer):

@@ -172,8 +172,8 @@ def test_lossy_only_on_the_edge_that_allows_it_and_never_silently(caplog):
             )
         )
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "Edge 0->1 may compress with loss, by int8",
-        "Edge 0->2 may compress with loss, by mulaw",
+        "Edge 0->1 may be compressed lossily by codec int8",
+        "Edge 0->2 may be compressed lossily by codec mulaw",
     ]
     states = buffer(bfloat16(hidden_states(512, 64)), "bfloat16")
     pcm = buffer(tone(40_000), kind=Kind.AUDIO)

@@ -61,12 +61,12 @@ def test_files_are_private(root: str, directory: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in directory.iterdir()} == {0o600}
     (file,) = directory.glob("*.msg")
     file.chmod(0o644)
-    with pytest.raises(CorruptMessageError, match="not a file of this user alone"):
+    with pytest.raises(CorruptMessageError, match="not a private file of this user"):
         path.get(EDGE, "k")
     path.close()
     os.mkdir(f"{root}/open", 0o777)
     os.mkdir(f"{root}/open/vllm-omni-sched-{os.geteuid()}", 0o755)
-    with pytest.raises(RendezvousError, match="not a directory of this user alone"):
+    with pytest.raises(RendezvousError, match="not a private directory of this user"):
         DiskPath(files(f"{root}/open"))
     os.rmdir(f"{root}/open/vllm-omni-sched-{os.geteuid()}")
     os.rmdir(f"{root}/open")

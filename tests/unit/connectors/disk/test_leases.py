@@ -135,7 +135,7 @@ def test_a_message_that_cannot_be_renamed_for_a_lease_waits_still(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "rename", fails)
-        with pytest.raises(RendezvousError, match="cannot look for messages"):
+        with pytest.raises(RendezvousError, match="cannot search for messages"):
             path.lease(EDGE, "k")
     assert waits(path)
 
