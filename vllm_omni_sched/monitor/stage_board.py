@@ -46,7 +46,6 @@ class StageBoard:
         anomalies: Iterable[str] = (),
         incidents: Iterable[str] = (),
         reasons: Iterable[str] = (),
-        modalities: Iterable[str] = ("text", "image", "audio", "video"),
         max_in_flight: int = 65536,
     ) -> None:
         kinds, whys = tuple(anomalies), tuple(reasons)
@@ -59,7 +58,7 @@ class StageBoard:
             raise ValueError(f"the number of stages and max_in_flight must be 1 or more, got {given}")
         self.replicas: dict[tuple[int, int], ReplicaFacts] = {}
         self.edges: dict[tuple[int, int], EdgeFacts] = {}
-        self.loads = {modality: LoadFacts() for modality in modalities}
+        self.loads = {modality: LoadFacts() for modality in ("text", "image", "audio", "video")}
         self.forgotten = 0  # requests that did not end before `max_in_flight` others came
         self._incidents = tuple(incidents)
         self._max_in_flight = max_in_flight

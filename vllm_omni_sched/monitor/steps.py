@@ -11,9 +11,9 @@ class StepMeter:
     2. The time that a step was held back is subtracted, and a step that encoded is not added to the fit.
     """
 
-    def __init__(self, forgetting: float = 0.98) -> None:
+    def __init__(self) -> None:
         self.itl = ItlMeter()
-        self._fit = LineFit(forgetting)
+        self._fit = LineFit(0.98)
 
     @property
     def seconds_per_token(self) -> float:

@@ -149,9 +149,8 @@ class AimdBatch(PeriodicControl):
         maximum: int = 32,
         increase: int = 1,
         decrease: float = 0.5,
-        tolerance: float = 0.05,
     ) -> None:
-        super().__init__(target_seconds, interval_seconds, minimum, maximum, tolerance)
+        super().__init__(target_seconds, interval_seconds, minimum, maximum, tolerance=0.05)
         if increase < 1:
             raise ConfigError(f"increase must be 1 or more, got {increase}")
         if not 0 < decrease < 1:

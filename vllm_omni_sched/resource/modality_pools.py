@@ -56,16 +56,13 @@ class Pools:
 
     Args:
         total_bytes: 1 or more.
-        shares: share of each modality, 0 or more, at most 1 in total.
-        moving: how shares follow the demand; default: ``MovingShares()``.
+        shares: of each modality, 0 or more, at most 1 together.
 
     Raises:
         ConfigError: an argument is out of range.
     """
 
-    def __init__(
-        self, total_bytes: int, shares: Mapping[str, float] = DEFAULT_SHARES, moving: MovingShares | None = None
-    ) -> None:
+    def __init__(self, total_bytes: int, shares: Mapping[str, float] = DEFAULT_SHARES) -> None:
         if total_bytes < 1:
             raise ConfigError(f"total_bytes must be 1 or more, got {total_bytes}")
         if not shares:
@@ -78,7 +75,7 @@ class Pools:
         self.total_bytes = total_bytes
         self.shares = dict(shares)
         self._moves = [modality for modality, share in shares.items() if share]
-        self._moving = moving or MovingShares()
+        self._moving = MovingShares()
         self._used = dict.fromkeys(shares, 0)
         self._peak = dict.fromkeys(shares, 0)  # most bytes wanted at once in this interval
         self._claims: dict[str, tuple[int, int]] = {}  # refused bytes, and the interval of the refusal

@@ -42,10 +42,10 @@ class Rate:
 class EncodeCost:
     """Expected seconds to encode an item.
 
-    1. A modality that was timed has its own seconds per encoder embedding.
-    2. Another one has the mean of all timed ones; before any was timed, ``start`` per embedding. So without
-       measurements the cost is proportional to the embeddings, an estimate: real encoders are not quite linear.
-    3. A modality in ``free`` is not encoded at all.
+    1. A modality that was timed costs its own seconds per encoder embedding.
+    2. One that was not costs what all timed ones cost; before any was timed, ``start`` per embedding. So without
+       measurements the cost is in proportion to the embeddings, an estimate: real encoders are not quite linear.
+    3. Prompt embeddings are not encoded at all.
 
     Times of a lane include its pauses: an encode costs more beside a busy LLM, and counts so here.
 
@@ -53,10 +53,9 @@ class EncodeCost:
         start: seconds per embedding.
     """
 
-    def __init__(self, start: float = 1e-4, free: frozenset[str] = frozenset({"prompt_embeds"})) -> None:
+    def __init__(self, start: float = 1e-4) -> None:
         self._all = Rate(start)
         self._by_modality: dict[str, Rate] = {}
-        self._free = free
 
     def observe(self, modality: str, num_embeds: int, seconds: float) -> None:
         """Record that so many embeddings of this modality took ``seconds`` in total."""
@@ -64,8 +63,8 @@ class EncodeCost:
         self._by_modality.setdefault(modality, Rate(0.0)).observe(num_embeds, seconds)
 
     def seconds(self, modality: str, num_embeds: int) -> float:
-        """Return the expected seconds to encode an item of ``num_embeds`` embeddings."""
-        if modality in self._free:
+        """What encoding one item of ``num_embeds`` embeddings would take."""
+        if modality == "prompt_embeds":
             return 0.0
         rate = self._by_modality.get(modality)
         return (self._all if rate is None or not rate.is_measured else rate).seconds(num_embeds)

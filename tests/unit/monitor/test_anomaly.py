@@ -231,9 +231,7 @@ def test_correlation_is_taken_for_less_of_a_trend():
         (StuckQueue, {"beyond": 0.7}),
         (StuckQueue, {"least_samples": 1}),
         (MemoryLeak, {"alpha": 0}),
-        (MemoryLeak, {"window": 8}),
         (SickEdge, {"least_error_rate": 1}),
-        (SickEdge, {"limit": 0}),
     ],
 )
 def test_options_are_checked(detector, wrong):

@@ -1,6 +1,6 @@
 """All codecs, and those that are available on this machine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -46,10 +46,10 @@ class Codecs:
         return [codec for codec in self.present.values() if kind in codec.kinds and codec.suits(dtype, shape)]
 
 
-def load_codecs(factories: tuple[Callable[[], Codec], ...] = CODECS) -> Codecs:
+def load_codecs() -> Codecs:
     """Load all codecs whose libraries are installed; imports them now, not in the middle of a transfer."""
     present, absent = {}, {}
-    for factory in factories:
+    for factory in CODECS:
         try:
             codec = factory()
             present[codec.name] = codec

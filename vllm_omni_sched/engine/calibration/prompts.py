@@ -43,8 +43,8 @@ class Prompts:
         """Return a text prompt of so many words, which the front end has to tokenize."""
         return {"prompt": " ".join(["word"] * words)}
 
-    def images(self, number: int, words: int = 0) -> dict[str, Any]:
-        """Return a prompt of ``number`` different images of noise, followed by ``words`` words."""
+    def images(self, number: int) -> dict[str, Any]:
+        """Return a prompt of ``number`` different images of noise."""
         from PIL import Image
 
         assert self.image_size is not None, "the model takes no images"
@@ -52,7 +52,7 @@ class Prompts:
         drawn = [
             Image.fromarray(self._random.integers(0, 255, (height, width, 3), dtype=np.uint8)) for _ in range(number)
         ]
-        text = self._dummy.get_dummy_text({"image": number}) + " ".join(["word"] * words)
+        text = self._dummy.get_dummy_text({"image": number})
         return {"prompt": text, "multi_modal_data": {"image": drawn}}
 
     def _word_tokens(self) -> list[int]:

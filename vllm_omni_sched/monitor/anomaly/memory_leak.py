@@ -29,24 +29,22 @@ class MemoryLeak:
        in its second half alone, there with at least half the slope: a warm-up that levels off is not a leak.
     4. At Sen's slope, it must fill the rest of the memory within ``horizon_seconds``.
 
-    The test runs once per block. Raises:
-        ConfigError: ``alpha`` is not in (0, 0.5), ``horizon_seconds`` not above 0, or ``window`` below 24
-            or ``block_samples`` below 1.
+    Tested once per block.
+
+    Raises:
+        ConfigError: ``alpha`` is not in (0, 0.5), or ``horizon_seconds`` not above 0.
     """
 
-    def __init__(
-        self, alpha: float = 1e-3, horizon_seconds: float = 86400.0, window: int = 64, block_samples: int = 8
-    ) -> None:
+    window = 64
+    block_samples = 8
+
+    def __init__(self, alpha: float = 1e-3, horizon_seconds: float = 86400.0) -> None:
         if not 0 < alpha < 0.5:
             raise ConfigError(f"alpha must be in (0, 0.5), got {alpha}")
         if not horizon_seconds > 0:
             raise ConfigError(f"horizon_seconds must be above 0, got {horizon_seconds}")
-        if window < 24 or block_samples < 1:
-            raise ConfigError(f"window must be 24 or more and block_samples 1 or more, got {window}, {block_samples}")
         self.alpha = alpha
         self.horizon_seconds = horizon_seconds
-        self.window = window
-        self.block_samples = block_samples
         self._memory: dict[str, _Memory] = {}
 
     def observe(self, subject: str, now: float, used_bytes: float, capacity_bytes: float, in_flight: float) -> None:

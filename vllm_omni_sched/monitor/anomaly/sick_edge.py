@@ -49,33 +49,20 @@ class SickEdge:
        that nothing is learned, so that a sick edge does not become the norm.
 
     Raises:
-        ConfigError: a number is not above 0, or ``least_error_rate`` is not below 1.
+        ConfigError: ``least_error_rate`` is not in (0, 1).
     """
 
-    def __init__(
-        self,
-        least_error_rate: float = 0.02,
-        recent: int = 64,
-        memory: int = 4096,
-        z: float = 3.0,
-        drift: float = 1.0,
-        limit: float = 16.0,
-        least_spread: float = 0.35,
-    ) -> None:
-        for name, value in (("recent", recent), ("memory", memory), ("z", z), ("drift", drift), ("limit", limit)):
-            if not value > 0:
-                raise ConfigError(f"{name} must be above 0, got {value}")
+    recent = 64
+    memory = 4096
+    z = 3.0
+    drift = 1.0
+    limit = 16.0
+    least_spread = 0.35
+
+    def __init__(self, least_error_rate: float = 0.02) -> None:
         if not 0 < least_error_rate < 1:
             raise ConfigError(f"least_error_rate must be in (0, 1), got {least_error_rate}")
-        if not least_spread > 0:
-            raise ConfigError(f"least_spread must be above 0, got {least_spread}")
         self.least_error_rate = least_error_rate
-        self.recent = recent
-        self.memory = memory
-        self.z = z
-        self.drift = drift
-        self.limit = limit
-        self.least_spread = least_spread
         self._edges: dict[str, _Edge] = {}
 
     def observe(

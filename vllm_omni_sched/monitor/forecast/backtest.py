@@ -1,6 +1,6 @@
 """Find the model that would have forecast a history best."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +26,8 @@ class Score:
     quantiles: Series
 
 
-def rolling_origin(
-    history: Series, season: int, steps: int, holdout: int, models: Sequence[ModelChoice] | None = None
-) -> Mapping[ModelChoice, Score]:
-    """Forecast the last ``holdout`` values from every origin in them, ``steps`` ahead, with every model.
+def rolling_origin(history: Series, season: int, steps: int, holdout: int) -> Mapping[ModelChoice, Score]:
+    """Forecast the last ``holdout`` values from every origin in them, ``steps`` ahead, by every model.
 
     Models are fitted once, before the first origin, and are then updated value by value: none sees the values
     it forecasts. The intervals of the first half of the origins are scored on the second (split conformal,
@@ -46,7 +44,7 @@ def rolling_origin(
     origins = range(cut, len(history) - steps + 1)
     actual = np.stack([roots[origin : origin + steps] for origin in origins])
     scores = {}
-    for choice in models or choices(cut, season):
+    for choice in choices(cut, season):
         model = fit(choice, roots[:cut], season)
         forecasts = np.empty_like(actual)
         for row, origin in enumerate(origins):

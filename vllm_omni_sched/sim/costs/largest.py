@@ -25,14 +25,12 @@ def qwen25_vl(max_model_len: int) -> int:
     return pairs * frame_pair
 
 
-def tiles(per_tile: int, most_tiles: int = 12, *, video: bool = True) -> LargestItem:
-    """Return the rule of InternVL: the larger of an image and a video.
-
-    An image has so many tiles and a thumbnail; a video fills the context beside one such image, with a tile per frame.
-    """
+def tiles(per_tile: int, *, video: bool = True) -> LargestItem:
+    """Return the rule of InternVL: a picture of 12 tiles and a thumbnail, or a video that fills the context beside
+    one such picture, a tile for each frame."""
 
     def largest(max_model_len: int) -> int:
-        picture = (most_tiles + 1) * per_tile
+        picture = (12 + 1) * per_tile
         frames = max((max_model_len - picture) // per_tile, 1)
         return max(picture, frames * per_tile if video else 0)
 

@@ -1,6 +1,5 @@
 """Simulate the video decoders of one node."""
 
-from collections.abc import Mapping
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.errors import ConfigError
@@ -53,10 +52,9 @@ class VideoServer:
 
     Args:
         decoders: cores, or engines of a GPU.
-        kind: kind of decoder: ``cpu`` or ``nvdec``.
-        threads: most threads for a piece; 1 for engines of a GPU.
-        thread_gain: work that another thread adds, relative to a core; assumed.
-        classes: SLA classes by the names that requests use.
+        kind: of them: ``cpu`` or ``nvdec``.
+        threads: most that may work on a piece; 1 for engines of a GPU.
+        thread_gain: what another thread adds of a core's work; assumed.
 
     Raises:
         ConfigError: ``decoders`` or ``threads`` is below 1.
@@ -71,15 +69,12 @@ class VideoServer:
         kind: str = "cpu",
         threads: int = 1,
         thread_gain: float = THREAD_GAIN,
-        classes: Mapping[str, SlaClass] | None = None,
-        share: Share | None = None,
     ) -> None:
         if decoders < 1 or threads < 1:
             raise ConfigError(f"decoders and threads must be 1 or more, got {decoders} and {threads}")
-        self.share = share or Share()
+        self.share = Share()
         self._sim, self._done, self._costs = sim, done, costs
         self._decoders, self._kind, self._threads, self._gain = decoders, kind, threads, thread_gain
-        self._classes = classes or {}
         self._videos: dict[int, _Video] = {}
         self._keys: dict[Job, int] = {}
         self._free = dict.fromkeys(range(decoders))
@@ -97,7 +92,7 @@ class VideoServer:
         costs = [cost for clip in clips for cost in pieces_of(clip, self._costs, self._decoders)]
         left = {number: PieceLeft(number, cost, self._threads) for number, cost in enumerate(costs)}
         self._number += 1
-        video = _Video(self._number, job, left, self._classes.get(job.request.sla, INTERACTIVE))
+        video = _Video(self._number, job, left, INTERACTIVE)
         self._videos[video.key] = video
         self._keys[job] = video.key
         if left:

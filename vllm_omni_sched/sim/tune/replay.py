@@ -29,7 +29,6 @@ def on_trace(
     costs: EngineCosts,
     limits: EngineLimits,
     promise: tuple[float, float],
-    drain_seconds: float = 60.0,
 ) -> Evaluate:
     """Return a function that simulates one engine under a trace, with exactly the given options.
 
@@ -48,7 +47,7 @@ def on_trace(
         if whole:
             random = np.random.default_rng(seed)
             arriving, length = resample(whole, seconds, random, held_out=seed >= HELD_OUT), seconds / 2
-        seen = run_episode(arriving, costs, limits, config, length, promise, drain_seconds=drain_seconds)
+        seen = run_episode(arriving, costs, limits, config, length, promise, drain_seconds=60.0)
         return Measured(seen.attainment, seen.ttft_p99)
 
     return evaluate
@@ -59,19 +58,18 @@ def resample(
     seconds: float,
     random: np.random.Generator,
     held_out: bool,
-    block_seconds: float = 30.0,
 ) -> Iterator[Request]:
     """Yield requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
 
-    1. Blocks are ``block_seconds`` long, or shorter if the trace has fewer than ``BLOCKS`` of them; correlation
-       over longer times is lost.
-    2. Every other block is for training, the others are held out: neither half has requests of the other.
-    3. The drawn blocks make half the trace. A block that is drawn again gets new contents.
+    1. Blocks are half a minute long, or shorter where the trace has fewer than ``BLOCKS`` of them: what is
+       correlated over longer times is lost.
+    2. Every other block is for training, those between are held out: neither sees requests of the other.
+    3. As many blocks are drawn as make half the trace. Contents of a block that is drawn again are others than before.
 
     Raises:
         ConfigError: one of the halves has no request.
     """
-    number = max(BLOCKS, math.ceil(seconds / block_seconds))
+    number = max(BLOCKS, math.ceil(seconds / 30))
     length = seconds / number
     blocks: list[list[Request]] = [[] for _ in range(number)]
     for request in requests:
