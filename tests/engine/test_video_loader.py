@@ -156,9 +156,9 @@ def test_what_is_damaged_is_loaded_with_and_without_recovery(service, name):
     ("data", "says"),
     [
         (b"", "empty"),
-        (b"not a video" * 100, "no video file"),
+        (b"not a video" * 100, "not a readable video"),
         (audio_only, "no video stream"),
-        (zero_frames, "not one frame"),
+        (zero_frames, "has no frames"),
     ],
 )
 def test_what_is_no_video_is_an_error_of_the_request(service, data, says):

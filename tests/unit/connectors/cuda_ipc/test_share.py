@@ -213,7 +213,7 @@ def test_a_sender_that_dies_meanwhile_is_not_blamed_on_the_driver(
         raise RuntimeError("CUDA error: invalid resource handle")
 
     monkeypatch.setattr(driver, "map", dies)
-    with pytest.raises(DeviceLostError, match="ended while it was got"):
+    with pytest.raises(DeviceLostError, match="ended while it was received"):
         share.open(packed(HANDLE), object(), copy=True)
     assert share.devices() == {"host-0", "host-1"}
 

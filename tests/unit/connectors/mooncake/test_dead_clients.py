@@ -99,7 +99,7 @@ def test_messages_of_a_sender_that_is_killed_are_missed_and_said(
     assert slowest < 5
     assert receiver.health().facts["vanished"] == 1
     assert receiver.health().status is Status.DEGRADED
-    assert "its holder has died" in caplog.text
+    assert "left the Mooncake store with its holder" in caplog.text
     live = own.path()
     put(live, "m1", "from another")
     assert received(receiver, EDGE, "m1") == "from another"

@@ -189,7 +189,9 @@ def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> Non
     """Nothing would ever leave the books: after `max_inflight` messages their sender would be stopped for good."""
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a"}, "foreign": {"x": {"name": "X"}}}
     auto_path(AutoOptions.model_validate(options)).close()
-    with pytest.raises(ConfigError, match=r"`tiers` and `foreign`: .* do not tell when a message was got"):
+    with pytest.raises(
+        ConfigError, match=r"`tiers` and `foreign` exclude each other: .* do not report when a message was received"
+    ):
         auto_path(AutoOptions.model_validate(options | {"tiers": {"disk": {"directory": str(tmp_path)}}}))
     assert list(tmp_path.iterdir()) == []
 
