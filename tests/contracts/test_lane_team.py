@@ -55,5 +55,5 @@ def test_one_that_dies_takes_one_job_with_it_and_the_other_does_not_notice(team:
 
 
 def test_a_team_needs_a_lane() -> None:
-    with pytest.raises(ValueError, match="a lane"):
+    with pytest.raises(ValueError, match="at least one lane"):
         LaneTeam([])
