@@ -134,7 +134,7 @@ def test_what_makes_no_sense_is_refused_before_an_answer_begins(ran: Ran):
     """As vLLM's error of validation, which its servers answer with HTTP 400."""
     said = scheduled(ran, "async_chunk")["scenarios"]["refused"]["said"]
     assert {error for error, _ in said.values()} == {"VLLMValidationError"}
-    assert "omni_class is 'vip', which is no class: it must be one of interactive, batch" in said["unknown"][1]
+    assert "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch" in said["unknown"][1]
     assert "may not ask for (option 'graph.priority.client_classes')" in said["not allowed"][1]
     assert "there is no 'omni_usr': did you mean 'omni_user'?" in said["misspelt"][1]
 
@@ -142,7 +142,7 @@ def test_what_makes_no_sense_is_refused_before_an_answer_begins(ran: Ran):
 def test_what_makes_no_sense_is_answered_with_http_400(ran: Ran):
     """By the server of `vllm serve --omni`; what makes sense is served."""
     says = {
-        "unknown": "omni_class is 'vip', which is no class: it must be one of interactive, batch",
+        "unknown": "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch",
         "not allowed": "may not ask for (option 'graph.priority.client_classes')",
         "misspelt": "there is no 'omni_usr': did you mean 'omni_user'?",
     }

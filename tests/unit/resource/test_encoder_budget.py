@@ -80,7 +80,7 @@ def test_every_item_is_encoded_in_at_most_as_many_steps_as_there_are_items(queue
     ("make", "message"),
     [
         (lambda: EncoderBudget(0), "profiled_embeds"),
-        (lambda: EncoderBudget(9).plan(9, [demand("image", 10)]), "item of 10 embeddings"),
+        (lambda: EncoderBudget(9).plan(9, [demand("image", 10)]), "a waiting item has 10 embeddings"),
         (lambda: demand("image", 5, 6), "image: need 1 <= head_embeds"),
     ],
 )

@@ -116,7 +116,7 @@ def test_one_step_moves_no_share_further_than_it_may():
         (lambda: Pools(1, {}), "one modality"),
         (lambda: Pools(1, {"a": -0.1}), "share of 'a'"),
         (lambda: Pools(1, {"a": math.nan}), "share of 'a'"),
-        (lambda: Pools(1, {"a": 0.6, "b": 0.6}), "1 together"),
+        (lambda: Pools(1, {"a": 0.6, "b": 0.6}), "add up to at most 1, got 1.2"),
         *(
             (lambda name=name, bad=bad: MovingShares(**{name: bad}), name)
             for name, bad in [("weight", 0), ("max_move", 2), ("least_share", -1), ("hysteresis", 1), ("patience", 0)]
