@@ -189,7 +189,7 @@ def test_v2_gets_the_connector():
 @pytest.mark.parametrize(
     ("reason", "section"),
     [
-        ("no lane for the device 'xpu'", {"device_config": SimpleNamespace(device_type="xpu")}),
+        ("the device 'xpu' is not supported", {"device_config": SimpleNamespace(device_type="xpu")}),
         ("compile_mm_encoder", {"compilation_config": SimpleNamespace(compile_mm_encoder=True)}),
     ],
 )

@@ -136,7 +136,7 @@ def test_what_makes_no_sense_is_refused_before_an_answer_begins(ran: Ran):
     assert {error for error, _ in said.values()} == {"VLLMValidationError"}
     assert "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch" in said["unknown"][1]
     assert "may not ask for (option 'graph.priority.client_classes')" in said["not allowed"][1]
-    assert "there is no 'omni_usr': did you mean 'omni_user'?" in said["misspelt"][1]
+    assert "unknown key 'omni_usr': did you mean 'omni_user'?" in said["misspelt"][1]
 
 
 def test_what_makes_no_sense_is_answered_with_http_400(ran: Ran):
@@ -144,7 +144,7 @@ def test_what_makes_no_sense_is_answered_with_http_400(ran: Ran):
     says = {
         "unknown": "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch",
         "not allowed": "may not ask for (option 'graph.priority.client_classes')",
-        "misspelt": "there is no 'omni_usr': did you mean 'omni_user'?",
+        "misspelt": "unknown key 'omni_usr': did you mean 'omni_user'?",
     }
     asked = scheduled(ran, "async_chunk")["scenarios"]["refused_over_http"]["asked"]
     assert {path for path, *_ in asked} == set(PATHS)

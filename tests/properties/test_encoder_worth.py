@@ -203,7 +203,7 @@ def test_an_encoder_decoder_model_has_no_such_cache(config):
 
 @pytest.mark.parametrize("config", [BY_WORTH, WITH_HOST], ids=["order", "host"])
 def test_an_operators_own_manager_is_not_replaced(config):
-    with pytest.raises(ConfigError, match="needs the encoder cache manager of vllm-omni-sched, not OfTheOperator: leave 'encoder_cache_"):
+    with pytest.raises(ConfigError, match="of vllm-omni-sched, not OfTheOperator: leave 'encoder_cache_"):
         manager_for(OfTheOperator(7), config, ModelConfig)
 
 

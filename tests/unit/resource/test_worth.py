@@ -243,7 +243,7 @@ def raising(error, message, call):
 
 def test_bad_use():
     index, tier = filled(WorthIndex(), ("a", 1, 1.0, 0)), HostTier(10)
-    raising(ValueError, "a is there already", lambda: index.add("a", 1, 1.0, 0))
+    raising(ValueError, "a is in the cache already", lambda: index.add("a", 1, 1.0, 0))
     raising(ValueError, "released more often", lambda: index.release("a"))
     raising(KeyError, "b", lambda: index.use("b", 0))
     raising(KeyError, "b", lambda: index.release("b"))

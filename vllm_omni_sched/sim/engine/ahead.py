@@ -59,7 +59,7 @@ class Ahead:
         self._anybody = DecodeLoad(policies.itl_target_seconds)
         self.placements: dict[tuple[Where, WhereReason], int] = {}  # groups of items that went there for that reason
         self.in_step_seconds = 0.0  # of encodes in the step that is being planned
-        self.encoded_seconds = 0.0  # encode time at full width of what the lane has encoded
+        self._encoded_seconds = 0.0  # encode time at full width of what the lane has encoded
 
     def _seconds(self, modality: str, embeds: int) -> float:
         # processors of its own are not affected by its share of those that steps leave
@@ -120,10 +120,17 @@ class Ahead:
         modality, embeds, waiting = self._wanted.pop(content, ("", 0, set()))
         if modality:
             self._policies.costs.encoded(modality, embeds, seconds)
-            self.encoded_seconds += self._costs.encode_seconds(modality, embeds)
+            self._encoded_seconds += self._costs.encode_seconds(modality, embeds)
         self.ledger.ready(content, ticket)
         self.send()
         self._back([self.held.pop(name) for name in sorted(waiting, key=int) if name in self.held])
+
+    def operations_seconds(self) -> float:
+        """Return the encode time at full width of what the lane has encoded so far, running items in proportion."""
+        running = sum(
+            part * self._costs.encode_seconds(modality, embeds) for modality, embeds, part in self.lane.in_progress()
+        )
+        return self._encoded_seconds + running
 
     def stepped(self, now: float) -> None:
         """Update the lane's share by the time of a step that has ended."""

@@ -1,7 +1,7 @@
 """Simulate the encoder beside the steps."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from vllm_omni_sched.sim.kernel import Simulator
 
@@ -9,16 +9,21 @@ Encoded = Callable[[str, int, float], None]
 
 
 class _Place:
-    """A place that encodes one item at a time. ``left``: seconds of work that its item needed at ``since``."""
+    """A place that encodes one item at a time.
 
-    __slots__ = ("begun", "content", "end", "left", "queue", "since", "speed", "ticket", "turn")
+    ``item``: modality and embeddings of its item; ``whole``: seconds of work that the item needs; ``left``: those that
+    were left at ``since``.
+    """
+
+    __slots__ = ("begun", "content", "end", "item", "left", "queue", "since", "speed", "ticket", "turn", "whole")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[str, int, str, int]] = deque()
         self.content: str | None = None
         self.ticket = 0
         self.speed = 1.0
-        self.begun = self.since = self.left = self.end = 0.0
+        self.item = "", 0
+        self.begun = self.since = self.left = self.whole = self.end = 0.0
         self.turn = 0  # of its planned end; earlier plans are void
 
     @property
@@ -66,6 +71,13 @@ class SimLane:
         """Return the seconds so far in which at least one item was being encoded."""
         return self._worked + (self._sim.now - self._since if self.working else 0.0)
 
+    def in_progress(self) -> Iterator[tuple[str, int, float]]:
+        """Yield (modality, embeddings, part done) of each item that is being encoded."""
+        for place in self._places:
+            if place.content is not None and place.whole:
+                left = max(place.left - (self._sim.now - place.since) * place.speed, 0.0)
+                yield *place.item, 1 - left / place.whole
+
     def _count(self, items: int) -> None:
         """Change the number of items being encoded."""
         self._worked, self._since = self.worked_seconds(), self._sim.now
@@ -92,7 +104,8 @@ class SimLane:
         if place.content is not None or not place.queue:
             return
         place.content, place.ticket, modality, embeds = place.queue.popleft()
-        place.left = self._seconds(modality, embeds)
+        place.item = modality, embeds
+        place.left = place.whole = self._seconds(modality, embeds)
         place.begun = self._sim.now
         self._count(1)
         self._plan(place)

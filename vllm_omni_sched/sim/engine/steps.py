@@ -64,6 +64,7 @@ class Steps(FrontEnd):
         "_step_encode",
         "_step_ends",
         "_step_llm",
+        "_step_owed",
         "_step_seconds",
         "_stepping",
         "_view",
@@ -109,6 +110,7 @@ class Steps(FrontEnd):
         self._lane_before = 0.0  # what the lane had worked when the engine became idle
         # of the running step: its end, and its seconds of each kind of work, which come last in it
         self._step_ends = self._step_llm = self._step_encode = 0.0
+        self._step_owed = 0.0  # of its seconds, those that make up for earlier steps
         # of all steps that began: decoded tokens, KV entries that they read, and computed prompt tokens and pairs
         self._made = self._read = self._prompt_tokens = 0
         self._prompt_pairs = 0.0
@@ -139,7 +141,7 @@ class Steps(FrontEnd):
     def operations_seconds(self) -> float | None:
         """Return the seconds that all operations so far would take with nothing to wait for.
 
-        They include steps and their encodes up to now, and the lane's finished items. None if the costs do not know it.
+        They include steps, their encodes and those of the lane up to now. None if the costs do not know it.
         """
         encode = self.busy_seconds()["encode"]
         of = self._costs.operations_seconds
@@ -149,8 +151,9 @@ class Steps(FrontEnd):
         if left := self._to_come()[0]:
             decodes, prompts = self.decodes, self.prompts
             step = of(decodes.number, decodes.context, prompts.tokens, prompts.pairs)
-            llm -= (step or 0.0) * left / self._step_llm
-        return llm + encode + (self.ahead.encoded_seconds if self.ahead is not None else 0.0)
+            llm -= ((step or 0.0) + self._step_owed) * left / self._step_llm
+        lane = self.ahead.operations_seconds() if self.ahead is not None else 0.0
+        return llm + encode + lane - self._view.unpaid_seconds()  # work whose time is still to be spent
 
     def _to_come(self) -> tuple[float, float]:
         """Return the seconds of the running step that have not passed, of the LLM and of encoding."""
@@ -190,7 +193,7 @@ class Steps(FrontEnd):
             self.encoding.begin()
         tokens = prompts.tokens
         self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self._may_enter())
-        self._rest = 0.0
+        self._rest = self._step_owed = 0.0
         if self._plain and self._plain_step():
             return
         if not decoding and not tokens:
@@ -202,10 +205,10 @@ class Steps(FrontEnd):
             return
         seconds = self._step_seconds(decoding, decodes.context, tokens, prompts.pairs)
         if self.ahead is not None:
-            owed = self._view.owed_seconds()
+            self._step_owed = self._view.owed_seconds()
             if self.ahead.lane.working:
                 seconds, self._rest = self._view.beside_lane(self.ahead, seconds, sim.now)
-            seconds += owed
+            seconds += self._step_owed
         self._llm_seconds += seconds
         self._made += decoding
         self._read += decodes.context

@@ -68,6 +68,17 @@ class StepView:
             return slow, rest
         return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone, rest
 
+    def unpaid_seconds(self) -> float:
+        """Return the seconds by which steps so far, the running one included, were too short."""
+        return self._owed + self._short_seconds()
+
+    def _short_seconds(self) -> float:
+        """Return by how much the running step is too short, because the lane works for longer than planned."""
+        if self._beside is None or self.ahead is None:
+            return 0.0
+        began, planned, slower = self._beside
+        return slower * max(self.ahead.lane.worked_seconds() - began - planned, 0.0)
+
     def owed_seconds(self) -> float:
         """Return the seconds by which earlier steps were too short, and reset them."""
         owed, self._owed = self._owed, 0.0
@@ -88,10 +99,8 @@ class StepView:
             if policies.prefill is not None:
                 policies.prefill.observe(seconds, now, tokens)
         if self.ahead is not None:
-            if self._beside is not None:
-                began, planned, slower = self._beside
-                self._owed += slower * max(self.ahead.lane.worked_seconds() - began - planned, 0.0)
-                self._beside = None
+            self._owed += self._short_seconds()
+            self._beside = None
             self.ahead.stepped(now)
 
     def measure_decodes(self, ends: list[float], running: int) -> None:

@@ -36,10 +36,10 @@ class _Video:
 class _Run:
     """A piece that a decoder is working on."""
 
-    __slots__ = ("began", "lent", "video")
+    __slots__ = ("lent", "video")
 
-    def __init__(self, video: _Video, began: float, lent: int) -> None:
-        self.video, self.began, self.lent = video, began, lent
+    def __init__(self, video: _Video, lent: int) -> None:
+        self.video, self.lent = video, lent
 
 
 class VideoServer:
@@ -49,6 +49,7 @@ class VideoServer:
     2. When a decoder is free, or a video arrives, the policy assigns pieces to decoders.
     3. A piece with n threads takes its cost / (1 + ``thread_gain`` x (n - 1)).
     4. A request is done with its last piece; one without clips is done at once.
+    5. A piece that begins on a decoder whose core is lent slows nobody down, though both then share cores.
 
     Args:
         decoders: cores, or engines of a GPU.
@@ -81,7 +82,8 @@ class VideoServer:
         self._opened: dict[int, int] = {}  # decoder -> the video it worked on last
         self._runs: dict[int, _Run] = {}
         self._number = 0
-        self._busy = 0.0
+        self._threads_used = 0
+        self._busy, self._since = 0.0, 0.0
 
     @property
     def in_flight(self) -> int:
@@ -119,7 +121,9 @@ class VideoServer:
         video = self._videos[take.video]
         piece = video.left.pop(take.piece)
         del self._free[take.decoder]
-        run = self._runs[take.decoder] = _Run(video, self._sim.now, take.threads - 1)
+        self._pass()
+        self._threads_used += take.threads
+        run = self._runs[take.decoder] = _Run(video, take.threads - 1)
         self._opened[take.decoder] = video.key
         self._sim.after(piece.cost / (1 + self._gain * run.lent), self._end, (take.decoder, run))
 
@@ -127,9 +131,10 @@ class VideoServer:
         decoder, run = ended
         if self._runs.get(decoder) is not run:  # it was killed
             return
+        self._pass()
+        self._threads_used -= 1 + run.lent
         del self._runs[decoder]
         self._free[decoder] = None
-        self._busy += (self._sim.now - run.began) * (1 + run.lent)
         run.video.open -= 1
         self._plan()
         if not run.video.open:
@@ -149,7 +154,8 @@ class VideoServer:
             del self._videos[key]
 
     def kill(self) -> list[Job]:
-        self._busy = self._busy_seconds()
+        self._pass()
+        self._threads_used = 0
         lost = list(self._keys)
         self._keys.clear()
         self._videos.clear()
@@ -158,12 +164,19 @@ class VideoServer:
         self._free = dict.fromkeys(range(self._decoders))
         return lost
 
-    def _busy_seconds(self) -> float:
+    def _pass(self) -> None:
+        """Add the busy time since the last call.
+
+        A piece may begin on a decoder whose processor is lent to another one. There are more threads than processors
+        then, but no more processors are busy than there are.
+        """
         now = self._sim.now
-        return self._busy + sum((now - run.began) * (1 + run.lent) for run in self._runs.values())
+        self._busy += (now - self._since) * min(self._threads_used, self._decoders)
+        self._since = now
 
     def busy_seconds(self) -> dict[str, float]:
-        return {"decode": self._busy_seconds()}
+        self._pass()
+        return {"decode": self._busy}
 
 
 def stock_decoding(

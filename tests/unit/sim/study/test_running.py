@@ -189,7 +189,7 @@ def test_a_ratio_is_of_pairs_of_seeds() -> None:
     assert low < ratio < high
     assert ratio == pytest.approx(2.0, rel=0.01)
     assert high - low < 0.1
-    with pytest.raises(ValueError, match="as many"):
+    with pytest.raises(ValueError, match="equally many values"):
         ratio_interval([1.0], [1.0, 2.0])
 
 

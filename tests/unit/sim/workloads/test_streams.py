@@ -159,12 +159,15 @@ def test_a_mix_may_hold_day_and_night_and_a_day_a_mix():
         ),
         ({"kind": "mix", "rate": 1.0, "parts": []}, "option 'parts'"),
         ({"kind": "mix", "rate": 1.0, "parts": [{"kind": "text", "weight": 0}]}, r"parts\[0\]: option 'weight'"),
-        ({"kind": "mix", "rate": 1.0, "parts": [{"kind": "text", "rate": 1.0}]}, r"parts\[0\]: option 'rate' is for"),
+        (
+            {"kind": "mix", "rate": 1.0, "parts": [{"kind": "text", "rate": 1.0}]},
+            r"parts\[0\]: option 'rate' belongs to",
+        ),
         ({"kind": "mix", "rate": 1.0, "parts": [{"kind": "txt"}]}, r"parts\[0\]: .* did you mean 'text'"),
-        ({"kind": "day-night", "rate": 1.0, "of": {"kind": "realtime"}}, "none can be left out"),
+        ({"kind": "day-night", "rate": 1.0, "of": {"kind": "realtime"}}, "cannot be thinned"),
         ({"kind": "day-night", "rate": 1.0, "of": {"kind": "text"}, "peak_ration": 2.0}, "did you mean 'peak_ratio'"),
         ({"kind": "trace", "file": "nowhere.jsonl"}, "trace 'nowhere.jsonl' cannot be read"),
-        ({"kind": "trace", "file": "x", "rate": 2.0, "scale": 3.0}, "say the same"),
+        ({"kind": "trace", "file": "x", "rate": 2.0, "scale": 3.0}, "both set the rate"),
     ],
 )
 def test_a_wrong_table_gets_one_error_that_names_the_key(table, said):
