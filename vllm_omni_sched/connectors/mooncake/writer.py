@@ -12,7 +12,7 @@ from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, make_link
 from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, OK, RPC, MasterGoneError, Store
-from vllm_omni_sched.errors import RendezvousError
+from vllm_omni_sched.errors import PathClosedError, RendezvousError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -119,5 +119,5 @@ class Writer:
     def remove_quietly(self, keys: list[str]) -> None:
         try:
             self._store.remove(keys)
-        except RendezvousError as error:
+        except (RendezvousError, PathClosedError) as error:
             logger.warning("%d objects may stay in the Mooncake store: %s", len(keys), error)
