@@ -1,6 +1,5 @@
 """`vllm-omni-sched doctor --stages`: options of the stage scheduler, what they make active, and what is wrong."""
 
-import importlib.util
 import json
 
 import pytest
@@ -23,7 +22,6 @@ omni_sched:
     recovery: {hang_seconds: 2000}
   batching: {stages: {talker: {max_batch_size: 4, target_latency_ms: 200}}}
 """
-needs_vllm_omni = pytest.mark.skipif(not importlib.util.find_spec("vllm_omni"), reason="vLLM-Omni is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +150,6 @@ def tiny(healthy):
         healthy.setitem(pipeline_registry.OMNI_PIPELINES, name, pipeline)
 
 
-@needs_vllm_omni
 @pytest.mark.omni
 @pytest.mark.slow
 def test_each_stage_and_edge_is_shown_with_what_is_active(tmp_path, tiny):
@@ -181,7 +178,6 @@ def test_each_stage_and_edge_is_shown_with_what_is_active(tmp_path, tiny):
     assert "a request without progress for 4000 s fails" in said
 
 
-@needs_vllm_omni
 @pytest.mark.omni
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -207,7 +203,6 @@ def test_what_the_pipeline_does_not_have_is_a_problem(tmp_path, tiny, before, af
     assert says in problem
 
 
-@needs_vllm_omni
 @pytest.mark.omni
 @pytest.mark.slow
 def test_in_async_chunk_mode_there_are_no_credits(tmp_path, tiny):
@@ -216,7 +211,6 @@ def test_in_async_chunk_mode_there_are_no_credits(tmp_path, tiny):
     assert (part["active"], part["reason"]) == (False, "all stages of a request start at once (async_chunk)")
 
 
-@needs_vllm_omni
 @pytest.mark.omni
 @pytest.mark.slow
 def test_a_pipeline_that_nothing_names_is_not_checked(tmp_path, tiny):
