@@ -29,6 +29,7 @@ from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 
+from benchmarks.sim_scale.report import tables  # noqa: E402
 from patches.series import Series, title_of  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
@@ -239,6 +240,11 @@ def _pictures(benchmark: str, folder: str, names: Iterable[str]) -> str:
     return "".join(f"![{PICTURES[benchmark]}]({folder}/{name})\n" for name in names)
 
 
+def sim_scale(results: Iterable[result_tables.Result]) -> str:
+    """Return how fast the simulator runs, by GPUs and by rate, and what its decisions cost."""
+    return "".join(f"\n{tables(one['results'])}{result_tables.source(one)}" for one in results)
+
+
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
@@ -285,6 +291,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "scenario": simulator_tables.keys,
+    "sim-scale": lambda: sim_scale(result_tables.load(RESULTS, "sim_scale")),
     "study-day-night": lambda: change_tables.day_night(change_tables.load(RESULTS / "studies" / "day-night.json")),
     "study-day-night-models": lambda: change_tables.spoken(change_tables.load(RESULTS / "studies" / "day-night.json")),
     "study-failures": lambda: change_tables.failures(change_tables.load(RESULTS / "studies" / "failures.json")),
