@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.core import validated
 from vllm_omni_sched.logs import LOGGER
 
 
@@ -20,3 +21,10 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     ours.propagate = propagated
     ours.setLevel(level)
     ours.removeHandler(caplog.handler)
+
+
+@pytest.fixture(scope="module")
+def validated_core() -> Iterator[None]:
+    """Check the laws of conservation of the pipeline core after every event."""
+    with validated():
+        yield

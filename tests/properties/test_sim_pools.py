@@ -17,14 +17,16 @@ from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
+from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.sim.work import Item, Request
 from vllm_omni_sched.stage_options import StageSchedConfig
+
+pytestmark = pytest.mark.usefixtures("validated_core")
 
 PATHS = {"": (0, 1), "text": (1,), "audio": (0, 1, 2)}
 COUNT = 60
@@ -76,12 +78,12 @@ def stock(sim, seed, records, **how):
 
 
 def orchestrated(sim, seed, records, options, **how):
-    policies = Policies(StageSchedConfig(**options), specs(), list(PATHS.values()), random.Random(seed))
+    orchestration = Orchestration(sim, StageSchedConfig(**options), specs(), list(PATHS.values()), random.Random(seed))
     pools = [
-        GatedPool(sim, stage, spec, make, policies)
+        GatedPool(sim, stage, spec, make, orchestration)
         for stage, (spec, make) in enumerate(zip(specs(), servers(sim, seed), strict=True))
     ]
-    return Pipeline(sim, pools, requests(random.Random(seed)), records.append, PATHS, policies, **how)
+    return Pipeline(sim, pools, requests(random.Random(seed)), records.append, PATHS, orchestration, **how)
 
 
 def break_it(pipeline, rng, aborts):
@@ -109,11 +111,12 @@ def check(pipeline, records):
             assert replica.server is None or replica.server.in_flight == 0
             assert replica.load is None or len(replica.load) == 0
         if isinstance(pool, GatedPool):
-            assert not pool.waiting
-            assert len(pool.merger) == 0
-    if pipeline.policies is not None and pipeline.policies.credits is not None:
-        credits = pipeline.policies.credits
-        capacity = pipeline.policies.config.runtime.credits.capacity
+            assert not pool.scheduler.waiting
+            assert not pool.scheduler.running
+            assert len(pool.scheduler.merger) == 0
+    if pipeline.orchestration is not None and pipeline.orchestration.context.credits is not None:
+        credits = pipeline.orchestration.context.credits
+        capacity = pipeline.orchestration.config.runtime.credits.capacity
         assert [credits.free(stage) for stage in credits.order] == [capacity] * 3
     if pipeline.repair is not None:
         assert len(pipeline.repair.recovery) == 0

@@ -7,8 +7,8 @@ import random
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import InTurn
 from vllm_omni_sched.sim.pools.gated import GatedPool
+from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.work import Item, Request
@@ -28,19 +28,19 @@ def run(requests, specs, paths=None, options=None, **how):
     """The records of a pipeline whose replicas do one request at a time in a second, by number; and the pipeline."""
     sim, records = Simulator(), {}
     paths = paths or {"": tuple(range(len(specs)))}
-    policies = None
+    orchestration = None
     if options is None:
         pools = [Pool(sim, stage, spec, one_second(sim), InTurn()) for stage, spec in enumerate(specs)]
     else:
-        policies = Policies(StageSchedConfig(**options), specs, list(paths.values()), random.Random(1))
-        pools = [GatedPool(sim, stage, spec, one_second(sim), policies) for stage, spec in enumerate(specs)]
+        orchestration = Orchestration(sim, StageSchedConfig(**options), specs, list(paths.values()), random.Random(1))
+        pools = [GatedPool(sim, stage, spec, one_second(sim), orchestration) for stage, spec in enumerate(specs)]
     keep = how.pop("before", lambda pipeline: None)
     links = {edge: make(sim) for edge, make in how.pop("links", {}).items()}
 
     def record(one):
         records[one.number] = one
 
-    pipeline = Pipeline(sim, pools, requests, record, paths, policies, links=links, **how)
+    pipeline = Pipeline(sim, pools, requests, record, paths, orchestration, links=links, **how)
     keep(pipeline)
     sim.run()
     return records, pipeline

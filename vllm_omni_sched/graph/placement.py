@@ -68,6 +68,10 @@ class AffinityBook(Generic[Replica]):
         found = (islice(reversed(self._holders.get(key, {})), most) for key in sorted(set(keys)))
         return list(dict.fromkeys(chain.from_iterable(found)))
 
+    def has_any(self, replica: Replica, keys: Iterable[str]) -> bool:
+        """Return whether the replica has any of ``keys``."""
+        return any((replica, key) in self._weights for key in keys)
+
     def warm(self, keys: Iterable[str], replicas: Iterable[Replica]) -> dict[Replica, float]:
         """Return the fraction of the weight of ``keys`` that each replica has, from 0 to 1; 0 without keys."""
         shares = dict.fromkeys(replicas, 0.0)

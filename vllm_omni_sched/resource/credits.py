@@ -65,7 +65,7 @@ class Credits:
             raise ConfigError(f"the stages form a cycle: {' -> '.join(error.args[1])}") from None
         self._successors = graph
         self._position = {stage: i for i, stage in enumerate(self.order)}
-        self._free = dict(capacities)
+        self._free, self._capacities = dict(capacities), dict(capacities)
         self._accounts: dict[str, _Account] = {}
 
     def has_started(self, request_id: str, stage: str) -> bool:
@@ -140,6 +140,18 @@ class Credits:
             account.passed.add(one)
         if account.passed.issuperset(account.path):
             del self._accounts[request_id]
+
+    def validate(self) -> None:
+        """Check that each stage's credit is free or held by a request; O(n), for tests.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        for stage, capacity in self._capacities.items():
+            held = sum(stage in account.held for account in self._accounts.values())
+            free = self._free[stage]
+            assert free + held == capacity, f"stage {stage}: {free} free, {held} held of {capacity}"
+            assert free >= 0, f"stage {stage}: {-free} more are held than its {capacity}"
 
     def _known(self, stage: str) -> str:
         if stage not in self._position:

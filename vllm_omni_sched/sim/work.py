@@ -38,6 +38,7 @@ class Request:
 
     ``number``: from 0, in order of arrival. ``arrival``: seconds since the start. ``text_tokens``: of the prompt,
     besides its items, which come before the text. ``sla``: the name of its class. ``client``: id of the sender.
+    ``priority``: as in vLLM, lower is earlier.
 
     Raises:
         ValueError: a number is out of its range.
@@ -50,6 +51,7 @@ class Request:
     items: tuple[Item, ...] = ()
     sla: str = "interactive"
     client: int = 0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.arrival < _INF:

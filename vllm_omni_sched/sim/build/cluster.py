@@ -28,8 +28,8 @@ from vllm_omni_sched.sim.pools.choose import Balanced, Chooser, InTurn
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
+from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import Make
 from vllm_omni_sched.sim.pools.spec import StageSpec
@@ -64,19 +64,19 @@ class Cluster:
         makes = [self._make(stage) for stage in scenario.stages]
         specs = [_spec(scenario, stage) for stage in scenario.stages]
         paths = _paths(scenario.stages)
-        policies = None
+        orchestration = None
         if scenario.orchestration is not None:
             ways = list(dict.fromkeys(paths.values()))
-            policies = Policies(scenario.orchestration, specs, ways, self._dice("orchestration"))
-        self.policies = policies
-        learns = policies is None and any(
+            rng = self._dice("orchestration")
+            orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng)
+        learns = orchestration is None and any(
             stage.balance == "cost" or _scaled(scenario, stage) for stage in scenario.stages
         )
         costs = StageCosts() if learns else None
         pools: list[Pool] = []
         for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
-            if policies is not None and stage.balance is None:
-                pools.append(pool := GatedPool(sim, at, spec, make, policies))
+            if orchestration is not None and stage.balance is None:
+                pools.append(pool := GatedPool(sim, at, spec, make, orchestration))
                 if isinstance(make, Engines):
                     make.spoke = pool.spoke
             else:
@@ -88,7 +88,7 @@ class Cluster:
             self._requests(workload),
             record,
             paths,
-            policies,
+            orchestration,
             links=self._links(),
             answers=scenario.output_stage,
             respawn=scenario.respawn,

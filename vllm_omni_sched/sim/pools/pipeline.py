@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.measure import Outcome, Record
 from vllm_omni_sched.sim.pools.failures import Failures, FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links
-from vllm_omni_sched.sim.pools.policies import Policies
+from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.repair import Repair
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
@@ -33,7 +33,7 @@ class Pipeline:
         requests: in order of arrival.
         record: gets that of each request when it leaves.
         paths: stages by modality, in order; ``""``: for those that are not named.
-        policies: what the pools share, if they are `GatedPool`; ``repairs``: with recovery, as its options say.
+        orchestration: the pipeline core, if the pools are `GatedPool`.
         links: by stages, from and to; a step that has none takes no time.
         answers: the stage whose output is the client's.
         left: told of each work that a stage has done, for traces.
@@ -51,7 +51,7 @@ class Pipeline:
         requests: Iterable[Request],
         record: Callable[[Record], None],
         paths: Mapping[str, tuple[int, ...]],
-        policies: Policies | None = None,
+        orchestration: Orchestration | None = None,
         links: Mapping[tuple[int, int], Links] | None = None,
         answers: int | None = None,
         respawn: bool = False,
@@ -64,7 +64,7 @@ class Pipeline:
                 raise ConfigError(f"path of {modality or 'others'!r}: {path} must name some of {len(pools)} stages")
         if "" not in paths:
             raise ConfigError("paths: set the path of requests of other modalities with the key ''")
-        self.sim, self.pools, self.policies = sim, tuple(pools), policies
+        self.sim, self.pools, self.orchestration = sim, tuple(pools), orchestration
         self.trips: dict[int, Trip] = {}  # present requests, by number
         self.arrived = self.done = self.failed = 0
         self.arriving = True
@@ -74,10 +74,10 @@ class Pipeline:
         self._record, self._left, self._links = record, left, links or {}
         self._answers, self._respawn = answers, respawn
         self._restart_seconds: dict[tuple[int, int], float] = {}
-        if policies is not None:
-            recovery = policies.recovery([pool.spec for pool in pools])
+        if orchestration is not None:
+            recovery = orchestration.recovery([pool.spec for pool in pools])
             self.repair = None if recovery is None else Repair(sim, recovery, self)
-        self._credits = None if policies is None else policies.credits
+        self._credits = None if orchestration is None else orchestration.context.credits
         for pool in pools:
             pool.above, pool.tells_of_each = self, self.repair is not None
         self._requests: Iterator[Request] = iter(requests)
@@ -124,8 +124,8 @@ class Pipeline:
         trip = Trip(request, self._paths.get(request.modality, self._other))
         self.trips[request.number] = trip
         self.arrived += 1
-        if self.policies is not None:
-            self.policies.arrived(trip)
+        if self.orchestration is not None:
+            self.orchestration.arrived(trip)
         for watcher in self.watchers:
             watcher(trip, True)
         self.pools[trip.path[0]].submit(trip)
@@ -173,8 +173,8 @@ class Pipeline:
         request, now = trip.request, self.sim.now
         del self.trips[request.number]
         trip.gone = True
-        if self._credits is not None:
-            self._credits.give_back(trip.name)
+        if self.orchestration is not None:
+            self.orchestration.left(trip)
         for watcher in self.watchers:
             watcher(trip, False)
         first, gap = trip.answer
@@ -213,7 +213,7 @@ class Pipeline:
         if self.repair is not None:
             self.repair.aborted(trip)
         self._leave(trip, Outcome.FAILED)
-        if self.policies is not None:
+        if self.orchestration is not None:
             for pool in self.pools:
                 self._release(pool)
 
@@ -249,8 +249,8 @@ class Pipeline:
     def _give_up_waiting(self, pool: Pool) -> None:
         """Fail the queued requests of a stage that has no replica and will have none."""
         if isinstance(pool, GatedPool) and not self.comes(pool.stage):
-            while pool.waiting:  # when one fails, its follower may begin to wait
-                self.fails(next(iter(pool.waiting.values())))
+            while (trip := pool.next_waiting()) is not None:  # when one fails, its follower may begin to wait
+                self.fails(trip)
 
     def comes(self, stage: int) -> bool:
         """Return whether a replica of a stage exists or will."""

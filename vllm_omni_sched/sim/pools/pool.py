@@ -1,10 +1,10 @@
 """Simulate a stage and its requests."""
 
 from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.resource.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import Chooser
 from vllm_omni_sched.sim.pools.features import features_of
-from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.replicas import Make, Replicas
 from vllm_omni_sched.sim.pools.spec import StageSpec
@@ -37,13 +37,18 @@ class Pool(Replicas):
     ) -> None:
         self.costs = costs
         self.tells_of_each = False  # of each dispatch
-        self.request_seconds: float | None = None  # replica time of a request
+        self._request_seconds: float | None = None
         self.done_requests = 0
         self._chooser = chooser
         super().__init__(sim, stage, spec, make)
 
-    def new_load(self) -> Load | None:
-        return None if self.costs is None else Load()
+    @property
+    def request_seconds(self) -> float | None:
+        """Return the smoothed replica time of a request; None before any was timed."""
+        return self._request_seconds
+
+    def new_load(self) -> WorkLeft[Leg] | None:
+        return None if self.costs is None else WorkLeft()
 
     def submit(self, trip: Trip) -> None:
         """Submit a request that has come to the stage."""
@@ -63,18 +68,22 @@ class Pool(Replicas):
         cost = trip.costs[self.stage] = self.costs.estimate(str(self.stage), features)
         return cost
 
-    def begin(self, trip: Trip, replica: Replica, cost_seconds: float, attempt: int = 0) -> Leg:
+    def begin(self, trip: Trip, replica: Replica, cost_seconds: float, attempt: int = 0) -> None:
         """Give a request to a replica now. ``attempt``: its number, if recovery has dispatched it."""
-        leg = Leg(trip, self.stage, cost_seconds, attempt)
+        self.send(Leg(trip, self.stage, cost_seconds, attempt), replica)
+
+    def send(self, leg: Leg, replica: Replica) -> None:
+        """Send a job to a replica."""
+        trip = leg.trip
         leg.replica = replica.index
         leg.submitted = self.sim.now
         if self.spec.work is not None:
             leg.request = self.spec.work(trip.request)
         trip.leg = leg
         replica.in_flight += 1
-        replica.pending_seconds += cost_seconds
+        replica.pending_seconds += leg.cost_seconds
         if replica.load is not None:
-            self.load_begins(leg, replica.load)
+            replica.load.add(leg, leg.cost_seconds, self.sim.now)
         trip.attempts += 1
         if self.tells_of_each:
             self.above.began(leg)
@@ -82,10 +91,6 @@ class Pool(Replicas):
             replica.limbo.append(leg)
         else:
             replica.server.submit(leg)
-        return leg
-
-    def load_begins(self, leg: Leg, load: Load) -> None:
-        load.begin(leg, self.sim.now)
 
     def _done(self, job: Job) -> None:
         assert isinstance(job, Leg)
@@ -94,38 +99,32 @@ class Pool(Replicas):
         replica.in_flight -= 1
         replica.pending_seconds -= job.cost_seconds
         self.done_requests += 1
-        if replica.load is None:
-            self.above.finished(trip, job)
-        else:
-            self.finish(trip, job, replica, replica.load)
+        self.finish(trip, job, replica)
         if replica.draining:
             self._leave_if_empty(replica)
 
-    def finish(self, trip: Trip, leg: Leg, replica: Replica, load: Load) -> None:
-        """Record that a server is done with a request."""
-        self.learn(trip, leg, load)
-        self.above.finished(trip, leg)
-
-    def learn(self, trip: Trip, leg: Leg, load: Load) -> float | None:
-        """Learn the costs from the seconds that a request had of its replica, and return them."""
-        share = load.end(leg, self.sim.now)
+    def finish(self, trip: Trip, leg: Leg, replica: Replica) -> None:
+        """Record that a server is done with a request, and learn the costs from the seconds that it had there."""
+        share = None if replica.load is None else replica.load.take(leg, self.sim.now)
         if share is not None and self.costs is not None:
             self.costs.observe(str(self.stage), trip.features[self.stage], share)
-            before = share if self.request_seconds is None else self.request_seconds
-            self.request_seconds = before + SMOOTHING * (share - before)
-        return share
+            before = share if self._request_seconds is None else self._request_seconds
+            self._request_seconds = before + SMOOTHING * (share - before)
+        self.above.finished(trip, leg)
 
     def spoke(self, job: Job) -> None:
         """Record the first output of a job. A server need not call this: the time is then known when the job ends."""
 
     def withdraw(self, trip: Trip) -> None:
         """Withdraw a request that leaves before its end from its replica."""
-        leg = trip.leg
-        if leg is None or leg.stage != self.stage:
-            return
+        if trip.leg is not None and trip.leg.stage == self.stage:
+            self.stop(trip.leg)
+
+    def stop(self, leg: Leg) -> None:
+        """Stop a job before its end."""
         replica = self.replicas[leg.replica]
         if replica.load is not None:
-            replica.load.end(leg, self.sim.now)
+            replica.load.take(leg, self.sim.now)
         self._ended(leg, replica)
         if replica.server is None:
             replica.limbo.remove(leg)

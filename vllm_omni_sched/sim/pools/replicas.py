@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from vllm_omni_sched.resource.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import index_of
-from vllm_omni_sched.sim.pools.load import Load
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Leg, Trip
@@ -65,7 +65,7 @@ class Replicas(ABC):
         for _ in range(spec.replicas):
             self._serve(self._new())
 
-    def new_load(self) -> Load | None:
+    def new_load(self) -> WorkLeft[Leg] | None:
         """Return an object to track the work of a replica; None if it is not needed."""
         return None
 

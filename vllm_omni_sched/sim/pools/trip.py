@@ -1,5 +1,6 @@
 """Represent a request on its way, and its work in one stage."""
 
+from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.work import Request
@@ -9,8 +10,9 @@ class Trip:
     """A request from its arrival until it leaves.
 
     ``path``: its stages; ``position``: index in the path. ``leg``: its present work on a server or a dead replica.
-    ``costs`` and ``features``: by stage, where estimated. ``replicas``: replicas that it ran on, by stage.
-    ``answer``: time of the client's first output, and the largest gap after it. ``gone``: it has left.
+    ``costs`` and ``features``: by stage, where estimated. ``known``, ``work``: the request, and its present work, as
+    the pipeline core knows them. ``answer``: time of the client's first output, and the largest gap after it.
+    ``gone``: it has left.
     """
 
     __slots__ = (
@@ -19,13 +21,13 @@ class Trip:
         "costs",
         "features",
         "gone",
-        "keys",
+        "known",
         "leg",
         "name",
         "path",
         "position",
-        "replicas",
         "request",
+        "work",
     )
 
     def __init__(self, request: Request, path: tuple[int, ...]) -> None:
@@ -39,8 +41,8 @@ class Trip:
         self.gone = False
         self.costs: dict[int, float] = {}
         self.features: dict[int, Features] = {}
-        self.replicas: dict[int, int] = {}
-        self.keys: frozenset[str] = frozenset()
+        self.known: PipelineRequest
+        self.work: StageWork
 
     @property
     def stage(self) -> int:
@@ -49,12 +51,12 @@ class Trip:
 
 
 class Leg(Job):
-    """Job of a request in a stage. ``name``: of the request it was begun for; ``spoke``: has its first output."""
+    """Job of a request in a stage. ``spoke``: has its first output; ``work``: as the pipeline core knows it."""
 
-    __slots__ = ("name", "spoke", "trip")
+    __slots__ = ("spoke", "trip", "work")
 
     def __init__(self, trip: Trip, stage: int, cost_seconds: float, attempt: int = 0) -> None:
         super().__init__(trip.request, stage, cost_seconds, attempt)
         self.trip = trip
-        self.name = trip.name
         self.spoke = False
+        self.work: StageWork | None = None

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.support.pools import one_second, request, run
+from vllm_omni_sched.core.pipeline.stage import StageScheduler
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.merging import Merger
 from vllm_omni_sched.graph.order import WaitingOrder
@@ -22,37 +23,41 @@ from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.topology import Topology
+from vllm_omni_sched.resource.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, ReactiveOptions
 from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import LinkSpec
-from vllm_omni_sched.sim.pools.load import Load
+from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.policies import Policies
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.stage_options import StageSchedConfig
+
+pytestmark = pytest.mark.usefixtures("validated_core")
 
 
 def test_the_policies_are_the_real_ones():
     sim = Simulator()
     specs = [StageSpec("encoder"), StageSpec("llm", StageKind.AR, replicas=2)]
-    policies = Policies(StageSchedConfig(), specs, [(0, 1), (1,)], random.Random(1))
-    pools = [GatedPool(sim, stage, spec, one_second(sim), policies) for stage, spec in enumerate(specs)]
-    pipeline = Pipeline(sim, pools, [], print, {"": (0, 1)}, policies)
+    orchestration = Orchestration(sim, StageSchedConfig(), specs, [(0, 1), (1,)], random.Random(1))
+    pools = [GatedPool(sim, stage, spec, one_second(sim), orchestration) for stage, spec in enumerate(specs)]
+    pipeline = Pipeline(sim, pools, [], print, {"": (0, 1)}, orchestration)
     pool = pools[1]
-    assert pool.gate.__class__ is StageGate
-    assert pool.gate.balancer.__class__ is CostBalancer
-    assert pool.merger.__class__ is Merger
-    assert pool.replicas[0].load.limit.__class__ is PidBatch
-    assert pool.replicas[0].load.window.__class__ is ProgressiveWindow
-    assert policies.costs.__class__ is StageCosts
-    assert policies.order.__class__ is PathOrder
-    assert policies.credits.__class__ is Credits
-    assert policies.affinity[0].__class__ is AffinityBook
+    assert pool.scheduler.__class__ is StageScheduler
+    assert pool.scheduler.gate.__class__ is StageGate
+    assert pool.scheduler.gate.balancer.__class__ is CostBalancer
+    assert pool.scheduler.merger.__class__ is Merger
+    assert pool.scheduler.topology.__class__ is Topology
+    assert pool.scheduler.replicas[0].load.limit.__class__ is PidBatch
+    assert pool.scheduler.replicas[0].load.window.__class__ is ProgressiveWindow
+    assert orchestration.context.costs.__class__ is StageCosts
+    assert orchestration.context.order.__class__ is PathOrder
+    assert orchestration.context.credits.__class__ is Credits
+    assert orchestration.context.affinity[0].__class__ is AffinityBook
     assert pipeline.repair.recovery.__class__ is Recovery
     ahead = Ahead(pipeline, {1: Bounds()}, ForecastOptions())
     assert ahead.forecast.__class__ is LoadForecast
@@ -85,7 +90,7 @@ def test_of_a_sample_the_balancer_picks():
 def test_replicas_that_are_not_drawn_are_not_described():
     described = []
 
-    class Told(Load):
+    class Told(WorkLeft):
         def remaining_seconds(self, now):
             described.append(self)
             return 0.0
@@ -98,8 +103,8 @@ def test_replicas_that_are_not_drawn_are_not_described():
 
 def test_a_gate_looks_at_a_few_of_many_replicas_as_in_serving(monkeypatch):
     looks = []
-    plain = Load.remaining_seconds
-    monkeypatch.setattr(Load, "remaining_seconds", lambda load, now: looks.append(load) or plain(load, now))
+    plain = WorkLeft.remaining_seconds
+    monkeypatch.setattr(WorkLeft, "remaining_seconds", lambda load, now: looks.append(load) or plain(load, now))
     spec = {"at_once": 1}
     options = {"graph": {"merging": {"enabled": False}, "affinity": {"enabled": False}}}
 
@@ -143,22 +148,6 @@ def test_many_replicas_that_leave_get_nothing():
     assert pipeline.pools[0].held == 34
 
 
-def test_what_is_left_of_a_load_is_by_shares_of_the_time():
-    load, trips = Load(), [Trip(request(number), (0,)) for number in range(2)]
-    long, short = Leg(trips[0], 0, 4.0), Leg(trips[1], 0, 1.0)
-    load.begin(long, 0.0)
-    assert load.remaining_seconds(1.0) == pytest.approx(3.0)
-    load.begin(short, 1.0)
-    assert load.remaining_seconds(2.0) == pytest.approx(2.5 + 0.5)
-    assert load.next_end_seconds(2.0) == pytest.approx(1.0)
-    assert load.remaining_seconds(5.0) == pytest.approx(1.0 + 0.1)  # the short one takes longer than it should
-    assert load.end(short, 5.0) == pytest.approx(2.0)
-    assert load.remaining_seconds(5.0) == pytest.approx(1.0)
-    assert load.end(long, 6.0) == pytest.approx(4.0)
-    assert load.end(long, 6.0) is None
-    assert load.remaining_seconds(6.0) == 0.0
-
-
 def test_modalities_go_their_own_ways():
     specs = [StageSpec("encoder"), StageSpec("llm")]
     records, pipeline = run([request(0), request(1, content=5)], specs, {"": (1,), "image": (0, 1)})
@@ -196,11 +185,13 @@ def test_a_stage_starts_only_what_the_next_one_has_room_for():
     held = []
 
     def look(pipeline):
+        encoder = pipeline.pools[0].scheduler
+
+        def count(_):
+            held.append(sum(pool.present for pool in pipeline.pools) - len(encoder.waiting))
+
         for tick in range(12):
-            pipeline.sim.at(
-                tick + 0.5,
-                lambda _: held.append(sum(pool.present for pool in pipeline.pools) - len(pipeline.pools[0].waiting)),
-            )
+            pipeline.sim.at(tick + 0.5, count)
 
     records, _ = run([request(number) for number in range(8)], specs, options=options, before=look)
     assert len(records) == 8

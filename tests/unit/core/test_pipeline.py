@@ -1,0 +1,233 @@
+"""Rules of the pipeline core, event by event; its laws of conservation are checked after each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.core import Line, started
+from vllm_omni_sched.core.pipeline import events as e
+from vllm_omni_sched.core.pipeline.requests import StageWork
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL
+
+pytestmark = pytest.mark.usefixtures("validated_core")
+
+AR, GENERATION = StageKind.AR, StageKind.GENERATION
+BY_QUEUE = {"balancing": {"policy": "least-queue"}}
+
+
+def test_requests_wait_for_room_and_start_in_order() -> None:
+    line = Line(AR)
+    assert line.come("a") == ["a@0"]
+    assert line.come("b") == []
+    assert line.come("c") == []
+    assert line.finish("a") == ("a",)
+    assert line.tick() == ["b@0"]
+
+
+def test_the_class_decides_who_is_next() -> None:
+    line = Line(AR)
+    line.come("first")
+    slow, fast = (line.core.context.classes.by_name[name] for name in ("batch", "realtime"))
+    for name, sla in (("slow", slow), ("fast", fast)):
+        request = line.arrive(name)
+        request.sla = sla
+        line.submit(request)
+    line.finish("first")
+    assert line.tick() == ["fast@0"]
+
+
+def test_user_priority_decides_within_a_class() -> None:
+    line = Line(AR)
+    for name, priority in (("first", 0), ("later", 5), ("sooner", -5)):
+        line.come(name, priority=priority)
+    line.finish("first")
+    assert line.tick() == ["sooner@0"]
+
+
+def test_identical_work_is_done_once_and_goes_on_when_its_request_leaves() -> None:
+    line = Line(GENERATION)
+    assert line.come("a", key="same") == ["a@0"]
+    assert line.come("b", key="same") == []
+    actions = line.tell(e.Detached(0, "a"))
+    assert [type(one) for one in actions] == [e.Continued]
+    assert line.tell(e.Dropped(0, "a")) == []
+    stage = line.core.stages[0]
+    assert stage.receivers("a") == ("b",)
+    assert stage.leader_of("b") == "a"
+    assert line.finish("a") == ("b",)
+    assert not stage.running
+
+
+def test_work_that_nobody_needs_is_stopped() -> None:
+    line = Line(GENERATION)
+    line.come("a", key="same")
+    line.come("b", key="same")
+    line.tell(e.Detached(0, "a"))
+    line.tell(e.Dropped(0, "a"))
+    (stop,) = line.tell(e.Detached(0, "b"))
+    assert isinstance(stop, e.Stop)
+    assert stop.work.request_id == "a"
+    assert [type(one) for one in line.tell(e.Dropped(0, "a"))] == [e.Gone]
+
+
+def test_a_follower_waits_in_the_place_of_one_that_leaves_the_queue() -> None:
+    line = Line(GENERATION)
+    line.come("first")
+    line.come("a", key="same")
+    line.come("b", key="same")
+    (inherited,) = line.tell(e.Detached(0, "a"))
+    assert isinstance(inherited, e.Inherited)
+    line.tell(e.Dropped(0, "a"))
+    line.finish("first")
+    assert line.tick() == ["b@0"]
+
+
+def test_a_held_request_lets_others_pass() -> None:
+    line = Line(AR)
+    line.come("first")
+    line.come("held")
+    line.come("other")
+    line.tell(e.Held(0, "held"))
+    line.finish("first")
+    assert line.tick() == ["other@0"]
+    line.tell(e.Resumed(0, "held"))
+    line.finish("other")
+    assert line.tick() == ["held@0"]
+
+
+def test_credits_of_the_next_stage_hold_a_request_back() -> None:
+    line = Line(AR, AR, at_once=4, runtime={"credits": {"capacity": 1}})
+    a = line.arrive("a")
+    assert line.submit(a) == ["a@0"]
+    assert line.come("b") == []
+    line.finish("a")
+    line.submit(a, 1)
+    line.finish("a", 1)
+    assert line.tick() == ["b@0"]
+
+
+def test_one_that_ends_in_an_earlier_stage_needs_no_credit_of_later_ones() -> None:
+    line = Line(AR, AR, at_once=4, runtime={"credits": {"capacity": 1}})
+    a = line.arrive("a")
+    line.submit(a)
+    line.finish("a")
+    line.submit(a, 1)
+    assert line.come("long") == []
+    assert line.come("short", stages=1) == ["short@0"]
+
+
+def test_a_request_waits_for_memory_of_its_modality() -> None:
+    line = Line(
+        AR, at_once=8, pools={"total_bytes": 100, "shares": {"text": 0.1, "image": 0.1, "audio": 0.1, "video": 0.7}}
+    )
+    assert line.come("a", modality="video", nbytes=80) == ["a@0"]
+    assert line.come("b", modality="video", nbytes=80) == []
+    line.finish("a")
+    line.tell(e.Left("a"))
+    assert line.tick() == ["b@0"]
+
+
+def test_what_a_dead_replica_had_is_lost_and_what_it_never_got_waits_again() -> None:
+    line = Line(AR, replicas=2, at_once=2, **BY_QUEUE)
+    line.come("a")
+    work = line.core.stages[0].running["a"]
+    (lost,) = line.tell(e.ReplicaDied(0, 0))
+    assert (lost.work, lost.waits) == (work, False)
+    assert line.come("b") == ["b@1"]
+    started_b = line.core.stages[0].running["b"]
+    started_b.sent = False
+    line.tell(e.ReplicaUp(0, 0))
+    (again,) = line.tell(e.ReplicaDied(0, 1))
+    assert (again.work, again.waits) == (started_b, True)
+    assert line.tick() == ["b@0"]
+    (start,) = line.tell(e.Placed(work, 0))
+    assert isinstance(start, e.Start)
+
+
+def test_replicas_that_drain_or_hang_get_nothing() -> None:
+    line = Line(AR, replicas=3, at_once=1, **BY_QUEUE)
+    line.tell(e.ReplicaDraining(0, 0))
+    line.tell(e.ReplicaSuspected(0, 1))
+    assert [line.come(name) for name in "abc"] == [["a@2"], [], []]
+    line.tell(e.ReplicaSuspected(0, 1, on=False))
+    assert line.tick() == ["b@1"]
+    line.tell(e.ReplicaDraining(0, 0, on=False))
+    assert line.tick() == ["c@0"]
+
+
+def test_work_that_was_prepared_for_a_replica_starts_there_though_it_drains() -> None:
+    line = Line(AR, replicas=2, at_once=1)
+    line.tell(e.ReplicaDraining(0, 1))
+    request = line.arrive("a")
+    work = StageWork(request_id="a", stage_id=0, known=request, arrived=0.0, bound=1)
+    line.tell(e.Submitted(work, line.features))
+    assert started(line.tell(e.Waits(work))) == ["a@1"]
+
+
+def test_work_that_was_prepared_for_a_dead_replica_goes_with_the_others() -> None:
+    line = Line(AR, replicas=2, at_once=1)
+    line.tell(e.ReplicaDied(0, 1))
+    request = line.arrive("a")
+    work = StageWork(request_id="a", stage_id=0, known=request, arrived=0.0, bound=1)
+    line.tell(e.Submitted(work, line.features))
+    assert started(line.tell(e.Waits(work))) == ["a@0"]
+
+
+def test_a_batch_is_held_until_its_window_is_over() -> None:
+    line = Line(GENERATION, at_once=4, batching={"hold_ms": 50.0, "progressive": {"enabled": False}})
+    line.come("a")
+    request = line.arrive("b")
+    work = StageWork(request_id="b", stage_id=0, known=request, arrived=0.0)
+    line.tell(e.Submitted(work, line.features))
+    (wake,) = line.tell(e.Waits(work))
+    assert wake == e.Wake(0, 0.05)
+    line.now = 0.05
+    assert line.tell(e.Woken(0, 0.04)) == []
+    assert started(line.tell(e.Woken(0, 0.05))) == ["b@0"]
+
+
+def test_of_many_replicas_a_few_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(AR, replicas=LOOK_AT_ALL + 8, at_once=4, graph={"affinity": {"enabled": False}})
+    stage, looks = line.core.stages[0], []
+    plain = stage._state
+    monkeypatch.setattr(stage, "_state", lambda replica_id, now: looks.append(replica_id) or plain(replica_id, now))
+    line.come("a")
+    assert len(looks) == CHOICES
+
+
+def test_a_slow_replica_is_learnt() -> None:
+    line = Line(AR, replicas=2, at_once=1, **BY_QUEUE)
+    for turn in range(20):
+        line.come(f"a{turn}")
+        line.come(f"b{turn}")
+        line.now += 1.0
+        line.finish(f"a{turn}")
+        line.now += 1.0
+        line.finish(f"b{turn}")
+        line.tick()
+    loads = [line.core.stages[0].replicas[at].load for at in (0, 1)]
+    assert loads[0].speed > 1.2 > loads[1].speed
+
+
+def test_a_request_has_a_story() -> None:
+    line = Line(AR)
+    line.come("a")
+    line.come("b")
+    line.tell(e.FirstOutput(0, "a"))
+    line.finish("a")
+    line.tell(e.Left("a"))
+    assert [one.partition(": a ")[2] for one in line.core.story("a")] == [
+        "arrives",
+        "waits",
+        "starts (idle) on replica 0",
+        "has its first output",
+        "is done on replica 0",
+        "leaves",
+    ]
+    assert [one.partition(": b ")[2] for one in line.core.story("b")] == ["arrives", "waits"]
+
+
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(TypeError, match="not an event"):
+        Line(AR).tell("tick")  # type: ignore[arg-type]

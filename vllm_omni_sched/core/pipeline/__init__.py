@@ -1,0 +1,1 @@
+"""Schedule requests through the stages of a pipeline: events in, actions out."""

@@ -1,0 +1,138 @@
+"""Hold the policies and the state that all stages of a pipeline share."""
+
+from __future__ import annotations
+
+from random import Random  # noqa: TID251 (the type of an argument)
+
+from vllm_omni_sched.core.pipeline.requests import PipelineRequest, RequestClasses
+from vllm_omni_sched.graph.order import Undated, WaitingOrder
+from vllm_omni_sched.graph.path_order import PathOrder
+from vllm_omni_sched.graph.placement import AffinityBook
+from vllm_omni_sched.graph.stages import StageGraph
+from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
+from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason
+from vllm_omni_sched.resource.moving_shares import ShareReason
+from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
+
+AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
+
+
+class PipelineContext:
+    """Costs, classes, order, caches, credits and memory pools of a pipeline.
+
+    1. With credits, a stage starts only requests that the next stages have room for.
+    2. With memory pools, a request starts in its first stage once the pool of its modality has room for its input;
+       one that is larger than all pools together starts anyway, since it would wait forever.
+
+    Args:
+        config: the options.
+        graph: the stages.
+        rng: random source.
+        credits: whether requests go from stage to stage; False if all stages of a request run at once.
+    """
+
+    def __init__(self, config: StageSchedConfig, graph: StageGraph, rng: Random, credits: bool = True) -> None:
+        self.config, self.graph, self.rng = config, graph, rng
+        self.costs = StageCosts()
+        priority = config.graph.priority
+        self.by_class = priority.enabled
+        self.classes = RequestClasses(priority)
+        self.order = PathOrder(
+            graph,
+            default=self.classes.default,
+            max_wait_seconds=priority.max_wait_seconds,
+            undated=Undated(priority.without_deadline),
+        )
+        follows = config.graph.affinity
+        self.affinity: dict[int, AffinityBook[int]] = {
+            stage.stage_id: AffinityBook(follows.capacity) for stage in graph.stages if follows.enabled
+        }
+        limits = config.runtime.credits
+        self.credits = _credits(graph, limits.capacity) if credits and limits.enabled else None
+        pools = config.pools
+        self.pools = None if pools.total_bytes is None else Pools(pools.total_bytes, pools.shares.model_dump())
+        self.grants: dict[str, Grant] = {}
+        self.known: dict[str, PipelineRequest] = {}
+        self.waived: set[str] = set()  # requests that need no credits any more
+        self.memory_used = 0.0  # of the host, as a fraction
+
+    def balancer(self) -> Balancer:
+        """Return a new balancer, as set in the options."""
+        match self.config.balancing.policy:
+            case BalancePolicy.COST:
+                return CostBalancer(affinity_slack=self.config.balancing.affinity_slack)
+            case BalancePolicy.LEAST_QUEUE:
+                return LeastQueue()
+            case _:
+                return RoundRobin()  # like vLLM-Omni for its own replicas
+
+    def waiting_order(self) -> WaitingOrder:
+        """Return the order of the queues: by class and slack, or by arrival."""
+        return self.order.order if self.by_class else AS_THEY_CAME
+
+    def arrived(self, request: PipelineRequest) -> None:
+        """Estimate the costs of a request in all stages where its features are known."""
+        self.known[request.request_id] = request
+        for stage_id, features in request.features.items():
+            request.costs[stage_id] = self.costs.estimate(str(stage_id), features)
+
+    def left(self, request_id: str) -> None:
+        """Forget a request, and free what it held."""
+        self.known.pop(request_id, None)
+        if self.pools is not None and (grant := self.grants.pop(request_id, None)) is not None:
+            self.pools.release(grant)
+        if self.credits is not None:
+            self.credits.give_back(request_id)
+            self.waived.discard(request_id)
+
+    # ---- credits
+
+    def credits_needed(self, stage_id: int, request: PipelineRequest) -> tuple[str, ...]:
+        """Return the stages that must have a credit for the request to start in a stage."""
+        if self.credits is None or request.request_id in self.waived:
+            return ()
+        return self.credits.needed(str(stage_id), request.request_id, request.path_from(stage_id))
+
+    def take_credits(self, stage_id: int, request: PipelineRequest) -> bool:
+        """Take the credits for a request to start in a stage, and return whether it may start."""
+        if self.credits is None or request.request_id in self.waived:
+            return True
+        return self.credits.take(str(stage_id), request.request_id, request.path_from(stage_id))
+
+    def hand_over(self, stage_id: int, request_id: str, follows: bool) -> None:
+        """Record that a request has come to a stage; if it follows another one's work there, it needs no credit."""
+        credits = self.credits
+        if credits is None:
+            return
+        if follows:
+            credits.give_back(request_id, str(stage_id))
+        for source in self.graph.stage(stage_id).sources:
+            if credits.has_started(request_id, str(source)):
+                credits.hand_over(request_id, str(source), str(stage_id))
+
+    # ---- memory
+
+    def waits_for_memory(self, request: PipelineRequest) -> bool:
+        """Return whether `has_memory` has anything to reserve."""
+        return self.pools is not None and request.nbytes > 0 and request.request_id not in self.grants
+
+    def has_memory(self, request: PipelineRequest) -> bool:
+        """Reserve memory for the request in the pool of its modality, and return whether it may start."""
+        if self.pools is None or not self.waits_for_memory(request):
+            return True
+        answer = self.pools.reserve(request.modality, request.nbytes)
+        if isinstance(answer, Grant):
+            self.grants[request.request_id] = answer
+            return True
+        return answer.reason is RefusalReason.TOO_LARGE  # it would wait forever; the stage's own limits apply
+
+    def move_shares(self) -> ShareReason | None:
+        """Move the shares of the memory pools towards the demand, and return the reason; None without pools."""
+        return None if self.pools is None else self.pools.adapt()
+
+
+def _credits(graph: StageGraph, capacity: int) -> Credits:
+    successors = {str(one.stage_id): [str(after) for after in graph.successors(one.stage_id)] for one in graph.stages}
+    return Credits(successors, dict.fromkeys(successors, capacity))

@@ -1,0 +1,226 @@
+"""Decide what happens to requests in a pipeline: events in, actions out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vllm_omni_sched.core.pipeline import events as e
+from vllm_omni_sched.core.pipeline.context import PipelineContext
+from vllm_omni_sched.core.pipeline.stage import StageScheduler
+
+KEPT_TRANSITIONS = 10_000
+
+
+class Transition(NamedTuple):
+    """What happened to a request in a stage, and when. ``replica_id``: -1 if none is concerned."""
+
+    at: float
+    request_id: str
+    stage_id: int
+    what: str
+    replica_id: int = -1
+
+    def __str__(self) -> str:
+        where = "pipeline" if self.stage_id < 0 else f"stage {self.stage_id}"
+        on = "" if self.replica_id < 0 else f" on replica {self.replica_id}"
+        return f"{self.at:.6f} {where}: {self.request_id} {self.what}{on}"
+
+
+class PipelineCore:
+    """The state machine of a pipeline: it owns what waits, runs and follows in each stage, and decides.
+
+    1. `handle` is the only way in. It takes an event and the time, and returns the actions to carry out, in order. It
+       has no clock, does no I/O, and knows no engine; the random source is that of the context.
+    2. The same events give the same actions.
+    3. `Waits`, `Tick` and `Woken` answer with what can start; after other events, what has got room starts with the
+       next `Tick`.
+    4. Drivers read `stages` and `context`, and never change them.
+
+    Args:
+        context: what the stages share.
+    """
+
+    def __init__(self, context: PipelineContext) -> None:
+        self.context = context
+        self.stages: dict[int, StageScheduler] = {}
+        self.log: deque[Transition] = deque(maxlen=KEPT_TRANSITIONS)
+
+    def add_stage(
+        self, stage_id: int, max_num_seqs: int, replicas: Iterable[int], together: bool = False
+    ) -> StageScheduler:
+        """Add a stage of the graph; ``max_num_seqs`` and ``together`` as for `StageScheduler`."""
+        stage = self.stages[stage_id] = StageScheduler(self.context, stage_id, max_num_seqs, replicas, together)
+        return stage
+
+    def handle(self, event: e.Event, now: float) -> list[e.Action]:
+        """Record an event, and return what to do.
+
+        Raises:
+            TypeError: it is not an event.
+        """
+        actions = self._handle(event, now)
+        for action in actions:
+            self._log(action, now)
+        return actions
+
+    def story(self, request_id: str) -> list[str]:
+        """Return what has happened to a request, oldest first, as far as it is remembered."""
+        return [str(one) for one in self.log if one.request_id == request_id]
+
+    def _handle(self, event: e.Event, now: float) -> list[e.Action]:
+        context, stages = self.context, self.stages
+        match event:
+            case e.Submitted(work, features):
+                actions = stages[work.stage_id].submitted(work, features, now)
+                if context.credits is not None:
+                    self._credits_changed(work.request_id, now)
+                return actions
+            case e.Waits(work):
+                stage = stages[work.stage_id]
+                stage.waits(work, now)
+                self.log.append(Transition(now, work.request_id, work.stage_id, "waits"))
+                return self._release(stage, now)
+            case e.Finished(stage_id, request_id, ok):
+                return self._ended(stages[stage_id].finished(request_id, ok, now), now)
+            case e.FirstOutput(stage_id, request_id, seconds):
+                if stages[stage_id].first_output(request_id, seconds, now):
+                    self.log.append(Transition(now, request_id, stage_id, "has its first output"))
+            case e.Tick(None):
+                return [
+                    one for stage_id in sorted(stages, reverse=True) for one in self._release(stages[stage_id], now)
+                ]
+            case e.Tick(stage_id):
+                return self._release(stages[stage_id], now)
+            case e.Woken(stage_id, at):
+                return self._release(stages[stage_id], now) if stages[stage_id].woken(at) else []
+            case e.Arrived(request):
+                context.arrived(request)
+                self.log.append(Transition(now, request.request_id, -1, "arrives"))
+            case e.Left(request_id):
+                context.left(request_id)
+                self.log.append(Transition(now, request_id, -1, "leaves"))
+            case e.Placed(work, replica_id):
+                return self._started(stages[work.stage_id].placed(work, replica_id, now), now)
+            case e.Detached(stage_id, request_id):
+                return stages[stage_id].detached(request_id, now)
+            case e.Dropped(stage_id, request_id):
+                return self._ended(stages[stage_id].dropped(request_id, now), now)
+            case e.Held(stage_id, request_id):
+                stages[stage_id].hold(request_id)
+            case e.Resumed(stage_id, request_id):
+                stages[stage_id].resume(request_id, now)
+            case e.TakenOut(stage_id, request_id):
+                stages[stage_id].take_out(request_id)
+            case e.Withdrawn(stage_id, request_id):
+                return stages[stage_id].withdrawn(request_id, now)
+            case e.Regrouped(stage_id, request_id, receivers):
+                stages[stage_id].regrouped(request_id, receivers)
+            case e.Renamed(stage_id, request_id):
+                stages[stage_id].renamed(request_id)
+            case e.Asked(stage_id, request_id):
+                return [e.Chosen(request_id, stages[stage_id].choose(now))]
+            case e.CreditsWaived(request_id):
+                self._waive(request_id, now)
+            case e.MemoryMeasured(used):
+                context.memory_used = used
+            case e.LimitsRaised(stage_id, limit):
+                stages[stage_id].raise_limits(limit)
+            case _:
+                return self._replica(event, now)
+        return []
+
+    def _replica(self, event: e.Event, now: float) -> list[e.Action]:
+        stages = self.stages
+        match event:
+            case e.ReplicaUp(stage_id, replica_id):
+                stages[stage_id].replica_up(replica_id)
+            case e.ReplicaDown(stage_id, replica_id):
+                stages[stage_id].replica_down(replica_id)
+            case e.ReplicaDied(stage_id, replica_id):
+                self._source_forgotten(stage_id, replica_id)
+                return stages[stage_id].replica_died(replica_id, now)
+            case e.ReplicaGone(stage_id, replica_id):
+                self._source_forgotten(stage_id, replica_id)
+                stages[stage_id].replica_gone(replica_id)
+            case e.ReplicaDraining(stage_id, replica_id, on):
+                stages[stage_id].mark(replica_id, draining=on)
+            case e.ReplicaSuspected(stage_id, replica_id, on):
+                stages[stage_id].mark(replica_id, suspected=on)
+            case _:
+                raise TypeError(f"not an event of a pipeline: {event!r}")
+        return []
+
+    def _release(self, stage: StageScheduler, now: float) -> list[e.Action]:
+        return self._started(stage.release(now), now)
+
+    def _started(self, actions: list[e.Action], now: float) -> list[e.Action]:
+        if self.context.credits is not None:
+            for action in actions:
+                if isinstance(action, e.Start):
+                    self._credits_changed(action.work.request_id, now)
+        return actions
+
+    def _ended(self, actions: list[e.Action], now: float) -> list[e.Action]:
+        """Give back the credits of work that is over."""
+        credits = self.context.credits
+        if credits is not None:
+            for action in actions:
+                if isinstance(action, e.Ended | e.Gone):
+                    credits.give_back(action.work.request_id, str(action.work.stage_id))
+                    self._credits_changed(action.work.request_id, now)
+        return actions
+
+    def _waive(self, request_id: str, now: float) -> None:
+        context = self.context
+        if context.credits is not None and request_id in context.known:
+            context.waived.add(request_id)
+            context.credits.give_back(request_id)
+            self._credits_changed(request_id, now)
+
+    def _credits_changed(self, request_id: str, now: float) -> None:
+        for stage in self.stages.values():
+            stage.credits_changed(request_id, now)
+
+    def _source_forgotten(self, stage_id: int, replica_id: int) -> None:
+        for after in self.context.graph.successors(stage_id):
+            if after in self.stages:
+                self.stages[after].source_forgotten(replica_id)
+
+    def _log(self, action: e.Action, now: float) -> None:
+        match action:
+            case e.Start(work, reason):
+                what = "starts" if reason is None else f"starts ({reason.value})"
+                self.log.append(Transition(now, work.request_id, work.stage_id, what, work.replica_id))
+            case e.Follow(work, leader):
+                self.log.append(Transition(now, work.request_id, work.stage_id, f"follows {leader}"))
+            case e.Ended(work, _, ok):
+                what = "is done" if ok else "fails"
+                self.log.append(Transition(now, work.request_id, work.stage_id, what, work.replica_id))
+            case e.Gone(work):
+                self.log.append(Transition(now, work.request_id, work.stage_id, "is stopped", work.replica_id))
+            case e.Lost(work, replica_id, waits):
+                what = "is lost before it was sent, and waits" if waits else "is lost"
+                self.log.append(Transition(now, work.request_id, work.stage_id, what, replica_id))
+            case e.Inherited(owner, heir):
+                self.log.append(Transition(now, heir.request_id, heir.stage_id, f"waits in the place of {owner}"))
+            case e.Continued(stage_id, request_id, heir):
+                name = request_id if heir is None else heir.request_id
+                self.log.append(Transition(now, name, stage_id, f"takes over the work of {request_id}"))
+            case _:
+                pass
+
+    def validate(self) -> None:
+        """Check the laws of conservation; O(n), for tests.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        for stage in self.stages.values():
+            stage.validate()
+        context = self.context
+        assert context.grants.keys() <= context.known.keys(), "memory of requests that have left"
+        assert context.waived <= context.known.keys(), "waived credits of requests that have left"
+        if context.credits is not None:
+            context.credits.validate()

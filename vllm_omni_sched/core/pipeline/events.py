@@ -1,0 +1,369 @@
+"""Events that drivers pass to the pipeline core, and actions that they get from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
+from vllm_omni_sched.resource.gate_types import ReleaseReason
+from vllm_omni_sched.resource.stage_cost import Features
+
+# ---- events of requests in the pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request has come to the pipeline, with its features where they are known."""
+
+    request: PipelineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A request has left the pipeline: answered, failed or aborted."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreditsWaived:
+    """A request returns to an earlier stage, because of a death: it gives its credits back and needs none from now on.
+
+    It has waited for them once. If it waited again, the requests that hold the credits might wait for it.
+    """
+
+    request_id: str
+
+
+# ---- events of requests in a stage
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request has come to a stage. The answer is `Follow`, or `Lead`: then `Waits` is to come."""
+
+    work: StageWork
+    features: Features
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Work waits for a replica; the answer is what can start now."""
+
+    work: StageWork
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Recovery has chosen a replica for work that has waited before."""
+
+    work: StageWork
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request must not start in the stage until `Resumed`: its input is not there yet."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A request that was held may start; others are ignored."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOut:
+    """Work that waits is to wait no longer; it may come again."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstOutput:
+    """Running work has put out something for the first time, ``seconds`` after it began; later ones are ignored."""
+
+    stage_id: int
+    request_id: str
+    seconds: float | None = None  # as many as have passed
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Work has ended; ``ok``: with a result."""
+
+    stage_id: int
+    request_id: str
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Running work was stopped, and is to run again with its followers."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """A request needs the work of a stage no longer: it was aborted, has failed, or has left. Others may need it.
+
+    The answer is `Inherited` if another request takes its place in the queue, `Continued` if running work goes on for
+    others, or `Stop` for running work that was begun for a request that had left before, and that nobody needs now.
+    """
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request is gone from a stage; work that was begun for it goes on only if others need it."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """Work that has ended in a stage is to run again, for all receivers of its output."""
+
+    stage_id: int
+    request_id: str
+    receivers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """The work that was begun for a request runs no longer: its present leader will run under its own name."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that does not wait in the queue needs a replica; the answer is `Chosen`."""
+
+    stage_id: int
+    request_id: str
+
+
+# ---- events of replicas
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaUp:
+    """A replica is new or was restarted, and can work."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDown:
+    """A replica takes no requests any more. What it had is lost with `ReplicaDied`, or drained before."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDied:
+    """A replica is dead, with its caches and its requests; the answer is `Lost` for each of these."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGone:
+    """A replica has left for good, without requests."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDraining:
+    """A replica is being drained: only work that was prepared for it may start there; or it no longer is."""
+
+    stage_id: int
+    replica_id: int
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSuspected:
+    """A replica seems to hang and gets nothing; or it answers again."""
+
+    stage_id: int
+    replica_id: int
+    on: bool = True
+
+
+# ---- other events
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRaised:
+    """The batch limits of a stage are to be at least this, for a load that is to come."""
+
+    stage_id: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMeasured:
+    """So much of the host's memory is in use, as a fraction."""
+
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time of a `Wake` has come; an outdated one is ignored."""
+
+    stage_id: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Something may have changed: start what can start now in this stage, or in all, the last one first.
+
+    The last stages go first, since requests that are nearly done make room.
+    """
+
+    stage_id: int | None = None
+
+
+# ---- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Send the work to its replica. ``warm``: whether the replica has data of the request in its caches."""
+
+    work: StageWork
+    reason: ReleaseReason | None = None  # None: it was placed by recovery, or prepared for the replica
+    warm: bool | None = None  # None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Another request's work in this stage is this one's too."""
+
+    work: StageWork
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The request has to do its own work in the stage."""
+
+    work: StageWork
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Work is over. ``receivers``: the requests that get its output, the leader first."""
+
+    work: StageWork
+    receivers: tuple[str, ...]
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Running work is over without a result, since its request has left."""
+
+    work: StageWork
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """The heir, which followed, waits in the place of the request ``owner`` that has left."""
+
+    owner: str
+    heir: StageWork
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """Work begun for a request that has left goes on for ``heir``."""
+
+    stage_id: int
+    request_id: str
+    heir: StageWork | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop this work on its replica: no request needs it any more."""
+
+    work: StageWork
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Work that was on a replica is not any more. ``waits``: it had not been sent, and waits again."""
+
+    work: StageWork
+    replica_id: int
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The replica for a request that was `Asked` for; None: vLLM-Omni's own choice is as good."""
+
+    request_id: str
+    replica_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Pass `Woken` at this time: a batching window is over then."""
+
+    stage_id: int
+    at: float
+
+
+Event = (
+    Arrived
+    | Left
+    | CreditsWaived
+    | Submitted
+    | Waits
+    | Placed
+    | Held
+    | Resumed
+    | TakenOut
+    | FirstOutput
+    | Finished
+    | Withdrawn
+    | Detached
+    | Dropped
+    | Regrouped
+    | Renamed
+    | Asked
+    | ReplicaUp
+    | ReplicaDown
+    | ReplicaDied
+    | ReplicaGone
+    | ReplicaDraining
+    | ReplicaSuspected
+    | LimitsRaised
+    | MemoryMeasured
+    | Woken
+    | Tick
+)
+Action = Start | Follow | Lead | Ended | Gone | Inherited | Continued | Stop | Lost | Chosen | Wake
