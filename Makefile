@@ -5,11 +5,11 @@ VENV   := .venv/bin
 RUN    := $(VENV)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test patches lint docs bench clean
+.PHONY: help venv serve check test test-long patches lint docs bench clean
 
 help: ## Show what can be made
 	@printf 'usage: make \033[1mtarget\033[0m\n\n'
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \x1b[1m\1\x1b[0m\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \x1b[1m\1\x1b[0m\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 	@printf '\nThe first build of an environment takes 2 to 3 minutes and 3.5 GB.\n'
 
 venv: ## Build .venv: vLLM and vLLM-Omni for CPUs, from the lock
@@ -18,9 +18,16 @@ venv: ## Build .venv: vLLM and vLLM-Omni for CPUs, from the lock
 serve: venv ## Serve a tiny multimodal model with our scheduler (PORT=8000, ONESHOT=1 to stop by itself)
 	@$(RUN) -m dev.serve
 
-test: ## Run all tests, on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose)
+check: lint ## Check style and types, and run the tests that start no engine, in .venv (3 minutes)
+	@$(RUN) -m dev.test check
+
+test: ## Run the tests on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose; 15 minutes)
 	@$(PYTHON) dev/bootstrap.py
-	@$(RUN) -m dev.test
+	@$(RUN) -m dev.test test
+
+test-long: ## Run what make test leaves out: more random workloads, longer property tests, all fault points
+	@$(PYTHON) dev/bootstrap.py
+	@$(RUN) -m dev.test test-long
 
 patches: ## Check patches/: apply, reverse, and vLLM's own tests on the patched trees (20 minutes the first time)
 	@$(PYTHON) dev/bootstrap.py

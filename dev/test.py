@@ -1,10 +1,11 @@
-"""`make test`: the whole test suite on each supported environment, ended by one line that says what happened.
+"""Run a test suite (`make check`, `make test`, `make test-long`) and end with one line that says what happened.
 
-`.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and what another vLLM may change.
+`.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and what another vLLM may change. In each
+environment two processes of pytest share the tests, by groups that share engines (`tests/conftest.py`).
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, e.g. PYTEST="-k scheduler -x"; VENVS, e.g. VENVS=.venv-latest;
-SKIPS=allowed where a machine cannot run everything.
+WORKERS, how many processes of pytest run at the same time; SKIPS=allowed where a machine cannot run everything.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,21 +26,38 @@ from dev.environment import system_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".logs"
-# tests of what knows no vLLM
+# tests of code that does not import vLLM
 PURE = ["benchmarks", "contracts", "dev", "docs", "omni", "patches"]
 PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "monitor", "resource", "sim")]
-FOLDERS = {folder.name for folder in (ROOT / "tests").iterdir() if folder.is_dir()}
 
 
 def _without(*folders: str) -> list[str]:
-    return [f"--ignore=tests/{folder}" for folder in sorted(folders)]
+    return ["tests", *(f"--ignore=tests/{folder}" for folder in sorted(folders))]
 
 
-SUITES = {  # the parts of one suite run beside each other: both wait a lot
-    # the latest vLLM's own tests judge our classes
-    ".venv": [_without("engine", "upstream"), _without(*FOLDERS - {"engine"})],
-    ".venv-latest": [_without(*PURE)],
+BOTH = {".venv": _without("upstream"), ".venv-latest": _without(*PURE)}
+"""What runs in each environment: vLLM's own tests judge our classes on the newest vLLM alone."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    command: str
+    environments: Mapping[str, Sequence[str]]
+    """Arguments for pytest in each environment."""
+    options: Sequence[str]
+
+
+SUITES = {
+    suite.command: suite
+    for suite in (
+        Suite("check", {".venv": ["tests/unit", "tests/properties", "tests/contracts"]}, ["-m", "not long"]),
+        Suite("test", BOTH, ["-m", "not long"]),
+        Suite("test-long", BOTH, ["-m", "long", "--hypothesis-profile=long"]),
+    )
 }
+WORKERS = 2
+SLOWEST = 10
+GROUP_OF_TEST = re.compile(r"@[^]]*$")
 NO_TESTS_COLLECTED, NOT_FOUND = 5, 4
 EXPECTED_SKIPS = {
     "no CUDA device": r"CUDA device|a card|green contexts",
@@ -59,6 +76,8 @@ class Outcome:
     failed: int = 0
     skips: tuple[str, ...] = field(default=(), repr=False)
     """Reason of each skipped test."""
+    seconds: Mapping[str, float] = field(default_factory=dict, repr=False)
+    """Duration of each test, with the fixtures that it was the first to need."""
 
     @property
     def ok(self) -> bool:
@@ -90,17 +109,25 @@ def unexpected_skips(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{number} in {venv}: {reason}" for (venv, reason), number in reasons.most_common()]
 
 
-def main() -> int:
+def slowest(outcomes: Iterable[Outcome], count: int = SLOWEST) -> list[str]:
+    """Return a line for each of the slowest tests, the slowest first."""
+    tests = [(took, name, outcome.venv) for outcome in outcomes for name, took in outcome.seconds.items()]
+    return [f"{took:6.1f} s  {name} ({venv})" for took, name, venv in sorted(tests, reverse=True)[:count]]
+
+
+def main(command: str = "test") -> int:
     started = time.monotonic()
     LOGS.mkdir(exist_ok=True)
-    venvs = os.environ.get("VENVS", "").split() or list(SUITES)
-    if unknown := [venv for venv in venvs if venv not in SUITES]:
-        print(f"make test: there is no environment {unknown[0]}, only {' and '.join(SUITES)}", file=sys.stderr)
+    suite, title = SUITES[command], f"make {command}"
+    venvs = os.environ.get("VENVS", "").split() or list(suite.environments)
+    if unknown := [venv for venv in venvs if venv not in suite.environments]:
+        known = " and ".join(suite.environments)
+        print(f"{title}: it does not run in {unknown[0]}, only in {known}", file=sys.stderr)
         return 2
     skips_allowed = os.environ.get("SKIPS") == "allowed" or bool(os.environ.get("PYTEST"))
     if ".venv" in venvs and not skips_allowed and (missing := system_packages.missing(ROOT / ".venv")):
         advice = system_packages.advice(missing)
-        print(f"make test: {advice}, or set SKIPS=allowed to do without these tests", file=sys.stderr)
+        print(f"{title}: {advice}, or set SKIPS=allowed to do without these tests", file=sys.stderr)
         return 2
     try:
         print("writing the tiny models", flush=True)
@@ -108,20 +135,20 @@ def main() -> int:
         outcomes = []
         for number, venv in enumerate(venvs, 1):
             print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
-            outcomes += _run(venv)
+            outcomes.append(_run(suite, venv))
     except KeyboardInterrupt:
-        print("\nmake test: interrupted", file=sys.stderr)
+        print(f"\n{title}: interrupted", file=sys.stderr)
         return 130
     ok = all(outcome.ok for outcome in outcomes) and any(outcome.passed for outcome in outcomes)
+    if lines := slowest(outcomes):
+        print("\nslowest tests, with the engines that they were the first to need:", flush=True)
+        print("\n".join(f"  {line}" for line in lines), flush=True)
     if unexpected := unexpected_skips(outcomes):
         ok &= skips_allowed
-        print("\nmake test: skipped, though this machine should run them (SKIPS=allowed accepts it):", flush=True)
+        print(f"\n{title}: skipped, though this machine should run them (SKIPS=allowed accepts it):", flush=True)
         print("\n".join(f"  {line}" for line in unexpected), flush=True)
     verdict = "OK" if ok else "FAILED"
-    print(
-        f"\nmake test: {verdict}  {'; '.join(map(str, outcomes))}; {_duration(time.monotonic() - started)}",
-        flush=True,
-    )
+    print(f"\n{title}: {verdict}  {'; '.join(map(str, outcomes))}; {_duration(time.monotonic() - started)}", flush=True)
     return 0 if ok else 1
 
 
@@ -134,32 +161,28 @@ def _write_models() -> None:
     write_voxtral_realtime(ROOT / ".models" / "voxtral-realtime")
 
 
-def _run(venv: str) -> list[Outcome]:
-    """The parts of a suite, at the same time; all but the first tell in the end what they have to say."""
-    parts, arguments = SUITES[venv], shlex.split(os.environ.get("PYTEST", ""))
-    reports = [LOGS / f"test{venv}{'-' + str(number) if number else ''}.xml" for number in range(len(parts))]
+def _run(suite: Suite, venv: str) -> Outcome:
+    """Run the tests of a suite in one environment."""
+    report = LOGS / f"{suite.command}{venv}.xml"
+    report.unlink(missing_ok=True)
     environment = {
         **os.environ,
         "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONHASHSEED": "0",  # all processes of pytest must collect the same tests in the same order
     }
-    with ExitStack() as open_files:
-        running: list[subprocess.Popen[bytes]] = []
-        for part, report in zip(parts, reports, strict=True):
-            report.unlink(missing_ok=True)
-            command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}", *part, *arguments]
-            said = open_files.enter_context(report.with_suffix(".log").open("wb")) if running else None
-            running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said))
+    command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
+    command += [f"--numprocesses={os.environ.get('WORKERS') or WORKERS}", "--dist=loadgroup", "--no-loadscope-reorder"]
+    command += ["--benchmark-disable"]  # no figures from processes that share a machine
+    command += [*suite.options, *suite.environments[venv], *shlex.split(os.environ.get("PYTEST", ""))]
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:
         try:
-            exit_codes = [pytest.wait() for pytest in running]
+            exit_code = pytest.wait()
         except KeyboardInterrupt:
-            for pytest in running:
-                pytest.wait()  # Ctrl-C has reached it as well; it ends its engines
+            pytest.wait()  # Ctrl-C has reached it as well; it ends its engines
             raise
-    for report in reports[1:]:
-        print(report.with_suffix(".log").read_text(errors="replace"), flush=True)
-    return [_read(report, venv, exit_code) for report, exit_code in zip(reports, exit_codes, strict=True)]
+    return _read(report, venv, exit_code)
 
 
 def _read(report: Path, venv: str, exit_code: int) -> Outcome:
@@ -173,7 +196,13 @@ def _read(report: Path, venv: str, exit_code: int) -> Outcome:
 
     failed = total("failures") + total("errors")
     skips = tuple(skip.get("message", "") for suite in suites for skip in suite.iter("skipped"))
-    return Outcome(venv, exit_code, passed=total("tests") - failed - len(skips), failed=failed, skips=skips)
+    seconds = {
+        f"{test.get('classname')}::{GROUP_OF_TEST.sub('', test.get('name', ''))}": float(test.get("time", 0))
+        for suite in suites
+        for test in suite.iter("testcase")
+    }
+    passed = total("tests") - failed - len(skips)
+    return Outcome(venv, exit_code, passed=passed, failed=failed, skips=skips, seconds=seconds)
 
 
 def _duration(seconds: float) -> str:
@@ -181,4 +210,4 @@ def _duration(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

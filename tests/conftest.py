@@ -2,11 +2,66 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.core import validated
 from vllm_omni_sched.logs import LOGGER
+
+LONG = "long"
+"""Marks the tests that `make test-long` alone runs, and names its profile of Hypothesis."""
+TIMES_AS_MANY_EXAMPLES = 20
+SESSION_ENGINES = ("in_process", "in_processes", "ran")
+"""Fixtures of the session that start engines: the tests that need one of them run in one process."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for the profile
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", None) == LONG:
+        from hypothesis import settings
+
+        settings.register_profile(LONG, deadline=None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--hypothesis-profile", None) == LONG:
+        _lengthen_properties(items)
+    if config.getoption("loadgroup", False):  # several processes share the tests
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+        items.sort(key=_starts_no_engine)
+
+
+def _lengthen_properties(items: list[pytest.Item]) -> None:
+    """Mark properties as long, and let Hypothesis try more examples of them than in `make test`."""
+    from hypothesis import settings
+
+    owners: dict[int, tuple[Any, str]] = {}  # a function may be that of several tests
+    for item in items:
+        function: Any = getattr(item, "obj", None)
+        if getattr(function, "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.long)
+            function = getattr(function, "__func__", function)
+            name = "_hypothesis_internal_use_settings"
+            owner = (function, name) if hasattr(function, name) else (item.cls, "settings")  # a state machine
+            owners[id(owner[0])] = owner
+    for owner, name in owners.values():
+        usual: settings = getattr(owner, name)
+        setattr(owner, name, settings(usual, max_examples=TIMES_AS_MANY_EXAMPLES * usual.max_examples))
+
+
+def _group(item: pytest.Item) -> str:
+    """Return what the tests that must run in one process have in common: engines of the session, or their module."""
+    fixtures: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    shared = [name for name in SESSION_ENGINES if name in fixtures and fixtures[name][-1].scope == "session"]
+    return shared[0] if shared else item.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+
+
+def _starts_no_engine(item: pytest.Item) -> bool:
+    """Sort key: what takes longest goes first, so that no process is left alone with it in the end."""
+    return not any(item.get_closest_marker(name) for name in ("engine", "upstream", "slow"))
 
 
 @pytest.fixture

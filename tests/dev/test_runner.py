@@ -1,4 +1,4 @@
-"""What `make test` makes of skipped tests."""
+"""What `make test` says of skipped and of slow tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import dev.test
-from dev.test import Outcome, kind_of_skip, unexpected_skips
+from dev.test import Outcome, kind_of_skip, slowest, unexpected_skips
 
 REPORT = """<testsuites><testsuite tests="4" failures="0" errors="0" skipped="3">
-<testcase name="a"/>
-<testcase name="b"><skipped type="pytest.skip" message="this machine has no CUDA device"/></testcase>
+<testcase classname="tests.x" name="a@group" time="2.5"/>
+<testcase classname="tests.x" name="b@group" time="0.1"><skipped type="pytest.skip" message="this machine has no CUDA device"/></testcase>
 <testcase name="c"><skipped type="pytest.skip" message="libibverbs.so.1 is missing"/></testcase>
 <testcase name="d"><skipped type="pytest.skip" message="libibverbs.so.1 is missing"/></testcase>
 </testsuite></testsuites>"""
@@ -28,6 +28,10 @@ def test_the_last_line_counts_skips_by_reason(outcome: Outcome) -> None:
     assert str(outcome) == "1 passed, 3 skipped (2 unexpected, 1 no CUDA device) in .venv"
 
 
+def test_the_slowest_tests_are_listed(outcome: Outcome) -> None:
+    assert slowest([outcome], 2) == ["   2.5 s  tests.x::a (.venv)", "   0.1 s  tests.x::b (.venv)"]
+
+
 def test_a_part_that_should_have_run_is_named(outcome: Outcome) -> None:
     assert unexpected_skips([outcome]) == ["2 in .venv: libibverbs.so.1 is missing"]
 
@@ -42,9 +46,9 @@ def test_unexpected_skips_fail_the_suite(
     monkeypatch.setenv("SKIPS", allowed)
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test, "_write_models", lambda: None)
-    monkeypatch.setattr(dev.test, "_run", lambda venv: [outcome])
+    monkeypatch.setattr(dev.test, "_run", lambda suite, venv: outcome)
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [])
-    assert dev.test.main() == exit_code
+    assert dev.test.main("test") == exit_code
     said = capsys.readouterr().out
     assert "2 in .venv: libibverbs.so.1 is missing" in said
     assert said.splitlines()[-1].startswith("make test: " + ("OK" if allowed else "FAILED"))
@@ -58,8 +62,8 @@ def test_what_is_missing_is_said_before_anything_starts(
     monkeypatch.delenv("SKIPS", raising=False)
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [libibverbs])
-    monkeypatch.setattr(dev.test, "_run", lambda venv: pytest.fail("the tests were started"))
-    assert dev.test.main() == 2
+    monkeypatch.setattr(dev.test, "_run", lambda suite, venv: pytest.fail("the tests were started"))
+    assert dev.test.main("test") == 2
     assert "install libibverbs1 (for tests of the Mooncake connector)" in capsys.readouterr().err
 
 
