@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV_OF = {"0.22.1": ".venv", "0.31.0": ".venv", "0.32.0": ".venv-latest"}
 """Which of our two environments is nearer to a version's dependencies; both are in one `make test`."""
 
-SEEDS = 40
+OFTEN, LONG = range(20), range(20, 100)
 
 
 def versions_of_this_environment() -> list[str]:
@@ -26,8 +26,9 @@ def versions_of_this_environment() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [OFTEN, pytest.param(LONG, marks=pytest.mark.long)], ids=["often", "long"])
 @pytest.mark.parametrize("version", versions_of_this_environment())
-def test_random_workloads(version: str, tmp_path: Path) -> None:
+def test_random_workloads(version: str, seeds: range, tmp_path: Path) -> None:
     try:
         source = fetch_source(version)
     except SourceError as error:
@@ -40,7 +41,16 @@ def test_random_workloads(version: str, tmp_path: Path) -> None:
         "VLLM_PLUGINS": "",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
-    command = [sys.executable, "-W", "ignore", "-m", "tests.differential", f"0:{SEEDS}", "--tree", "--json"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.differential",
+        f"{seeds.start}:{seeds.stop}",
+        "--tree",
+        "--json",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     report = json.loads(done.stdout.splitlines()[-1])

@@ -1,12 +1,14 @@
 """Ours decides what stock decides, step by step, whatever comes and however scarce everything is.
 
-`OMNI_SCHED_DIFFERENTIAL_SEEDS=5000` runs more of them; a failure names its seed and how to run it again.
+Of the random workloads, all but the first are for `make test-long`. `OMNI_SCHED_DIFFERENTIAL_SEEDS=5000` runs more of
+them; a failure names its seed and how to run it again.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -17,11 +19,18 @@ from vllm_omni_sched import OmniScheduler
 
 SEEDS = int(os.environ.get("OMNI_SCHED_DIFFERENTIAL_SEEDS", "200"))
 BATCH = 20
+OFTEN = 40  # that many in each run of the suite
 MUST_HAPPEN = ("tokens", "encodes", "preemptions", "updates", "evictions", "aborts", "prefix", "deltas", "spilled")
 
 
+def batches() -> list[Any]:
+    """Return the first seed of each batch, those after the first `OFTEN` seeds marked as long."""
+    firsts = range(0, SEEDS, BATCH)
+    return [pytest.param(first, marks=pytest.mark.long if first >= OFTEN else ()) for first in firsts]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", batches())
 def test_random_workloads(first: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first, first + BATCH):

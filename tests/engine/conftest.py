@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.engine.harness.engines import our_engines, served_engine, stock_engines
-from tests.engine.harness.processes import IN_PROCESS, NO_PLUGIN, OUR_PLUGIN, ROOT, run_side_by_side, write_model
+from tests.engine.harness.processes import (
+    IN_PROCESS,
+    NO_PLUGIN,
+    OUR_PLUGIN,
+    ROOT,
+    file_of_stock,
+    run_side_by_side,
+    write_model,
+)
 from tests.engine.harness.spec import OURS
 
 HERE = Path(__file__).parent
@@ -65,12 +73,15 @@ def qwen2_vl() -> Path:
 @pytest.fixture(scope="session")
 def in_process(llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All engines of `harness/engines.py`: core, scheduler and worker in one process, the same steps in every run."""
+    environment = IN_PROCESS | NO_PLUGIN
+    engines = stock_engines(llava, voxtral)
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_process"),
-        stock_engines(llava, voxtral),
+        engines,
         our_engines(llava, voxtral),
-        stock_environment=IN_PROCESS | NO_PLUGIN,
+        stock_environment=environment,
         our_environment=IN_PROCESS | OUR_PLUGIN,
+        kept=file_of_stock("in_process", engines, environment),
     )
     return Results(stock, ours)
 
@@ -78,12 +89,13 @@ def in_process(llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def in_processes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The engine as `vllm serve` starts it on a CPU: front end, engine core and worker in three processes."""
-    served = replace(served_engine(llava), scheduler=OURS)
+    engines = [served_engine(llava)]
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_processes"),
-        [served_engine(llava)],
-        [served],
+        engines,
+        [replace(engine, scheduler=OURS) for engine in engines],
         stock_environment=NO_PLUGIN,
+        kept=file_of_stock("in_processes", engines, NO_PLUGIN),
         our_environment={},  # whatever plugins are installed: in one of the two environments vLLM-Omni's too
     )
     return Results(stock, ours)

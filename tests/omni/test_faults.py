@@ -1,11 +1,9 @@
 """Whatever dies when: each request is answered as if nothing had been, and each of its stages ends once.
 
-`VLLM_OMNI_SCHED_FAULT_BLOCKS` asks for more blocks of rounds than the one that belongs to the suite.
+The first block of rounds belongs to `make test`, the others to `make test-long`.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -17,17 +15,23 @@ from tests.omni.harness.fault_scenarios import BLOCKS, FAULT_SCENARIOS, ROUNDS
 
 pytestmark = pytest.mark.slow
 
-FIRST = int(os.environ.get("VLLM_OMNI_SCHED_FIRST_FAULT_BLOCK", "0"))
-COUNT = int(os.environ.get("VLLM_OMNI_SCHED_FAULT_BLOCKS", "1"))
+BLOCKS_OF_A_PIPELINE = 8  # that it outlives one after the other
+OFTEN = range(1)
+LONG = [range(first, min(first + BLOCKS_OF_A_PIPELINE, BLOCKS)) for first in range(1, BLOCKS, BLOCKS_OF_A_PIPELINE)]
 OPTIONS = {
     "runtime": {"recovery": {"hang_seconds": 2.0, "max_restarts": 99, "max_redispatches": 9}},
     "monitoring": {"anomaly": {"interval_seconds": 0.5, "max_stage_seconds": 5.0}},
 }
 
 
+@pytest.mark.parametrize(
+    "which",
+    [OFTEN, *(pytest.param(which, marks=pytest.mark.long) for which in LONG)],
+    ids=lambda which: f"{which.start}",
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_each_request_is_answered_once_though_replicas_die_and_hang(ran: Ran, mode: Mode) -> None:
-    blocks = list(FAULT_SCENARIOS)[FIRST : min(FIRST + COUNT, BLOCKS)]
+def test_each_request_is_answered_once_though_replicas_die_and_hang(ran: Ran, mode: Mode, which: range) -> None:
+    blocks = list(FAULT_SCENARIOS)[which.start : which.stop]
     found = ran(
         TEXT_TO_SOUND,
         mode,

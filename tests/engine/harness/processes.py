@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from dev.child_process import ChildProcess
 from tests.engine.harness.spec import EngineSpec
 
 ROOT = Path(__file__).parents[3]
+CACHE = ROOT / ".cache" / "engines"
 PATIENCE_SECONDS = 1500  # a hang is a failure; that a busy machine is slow is none
 
 ENVIRONMENT = {
@@ -62,7 +65,7 @@ def wait_for(sides: Sequence[Side]) -> None:
     """Return when all have ended, or after `PATIENCE_SECONDS`; leaving their contexts ends them."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while any(side.process.exit_code is None for side in sides) and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def run_side_by_side(
@@ -72,18 +75,49 @@ def run_side_by_side(
     *,
     stock_environment: Mapping[str, str],
     our_environment: Mapping[str, str],
+    kept: Path | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The results of both (see `main.py`)."""
+    """Return the results of both (see `main.py`); those of stock are read from the file `kept` if it is there."""
     folder.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Any] | None = json.loads(kept.read_text()) if kept is not None and kept.is_file() else None
     with ExitStack() as stack:
-        sides = [
-            Side("stock", stock, stock_environment, folder),
-            Side("ours", ours, our_environment, folder),
-        ]
-        for side in sides:
-            stack.enter_context(side.process)
-        wait_for(sides)
-        return sides[0].results(), sides[1].results()
+        side_of_ours = Side("ours", ours, our_environment, folder)
+        stack.enter_context(side_of_ours.process)
+        if known is not None:
+            wait_for([side_of_ours])
+            return known, side_of_ours.results()
+        side_of_stock = Side("stock", stock, stock_environment, folder)
+        stack.enter_context(side_of_stock.process)
+        wait_for([side_of_stock, side_of_ours])
+        results = side_of_stock.results()
+        if kept is not None and "process" not in results and all(one["error"] is None for one in results.values()):
+            keep(results, kept)
+        return results, side_of_ours.results()
+
+
+def file_of_stock(name: str, specs: Sequence[EngineSpec], environment: Mapping[str, str]) -> Path:
+    """Return where the results of stock engines are kept; the file's name changes with all that they depend on.
+
+    That is the engines and their models, the harness, the installed packages and the processor, but nothing of ours.
+    """
+    packages = sorted(f"{found.name} {found.version}" for found in distributions() if found.name != "vllm-omni-sched")
+    processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")][:1]
+    asked = json.dumps([[spec.to_json() for spec in specs], {**ENVIRONMENT, **environment}]).replace(str(ROOT), "")
+    digest = hashlib.sha256("\0".join([sys.version, *packages, *processor, asked]).encode())
+    models = {file for spec in specs for file in Path(spec.model).rglob("*") if file.is_file()}
+    for file in sorted([*Path(__file__).parent.glob("*.py"), *models]):
+        digest.update(file.read_bytes())
+    return CACHE / f"{Path(sys.prefix).name}-{name}-{digest.hexdigest()[:16]}.json"
+
+
+def keep(results: dict[str, Any], file: Path) -> None:
+    """Write results for later runs, in place of those that are outdated."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for outdated in CACHE.glob(f"{file.name.rpartition('-')[0]}-*"):
+        outdated.unlink(missing_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(results))
+    draft.rename(file)
 
 
 def write_model(name: str, out: Path, **sizes: int) -> Path:
