@@ -5,10 +5,9 @@ from dataclasses import fields
 
 from vllm_omni_sched.sim.costs.base import Source
 from vllm_omni_sched.sim.costs.decoders import CORE_PIXEL_SECONDS, NVDEC_FRAMES, NVDEC_SOURCE, CoreDecoder
-from vllm_omni_sched.sim.costs.efficiency import EFFICIENCY_SOURCES, Efficiency
-from vllm_omni_sched.sim.costs.hardware import DEVICES
-from vllm_omni_sched.sim.costs.links import LINKS
+from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS
 from vllm_omni_sched.sim.costs.models import MODELS
+from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
 
 
 def devices() -> str:

@@ -15,7 +15,7 @@ from result_tables import NOTHING, table
 
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.costs.choice import engine_costs
-from vllm_omni_sched.sim.costs.efficiency import Efficiency
+from vllm_omni_sched.sim.costs.roofline import Efficiency
 from vllm_omni_sched.sim.scenario import EngineStage, Scenario
 from vllm_omni_sched.sim.study import interval, load_study, ratio_interval
 from vllm_omni_sched.sim.work import Request

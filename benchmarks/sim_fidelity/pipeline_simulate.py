@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.sim_fidelity.pace import costs_at
 from benchmarks.sim_fidelity.pipeline_fit import CORES, Fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
-from vllm_omni_sched.sim.costs import calibration_file
+from vllm_omni_sched.sim.costs.calibration import write_calibration
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import build, installed
@@ -27,7 +27,7 @@ def write_calibrations(
     found = {}
     for name, costs in zip(STAGES, fitted.stages, strict=True):
         found[name] = folder / f"{name}.json"
-        calibration_file.write(found[name], {**(source or {}), "stage": name}, costs_at(pace, costs), KV_TOKENS)
+        write_calibration(found[name], {**(source or {}), "stage": name}, costs_at(pace, costs), KV_TOKENS)
     return found
 
 

@@ -12,8 +12,7 @@ from benchmarks.mixed import VARIANTS
 from benchmarks.sim_fidelity.pace import costs_at
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.sim.costs.calibration import Calibration
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.server import EngineServer

@@ -54,7 +54,7 @@ def calibrate(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # imported late: these modules need vLLM
     from vllm_omni_sched.engine.calibration.measure import Plan, measure
-    from vllm_omni_sched.sim.costs import calibration_file
+    from vllm_omni_sched.sim.costs.calibration import write_calibration
     from vllm_omni_sched.sim.costs.fit import fit
 
     plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane)
@@ -76,7 +76,7 @@ def calibrate(
             measured = measure({"model": model, **arguments}, plan, progress)
         costs = fit(measured.observed)
         source = {"model": Path(model).name, "engine_args": arguments, "rounds": rounds, **measured.facts, **_here()}
-        calibration_file.write(out, source, costs, measured.kv_tokens)
+        write_calibration(out, source, costs, measured.kv_tokens)
     except ConfigError as error:
         _leave(_USAGE, str(error))
     except (RuntimeError, OSError, ValueError) as error:

@@ -132,9 +132,9 @@ def _trace(
 ) -> _Job:
     from vllm_omni_sched.config import OmniSchedConfig
     from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
+    from vllm_omni_sched.sim.costs.base import pick
     from vllm_omni_sched.sim.costs.hardware import DEVICES
     from vllm_omni_sched.sim.costs.models import MODELS
-    from vllm_omni_sched.sim.costs.registry import pick
     from vllm_omni_sched.sim.costs.roofline import RooflineCosts
     from vllm_omni_sched.sim.engine.limits import EngineLimits
     from vllm_omni_sched.sim.tune.replay import on_trace

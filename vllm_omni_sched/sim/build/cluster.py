@@ -14,9 +14,8 @@ from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.build.decoders import decoder_of
 from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
 from vllm_omni_sched.sim.costs.choice import engine_costs
-from vllm_omni_sched.sim.costs.efficiency import Efficiency
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
+from vllm_omni_sched.sim.costs.roofline import Efficiency
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host

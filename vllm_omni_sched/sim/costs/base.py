@@ -1,9 +1,12 @@
 """Define the interfaces of cost models, each of which names the source of its numbers."""
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.work import Clip, Request
 
 
@@ -82,3 +85,20 @@ class DecoderCosts(Protocol):
     @property
     def piece_seconds(self) -> float:
         """Return the seconds to begin one more piece of a video: opening, seeking, handing over."""
+
+
+_Thing = TypeVar("_Thing")
+
+
+def pick(what: str, name: str, known: Mapping[str, _Thing]) -> _Thing:
+    """Return the thing with that name.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest, and all.
+    """
+    found = known.get(name)
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"unknown {what} {name!r}: {hint}known are {', '.join(sorted(known))}")

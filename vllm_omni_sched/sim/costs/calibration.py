@@ -1,7 +1,9 @@
-"""Define the calibration file, version 1, as written by ``vllm-omni-sched calibrate``."""
+"""Define, read and write the calibration file, version 1, the result of ``vllm-omni-sched calibrate``."""
 
 import difflib
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -117,3 +119,32 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"key {key!r} is missing; write the file again with vllm-omni-sched calibrate"
     return f"key {key!r}: {problem['msg'].lower()}, got {json.dumps(problem['input'], default=str)}"
+
+
+FORMAT = "vllm-omni-sched calibration"
+VERSION = 1
+
+
+def write_calibration(path: Path, source: dict[str, Any], costs: dict[str, Any], kv_tokens: int) -> None:
+    """Write the file atomically: an existing file stays until the new one is complete.
+
+    Args:
+        source: source of the numbers: command, versions, processor, date, model.
+        costs: as `fit.fit` returns them.
+        kv_tokens: tokens that fit into the engine's KV cache.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    body = {"format": FORMAT, "version": VERSION, "source": source, **costs, "kv_tokens": kv_tokens}
+    draft = None
+    try:
+        number, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(number, "w") as file:
+            file.write(json.dumps(body, indent=1) + "\n")
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except OSError as error:
+        if draft is not None:
+            Path(draft).unlink(missing_ok=True)
+        raise ConfigError(f"the calibration cannot be written to {path}: {error.strerror}") from None

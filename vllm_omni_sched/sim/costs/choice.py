@@ -4,14 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
+from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts, pick
 from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
-from vllm_omni_sched.sim.costs.efficiency import Efficiency
 from vllm_omni_sched.sim.costs.hardware import device
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.models import model
-from vllm_omni_sched.sim.costs.registry import pick
-from vllm_omni_sched.sim.costs.roofline import RooflineCosts
+from vllm_omni_sched.sim.costs.roofline import Efficiency, RooflineCosts
 
 
 def engine_costs(

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import Protocol
 
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
+from vllm_omni_sched.sim.costs.measured import UnsteadyCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import Decodes
 from vllm_omni_sched.sim.engine.encoding import Encoding

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_omni_sched.sim.costs.base import pick
 from vllm_omni_sched.sim.costs.hardware import DEVICES
 from vllm_omni_sched.sim.costs.models import MODELS
-from vllm_omni_sched.sim.costs.registry import pick
 from vllm_omni_sched.sim.costs.roofline import RooflineCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.work import Request

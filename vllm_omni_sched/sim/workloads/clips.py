@@ -7,9 +7,8 @@ from pydantic import Field, field_validator
 
 from vllm_omni_sched.sim.work import Clip, Item
 from vllm_omni_sched.sim.workloads.base import Arrival, ServedOptions
-from vllm_omni_sched.sim.workloads.draws import contents, endless
-from vllm_omni_sched.sim.workloads.servegen import OUTPUT_TOKENS
-from vllm_omni_sched.sim.workloads.times import gamma_times
+from vllm_omni_sched.sim.workloads.distributions import contents, endless, gamma_times
+from vllm_omni_sched.sim.workloads.production import OUTPUT_TOKENS
 
 
 class ClipsOptions(ServedOptions):

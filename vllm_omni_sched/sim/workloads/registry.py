@@ -9,15 +9,25 @@ from pydantic import BaseModel
 
 from vllm_omni_sched.config import read_options
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.sim.workloads.azure import AzureImages, AzureOptions
 from vllm_omni_sched.sim.workloads.base import Workload
 from vllm_omni_sched.sim.workloads.clips import ClipsOptions, VideoClips
-from vllm_omni_sched.sim.workloads.mixed import MixedLoad, MixedOptions
-from vllm_omni_sched.sim.workloads.nested import DayNight, DayNightOptions, Mix, MixOptions
-from vllm_omni_sched.sim.workloads.queueing import Poisson, PoissonOptions
-from vllm_omni_sched.sim.workloads.realtime import Realtime, RealtimeOptions
+from vllm_omni_sched.sim.workloads.composite import DayNight, DayNightOptions, Mix, MixOptions
+from vllm_omni_sched.sim.workloads.production import (
+    AzureImages,
+    AzureOptions,
+    ServeGenImages,
+    ServeGenOptions,
+    ServeGenText,
+)
 from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
-from vllm_omni_sched.sim.workloads.servegen import ServeGenImages, ServeGenOptions, ServeGenText
+from vllm_omni_sched.sim.workloads.synthetic import (
+    MixedLoad,
+    MixedOptions,
+    Poisson,
+    PoissonOptions,
+    Realtime,
+    RealtimeOptions,
+)
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
 _MADE: dict[str, tuple[type[BaseModel], Callable[[Any], Workload]]] = {

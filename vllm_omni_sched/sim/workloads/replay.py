@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vllm_omni_sched.sim.work import Item
 from vllm_omni_sched.sim.workloads.base import Arrival
-from vllm_omni_sched.sim.workloads.draws import contents
+from vllm_omni_sched.sim.workloads.distributions import contents
 from vllm_omni_sched.sim.workloads.trace import Interval, Tokens, Trace
 
 _POINTS = (np.arange(32) + 0.5) / 32

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.sim.costs import calibration_file
+from vllm_omni_sched.sim.costs.calibration import write_calibration
 
 COSTS = {"step": {"base_seconds": 1e-3}, "answer_seconds": 1e-3}
 
 
 def test_what_is_written(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    calibration_file.write(path, {"model": "tiny"}, COSTS, 1024)
+    write_calibration(path, {"model": "tiny"}, COSTS, 1024)
     assert json.loads(path.read_text()) == {
         "format": "vllm-omni-sched calibration",
         "version": 1,
@@ -36,11 +36,11 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(ConfigError, match=r"calibration\.json: No space left"):
-        calibration_file.write(path, {}, COSTS, 1024)
+        write_calibration(path, {}, COSTS, 1024)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
-        calibration_file.write(tmp_path / "none" / "calibration.json", {}, COSTS, 1024)
+        write_calibration(tmp_path / "none" / "calibration.json", {}, COSTS, 1024)

@@ -4,8 +4,7 @@ import pytest
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
-from vllm_omni_sched.sim.costs.hardware import DEVICES, device
-from vllm_omni_sched.sim.costs.links import LINKS, all_reduce_factor, link
+from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS, all_reduce_factor, device, link
 from vllm_omni_sched.sim.costs.models import MODELS, model
 
 

@@ -6,11 +6,9 @@ import pytest
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
-from vllm_omni_sched.sim.costs.efficiency import EFFICIENCY_SOURCES, Efficiency
 from vllm_omni_sched.sim.costs.hardware import device
-from vllm_omni_sched.sim.costs.models import model
-from vllm_omni_sched.sim.costs.roofline import RooflineCosts
-from vllm_omni_sched.sim.costs.shapes import LlmShape, ModelShape
+from vllm_omni_sched.sim.costs.models import LlmShape, ModelShape, model
+from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency, RooflineCosts
 from vllm_omni_sched.sim.work import Item, Request
 
 A100 = device("a100-80gb")

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, FrontendCosts, StepCosts
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-from vllm_omni_sched.sim.costs.unsteady import UnsteadyCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 
 TABLE = [(0.0, 0.5), (0.5, 1.0), (0.9, 1.5), (1.0, 4.0)]
 

@@ -5,11 +5,18 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from vllm_omni_sched.sim.workloads import azure, servegen
+from vllm_omni_sched.sim.workloads import production
 from vllm_omni_sched.sim.workloads.base import requests
-from vllm_omni_sched.sim.workloads.draws import Counts, Quantiles, spread
+from vllm_omni_sched.sim.workloads.distributions import (
+    Bursts,
+    Counts,
+    Quantiles,
+    client_times,
+    gamma_times,
+    skewed,
+    spread,
+)
 from vllm_omni_sched.sim.workloads.registry import build
-from vllm_omni_sched.sim.workloads.times import Bursts, client_times, gamma_times, skewed
 
 MANY = 50_000
 
@@ -25,9 +32,9 @@ def gaps(times):
 @pytest.mark.parametrize(
     ("distribution", "mean", "quantiles"),
     [
-        (servegen.TEXT_TOKENS, 572, {0.5: 106, 0.9: 1914, 0.99: 3064}),
-        (servegen.OUTPUT_TOKENS, 130, {0.5: 100, 0.9: 264, 0.99: 587}),
-        (servegen.IMAGE_TOKENS, 650, {0.5: 540, 0.9: 1224, 0.99: 1271}),
+        (production.TEXT_TOKENS, 572, {0.5: 106, 0.9: 1914, 0.99: 3064}),
+        (production.OUTPUT_TOKENS, 130, {0.5: 100, 0.9: 264, 0.99: 587}),
+        (production.IMAGE_TOKENS, 650, {0.5: 540, 0.9: 1224, 0.99: 1271}),
     ],
 )
 def test_tokens_have_the_quoted_mean_and_quantiles(distribution, mean, quantiles):
@@ -39,7 +46,7 @@ def test_tokens_have_the_quoted_mean_and_quantiles(distribution, mean, quantiles
 
 
 def test_images_per_request_are_those_of_servegen():
-    found = drawn(servegen.IMAGES)
+    found = drawn(production.IMAGES)
     for images, part in {0: 0.006, 1: 0.798, 2: 0.066, 3: 0.076, 4: 0.021}.items():
         assert (found == images).mean() == pytest.approx(part, abs=0.005)
     assert found.mean() == pytest.approx(1.59, rel=0.02)
@@ -48,14 +55,14 @@ def test_images_per_request_are_those_of_servegen():
 
 
 def test_images_per_request_are_those_of_azure():
-    found = drawn(azure.IMAGES)
+    found = drawn(production.AZURE_IMAGES)
     for most, part in {1: 0.66, 4: 0.71, 9: 0.86, 25: 0.92, 100: 0.95}.items():
         assert (found <= most).mean() == pytest.approx(part, abs=0.02)
     assert ((found >= 480) & (found <= 520)).mean() == pytest.approx(0.04, abs=0.01)
 
 
 def test_clients_are_as_unlike_as_those_of_servegen():
-    found = servegen.clients(10.0)
+    found = production.clients(10.0)
     rates = np.array([rate for rate, _ in found])
     assert len(found) == 35
     assert rates.sum() == pytest.approx(10.0)
@@ -96,7 +103,7 @@ def takewhile_before(end, times):
 
 
 def test_the_traffic_of_clients_together_is_burstier_than_poisson():
-    times = [at for at, _ in islice(client_times(np.random.default_rng(4), servegen.clients(10.0)), MANY)]
+    times = [at for at, _ in islice(client_times(np.random.default_rng(4), production.clients(10.0)), MANY)]
     counts = np.bincount(np.array(times).astype(int))[:-1]
     assert counts.var() / counts.mean() > 1.5
 

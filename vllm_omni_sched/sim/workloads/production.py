@@ -1,14 +1,24 @@
-"""Generate production traffic with and without images, from the statistics of ServeGen."""
+"""Generate production traffic from published statistics: text and images of ServeGen, images of Azure."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from pydantic import Field
 
 from vllm_omni_sched.sim.work import Item
 from vllm_omni_sched.sim.workloads.base import Arrival, ServedOptions
-from vllm_omni_sched.sim.workloads.draws import Counts, Quantiles, contents, endless, spread
-from vllm_omni_sched.sim.workloads.times import client_times, skewed
+from vllm_omni_sched.sim.workloads.distributions import (
+    Bursts,
+    Counts,
+    Quantiles,
+    client_times,
+    contents,
+    endless,
+    gamma_times,
+    skewed,
+    spread,
+)
 
 TEXT_TOKENS = Quantiles(((0.5, 106), (0.9, 1914), (0.99, 3064), (1, 16384)), mean=572)
 OUTPUT_TOKENS = Quantiles(((0.5, 100), (0.9, 264), (0.99, 587), (1, 2048)), mean=130)
@@ -19,7 +29,7 @@ IMAGES = Counts(
     | spread(range(10, 50), 0.009, mean=20.0)
 )
 
-_CLIENTS, _FIRST, _THEIR_PART = 35, 4, 0.49
+_CLIENTS, _LARGEST_CLIENTS, _LARGEST_PART = 35, 4, 0.49
 _CV_PARTS, _CVS = (0.0, 0.49, 0.5, 0.9, 1.0), (0.6, 0.99, 1.01, 4.87, 7.0)
 _ORDER = [(5 + 9 * at) % _CLIENTS for at in range(_CLIENTS)]  # by CV: large clients neither at one end, nor the median
 
@@ -95,10 +105,81 @@ class ServeGenImages(ServeGenText):
 
 def clients(rate: float) -> list[tuple[float, float]]:
     """Return (rate, coefficient of variation) of each client, largest first."""
-    parts = skewed(_CLIENTS, _FIRST, _THEIR_PART)
+    parts = skewed(_CLIENTS, _LARGEST_CLIENTS, _LARGEST_PART)
     cvs = [1.0] * _CLIENTS
     before = 0.0
     for rank in _ORDER:
         cvs[rank] = float(np.exp(np.interp(before + parts[rank] / 2, _CV_PARTS, np.log(_CVS))))
         before += parts[rank]
     return [(rate * part, cvs[rank]) for rank, part in enumerate(parts)]
+
+
+AZURE_IMAGES = Counts(
+    {1: 0.66}
+    | spread(range(2, 5), 0.05, mean=2.6)
+    | spread(range(5, 10), 0.15)
+    | spread(range(10, 26), 0.06, mean=15.0)
+    | spread(range(26, 101), 0.03, mean=50.0)
+    | spread(range(101, 480), 0.01, mean=220.0)
+    | spread(range(480, 521), 0.04)
+)
+
+
+class AzureOptions(ServedOptions):
+    """Options of ``azure-lmm``."""
+
+    max_images: int = Field(
+        520, ge=1, description="Most images of a request, which the server accepts; larger requests are cut to it."
+    )
+    burst_ratio: float = Field(5.0, ge=1, le=100, description="The rate in a burst relative to that between bursts.")
+    burst_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="Mean length of a burst.")
+    burst_every_seconds: float = Field(
+        1800.0, gt=0, allow_inf_nan=False, description="Mean time from the end of a burst to the next."
+    )
+
+
+class AzureImages:
+    """Image requests of Azure's multimodal models, 2025, in bursts.
+
+    1. Images per request: 66 % have 1, 71 % up to 4, 86 % up to 9, 92 % up to 25, 95 % up to 100, and 4 % about 500.
+    2. Bursts at random times, of random lengths, in which the rate is ``burst_ratio`` times that between them. The
+       mean over all time is ``rate``. (Only a peak of bursts is published, 22,500 images a minute; options are ours.)
+    3. Tokens of images, of text and of outputs are not published: those of ServeGen are used.
+
+    Source: Azure LMM inference traces 2025, as read off the figures of ModServe (arXiv 2502.00937), +/- 2 points.
+    """
+
+    thinnable = True
+    source = (
+        "Azure LMM 2025, images per request read off figures (+/- 2 points); tokens of images, text and outputs are "
+        "ServeGen's mm-image; the length and height of bursts are assumed"
+    )
+
+    def __init__(self, options: AzureOptions) -> None:
+        self.rate = options.rate
+        self._options = options
+
+    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+        """Yield arrivals without end."""
+        options = self._options
+        times, counts, tokens, names, texts, outputs = random.spawn(6)
+        images = endless(lambda n: np.minimum(AZURE_IMAGES.draw(counts, n), options.max_images))
+        embeds = endless(lambda n: IMAGE_TOKENS.draw(tokens, n))
+        text = endless(lambda n: TEXT_TOKENS.draw(texts, n))
+        output = endless(lambda n: OUTPUT_TOKENS.draw(outputs, n))
+        content = contents(names)
+        for at in self._times(times):
+            items = tuple(Item("image", *one) for one in islice(zip(embeds, content, strict=False), next(images)))
+            yield Arrival(at, next(text), next(output), items, options.sla)
+
+    def _times(self, random: np.random.Generator) -> Iterator[float]:
+        options = self._options
+        part = options.burst_seconds / (options.burst_seconds + options.burst_every_seconds)
+        peak = options.rate * options.burst_ratio / (1 + part * (options.burst_ratio - 1))
+        when, whether, burst_random = random.spawn(3)
+        bursts = Bursts(burst_random, options.burst_every_seconds, options.burst_seconds)
+        chances = endless(whether.random)
+        for at in gamma_times(when, peak):
+            chance = next(chances)
+            if bursts.at(at) or chance * options.burst_ratio < 1:
+                yield at

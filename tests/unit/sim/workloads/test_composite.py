@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vllm_omni_sched.sim.workloads.base import requests
+from vllm_omni_sched.sim.workloads.composite import Season, SeasonOptions
 from vllm_omni_sched.sim.workloads.registry import build
-from vllm_omni_sched.sim.workloads.season import Season, SeasonOptions
 
 DAY = 960.0
 
