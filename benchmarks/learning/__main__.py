@@ -20,9 +20,8 @@ from benchmarks.learning.compare import FIXED, controls, greedy, mean_attainment
 from benchmarks.learning.plot import plot
 from vllm_omni_sched.resource.learned_weights import Learned, read
 from vllm_omni_sched.sim.episode import Seen
-from vllm_omni_sched.sim.learn.explore import ThompsonChooser
 from vllm_omni_sched.sim.learn.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS
-from vllm_omni_sched.sim.learn.train import TARGET_SECONDS, act, train
+from vllm_omni_sched.sim.learn.train import TARGET_SECONDS, ThompsonChooser, act, train
 
 WEIGHTS = Path("vllm_omni_sched/resource/learned_prefill.json")
 PENALTIES = (10.0, 40.0, 160.0)

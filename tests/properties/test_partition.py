@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.graph.partition import Partitioner, PartitionReason
-from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
-from vllm_omni_sched.graph.partition_search import best_partition
+from vllm_omni_sched.graph.partition import (
+    Device,
+    Partitioner,
+    PartitionReason,
+    PartitionSnapshot,
+    StageProfile,
+    best_partition,
+)
 
 NAMES = "ABCD"
 

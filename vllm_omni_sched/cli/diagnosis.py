@@ -1,20 +1,285 @@
-"""Facts on an installation that are known without starting an engine, as plain data."""
+"""Collect facts on an installation and on the effect of its options, as plain data and without starting an engine."""
+
+from __future__ import annotations
 
 import dataclasses
 import os
 import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched import __version__
-from vllm_omni_sched.cli.stage_diagnosis import StagesDiagnosis
-from vllm_omni_sched.cli.video_parts import video_parts
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
-from vllm_omni_sched.config import OmniSchedConfig, ResolvedOption, load_config, read_options, resolved
+from vllm_omni_sched.config import KEY, OmniSchedConfig, ResolvedOption, load_config, read_options, read_yaml, resolved
 from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.graph.stages import Stage, StageKind
+from vllm_omni_sched.resource.stage_limits import window_of
+from vllm_omni_sched.stage_config import VARIABLE, load_stage_config, resolved_stage_options
+from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
+from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.kinds import Kind, kinds_of
 from vllm_omni_sched.video.options import VideoOptions
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.deployed import Deployed
+
+_WITHOUT = {
+    sandbox.Part.SECCOMP: "decoder processes could reach the network",
+    sandbox.Part.LANDLOCK: "decoder processes could read files that this user can",
+}
+
+
+def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
+    """Return the status of each part, and the problems that prevent a server from starting with our video loader."""
+    pyav = _pyav()
+    parts, problems = [pyav], []
+    try:
+        options = read_options(VideoOptions, config.video, group="video")
+    except OmniSchedError as error:
+        problems.append(str(error))
+        options = VideoOptions()
+    try:
+        parts += [_decoders(kind, pyav) for kind in kinds_of(options)]
+    except OmniSchedError as error:
+        problems.append(str(error))
+    missing = sandbox.missing()
+    for part in sandbox.Part:
+        gone = part in missing
+        reason = f"not on this system: {_WITHOUT[part]}" if gone else "decoder processes are confined by it"
+        parts.append(Status(part.value, not gone, reason))
+    return parts, problems
+
+
+def _pyav() -> Status:
+    try:
+        return Status("PyAV", True, str(import_module("av").__version__))
+    except ModuleNotFoundError as error:
+        if error.name == "av":
+            return Status("PyAV", False, f"not installed: {how_to_install('video')}")
+        return Status("PyAV", False, f"installed but cannot be imported: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the finding
+        return Status("PyAV", False, f"installed but cannot be imported: {type(error).__name__}: {error}")
+
+
+def _decoders(kind: Kind, pyav: Status) -> Status:
+    """Return the status of a kind of decoders; both kinds need PyAV, to index videos and for those a GPU refuses."""
+    if not pyav.active:
+        return Status(f"decoders, {kind.name}", False, "they need PyAV")
+    return Status(f"decoders, {kind.name}", bool(kind.devices), f"{len(kind.devices)} processes")
+
+
+DEPLOY_KEYS = frozenset(
+    {KEY, "async_chunk", "base_config", "connectors", "edges", "pipeline", "platforms", "session_mode", "stages"}
+)
+"""Top-level keys of vLLM-Omni's deploy YAML that distinguish it from a file of our options."""
+
+
+@dataclass(frozen=True)
+class StageFinding:
+    """One stage, and the state of the scheduler's parts in it."""
+
+    stage_id: int
+    name: str
+    kind: str
+    replicas: int
+    devices: str  # "" for vLLM-Omni's default
+    parts: list[Status]
+
+
+@dataclass(frozen=True)
+class EdgeFinding:
+    """The connector from one stage to the next; `connector` is None for vLLM-Omni's default."""
+
+    edge: str
+    connector: str | None
+    extra: Mapping[str, Any]
+    source: str
+
+
+@dataclass(frozen=True)
+class StagesDiagnosis:
+    """The findings of `doctor` about the stage scheduler; `problems` is empty if the pipeline can start.
+
+    ``note``: what is unknown about the pipeline, and how to get it checked; "" if nothing is.
+    """
+
+    file: str
+    active: bool = False
+    note: str = ""
+    options: list[ResolvedOption] = field(default_factory=list)
+    pipeline: list[Status] = field(default_factory=list)  # parts that all stages share
+    stages: list[StageFinding] = field(default_factory=list)
+    edges: list[EdgeFinding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
+    """Check a file as vLLM-Omni's server would if started with it.
+
+    Args:
+        file: a deploy YAML, or a file of the stage scheduler's options alone.
+        model: the served model, if the deploy YAML names no pipeline.
+    """
+    try:
+        is_deploy = _is_deploy_yaml(file)
+        config = load_stage_config(file, os.environ) if is_deploy else load_stage_config(None, {VARIABLE: str(file)})
+    except OmniSchedError as error:
+        return StagesDiagnosis(str(file), problems=[str(error)])
+    known = StagesDiagnosis(
+        str(file), config is not None, options=[] if config is None else resolved_stage_options(config)
+    )
+    if config is None:
+        return known
+    if find_spec("vllm_omni") is None:
+        known.problems.append("vLLM-Omni is not installed in this environment; there are no stages without it")
+        return known
+    found: Deployed | None = None
+    if is_deploy:
+        from vllm_omni_sched.omni.stages.deployed import deployed
+
+        try:
+            found = deployed(file, model, config)
+        except OmniSchedError as error:
+            known.problems.append(str(error))
+            return known
+    if found is None:
+        how = "give --model, from which the pipeline follows" if is_deploy else "give the deploy YAML"
+        note = f"The stages of the pipeline are not known, so their names and edges are not checked: {how}."
+        return StagesDiagnosis(str(file), True, note, known.options, list(_shared_parts(config, None)))
+    return StagesDiagnosis(
+        str(file),
+        True,
+        "",
+        known.options,
+        list(_shared_parts(config, found)),
+        [_stage(config, found, one) for one in found.graph.stages],
+        list(_edges(found)),
+    )
+
+
+def _is_deploy_yaml(file: Path) -> bool:
+    content = read_yaml(str(file), "--stages", only=KEY)
+    return not isinstance(content, Mapping) or bool(DEPLOY_KEYS & content.keys())
+
+
+def _stage(config: StageSchedConfig, found: Deployed, stage: Stage) -> StageFinding:
+    devices = found.devices.get(stage.stage_id, "")
+    parts = list(_parts(config, found, stage))
+    return StageFinding(stage.stage_id, stage.name, stage.kind.value, stage.replicas, devices, parts)
+
+
+def _edges(found: Deployed) -> Iterator[EdgeFinding]:
+    for stage in found.graph.stages:
+        for source in stage.sources:
+            edge = str(source), str(stage.stage_id)
+            name = f"{found.graph.stage(source)} -> {stage}"
+            if (spec := found.connectors.get(edge)) is None:
+                yield EdgeFinding(name, None, {}, "vLLM-Omni's default")
+            else:
+                yield EdgeFinding(
+                    name, spec.name, spec.extra, "runtime.connectors" if edge in found.ours else "deploy YAML"
+                )
+
+
+def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[Status]:
+    """Yield the parts that are active in all stages or in none."""
+    runtime, graph, watching = config.runtime, config.graph, config.monitoring
+    if found is not None:
+        how = "all stages of a request at once" if found.async_chunk else "one stage after the other"
+        yield Status("async_chunk", found.async_chunk, how)
+    yield _part("merging", graph.merging.enabled, "identical work runs once", "graph.merging.enabled")
+    classes = ", ".join(f"{name} (rank {one.rank})" for name, one in graph.priority.classes.items())
+    yield _part("priority", graph.priority.enabled, f"classes {classes}", "graph.priority.enabled")
+    devices = ", ".join(graph.partition.devices)
+    yield _part("partition", graph.partition.enabled, f"devices {devices}", "graph.partition.enabled")
+    total = config.pools.total_bytes
+    shares = ", ".join(f"{name} {share:g}" for name, share in config.pools.shares.model_dump().items())
+    yield Status("pools", total is not None, f"{total:,} bytes: {shares}" if total else "'pools.total_bytes' is null")
+    stalls = runtime.stalls_after_seconds
+    yield Status(
+        "stall",
+        stalls is not None,
+        "'runtime.stall_seconds' is null" if stalls is None else f"a request without progress for {stalls:g} s fails",
+    )
+    yield _part("monitoring", watching.enabled, "stages are watched, metrics published", "monitoring.enabled")
+    looks = f"a look each {watching.anomaly.interval_seconds:g} s"
+    off = "monitoring.enabled" if not watching.enabled else "monitoring.anomaly.enabled"
+    yield _part("anomaly", watching.enabled and watching.anomaly.enabled, looks, off)
+    ahead = f"{watching.forecast.horizon_seconds:g} s ahead" + (
+        ", replicas move" if watching.forecast.move_replicas else ""
+    )
+    yield _part("forecast", watching.forecast.enabled, ahead, "monitoring.forecast.enabled")
+
+
+def _parts(config: StageSchedConfig, found: Deployed, stage: Stage) -> Iterator[Status]:
+    """Yield the parts that differ between stages."""
+    limits = config.batching.of_stage(stage.stage_id, stage.name)
+    own = found.max_num_seqs.get(stage.stage_id)
+    most = limits.max_batch_size if own is None else min(limits.max_batch_size, own)
+    capped = "" if own is None or own >= limits.max_batch_size else f" (the stage's max_num_seqs is {own})"
+    if limits.enabled:
+        least = min(limits.min_batch_size, most)
+        aim = f"aims at {limits.target_latency_ms:g} ms, adjusted each {limits.adjust_interval_ms:g} ms"
+        yield Status("batching", True, f"{least} to {most} requests{capped}, {aim}")
+    else:
+        yield Status("batching", False, f"not steered: always {most} requests{capped}")
+    if stage.kind is not StageKind.AR:
+        held = f"batches wait up to {limits.hold_ms:g} ms for more requests"
+        yield Status("hold", limits.hold_ms > 0, held if limits.hold_ms else "'hold_ms' is 0")
+    window = window_of(config.batching, limits)
+    off = "'batching.progressive.enabled' is false" if limits.enabled else "it needs batching"
+    first = f"work of more than {config.batching.progressive.first_units} units starts in turn"
+    yield Status("progressive", window is not None, off if window is None else first)
+    yield _balancing(config, stage)
+    yield _credits(config, found, stage)
+    recovery = config.runtime.recovery
+    again = (
+        f"{recovery.max_restarts} restarts in {recovery.window_seconds:g} s"
+        if recovery.restart
+        else "its requests go to other replicas; it is not started again"
+    )
+    yield _part("recovery", recovery.enabled, again, "runtime.recovery.enabled")
+    yield _hangs(config)
+
+
+def _balancing(config: StageSchedConfig, stage: Stage) -> Status:
+    policy, affinity = config.balancing.policy, config.graph.affinity.enabled
+    if policy is BalancePolicy.STOCK:
+        return Status("balancing", False, "'balancing.policy' is stock: vLLM-Omni chooses the replica")
+    if stage.replicas == 1:
+        return Status("balancing", False, "the stage has one replica")
+    warm = ", affinity" if affinity and policy is BalancePolicy.COST else ""
+    return Status("balancing", True, f"{policy.value} among {stage.replicas} replicas{warm}")
+
+
+def _credits(config: StageSchedConfig, found: Deployed, stage: Stage) -> Status:
+    options = config.runtime.credits
+    if not options.enabled:
+        return Status("credits", False, "'runtime.credits.enabled' is false")
+    if found.async_chunk:
+        return Status("credits", False, "all stages of a request start at once (async_chunk)")
+    return Status("credits", True, f"room for {options.capacity} requests")
+
+
+def _hangs(config: StageSchedConfig) -> Status:
+    recovery, watching = config.runtime.recovery, config.monitoring
+    if not recovery.enabled:
+        return Status("hangs", False, "'runtime.recovery.enabled' is false")
+    if recovery.hang_seconds is None:
+        return Status("hangs", False, "'runtime.recovery.hang_seconds' is null")
+    if not (watching.enabled and watching.anomaly.enabled):
+        return Status("hangs", False, "they need 'monitoring.anomaly'")
+    return Status("hangs", True, f"a replica that hangs for {recovery.hang_seconds:g} s more is ended")
+
+
+def _part(name: str, active: bool, reason: str, option: str) -> Status:
+    return Status(name, active, reason if active else f"{option!r} is false")
+
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "omni_sched"

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,91 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vllm_omni_sched.cli.diagnosis import Diagnosis, diagnose
-from vllm_omni_sched.cli.doctor_tables import ABSENT, NO, YES, options_table, problems_table, section, statuses_table
-from vllm_omni_sched.cli.stage_diagnosis import diagnose_stages
-from vllm_omni_sched.cli.stage_view import stage_parts
+from vllm_omni_sched.cli.diagnosis import (
+    Diagnosis,
+    EdgeFinding,
+    StageFinding,
+    StagesDiagnosis,
+    diagnose,
+    diagnose_stages,
+)
+from vllm_omni_sched.compat import Status
+from vllm_omni_sched.config import KEY, ResolvedOption
 from vllm_omni_sched.stage_config import VARIABLE
+
+YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
+
+
+def section(title: str, *columns: str) -> Table:
+    """Return an empty table without a header; the column ``symbol`` is not wrapped."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "symbol")
+    return table
+
+
+def options_table(title: str, options: Sequence[ResolvedOption]) -> Table:
+    """Return a table of the options with their values and sources."""
+    table = section(title, "option", "value", "source")
+    for option in options:
+        style, source = ("bold", "given") if option.given else ("dim", "default")
+        table.add_row(f"  {option.name}", option.shown, source, style=style)
+    return table
+
+
+def statuses_table(title: str, statuses: Sequence[Status]) -> Table:
+    """Return a table of features, with a tick for the active ones, and the reasons."""
+    table = section(title, "mark", "feature", "reason")
+    for status in statuses:
+        table.add_row(Text("  ") + (YES if status.active else ABSENT), status.feature, Text(status.reason, "dim"))
+    return table
+
+
+def problems_table(title: str, problems: Sequence[str]) -> Table:
+    """Return a table of the problems that prevent a server from starting."""
+    table = section(title, "mark", "problem")
+    table.title_style = "bold red"
+    for problem in problems:
+        table.add_row(Text("  ") + NO, problem)
+    return table
+
+
+def stage_parts(found: StagesDiagnosis) -> list[RenderableType]:
+    """Return tables of the active parts of each stage, the options, and the verdict."""
+    parts: list[RenderableType] = []
+    if found.options:
+        parts.append(options_table(f"\nOptions of the stage scheduler, {found.file}", found.options))
+    if found.pipeline:
+        parts.append(statuses_table("\nStage scheduler, all stages", found.pipeline))
+    parts += [_stage(stage) for stage in found.stages]
+    if found.edges:
+        parts.append(_edges(found.edges))
+    if found.note:
+        parts.append(Text(f"\n{found.note}"))
+    parts.append(_stages_verdict(found))
+    return parts
+
+
+def _stage(stage: StageFinding) -> Table:
+    replicas = f"{stage.replicas} replica{'s' if stage.replicas > 1 else ''}"
+    where = f", devices {stage.devices}" if stage.devices else ""
+    return statuses_table(f"\nStage {stage.name} ({stage.stage_id}), {stage.kind}, {replicas}{where}", stage.parts)
+
+
+def _edges(edges: list[EdgeFinding]) -> Table:
+    table = section("\nEdges", "edge", "connector", "source")
+    for edge in edges:
+        extra = f" {json.dumps(edge.extra, default=str)}" if edge.extra else ""
+        table.add_row(f"  {edge.edge}", (edge.connector or "–") + extra, Text(edge.source, "dim"))
+    return table
+
+
+def _stages_verdict(found: StagesDiagnosis) -> RenderableType:
+    if found.problems:
+        return problems_table("\nCannot serve the stages", found.problems)
+    if not found.active:
+        return Text(f"\nThe stage scheduler is off: {found.file} has no key {KEY!r}, or it is false.")
+    return Text("\nThe stage scheduler is on.")
 
 
 def doctor(

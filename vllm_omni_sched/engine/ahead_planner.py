@@ -16,7 +16,7 @@ from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import LEAST_PIECE, AheadLedger, EncodeState
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
-from vllm_omni_sched.monitor.steps import StepMeter
+from vllm_omni_sched.monitor.step_times import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
 from vllm_omni_sched.resource.pace import PACE, PACE_BESIDE, DecodePace
 from vllm_omni_sched.resource.share import EncodeShare, Where

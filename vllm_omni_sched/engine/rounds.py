@@ -14,11 +14,10 @@ from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.pieces import LOOK_AHEAD
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.ahead import LEAST_PIECE
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
-from vllm_omni_sched.monitor.steps import StepMeter
+from vllm_omni_sched.monitor.step_times import StepMeter
 from vllm_omni_sched.resource.encode_rounds import (
     HOLDS,
     EncodeRounds,
@@ -27,6 +26,7 @@ from vllm_omni_sched.resource.encode_rounds import (
     RoundSnapshot,
     RoundStep,
 )
+from vllm_omni_sched.resource.fair import LOOK_AHEAD
 
 
 def refuse_rounds(config: OmniSchedConfig, model_config: Any) -> None:

@@ -9,7 +9,7 @@ from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass, WaitingRequest
 from vllm_omni_sched.graph.promises import promises_of, usual_class
-from vllm_omni_sched.monitor.cost import CostModel
+from vllm_omni_sched.monitor.step_times import CostModel
 
 
 class SlaBook:

@@ -11,12 +11,12 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.graph.pieces import LOOK_AHEAD, longest_piece
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
+from vllm_omni_sched.monitor.step_times import CostModel
 from vllm_omni_sched.resource.control import make_control
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
+from vllm_omni_sched.resource.fair import LOOK_AHEAD, longest_piece
 
 
 class Steering:

@@ -20,10 +20,9 @@ from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name
-from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
-from vllm_omni_sched.monitor.steps import StepMeter
+from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 
 logger = init_logger(logger_name(__name__))
 

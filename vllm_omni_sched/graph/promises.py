@@ -1,4 +1,4 @@
-"""Read the SLA class and targets that a request sets for itself.
+"""Read the SLA class and targets that a request sets for itself, and build the classes with the targets of the options.
 
 A request sets them in ``vllm_xargs`` of an OpenAI request (``SamplingParams.extra_args``)::
 
@@ -14,8 +14,17 @@ from typing import Any
 
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.errors import RequestError
-from vllm_omni_sched.graph.classes import classes_of
-from vllm_omni_sched.graph.order import INTERACTIVE, REALTIME, SlaClass
+from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass
+
+
+def classes_of(config: OmniSchedConfig) -> dict[str, SlaClass]:
+    """Return the SLA classes by name, with the targets of ``config``."""
+    realtime = replace(REALTIME, ttft_seconds=config.realtime_ttft_ms / 1e3, itl_seconds=config.realtime_itl_ms / 1e3)
+    interactive = replace(
+        INTERACTIVE, ttft_seconds=config.interactive_ttft_ms / 1e3, itl_seconds=config.interactive_itl_ms / 1e3
+    )
+    return {one.name: one for one in (realtime, interactive, BATCH)}
+
 
 PREFIX = "omni_"
 CLASS, TTFT, ITL, USER = "omni_class", "omni_ttft_ms", "omni_itl_ms", "omni_user"

@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 from vllm_omni_sched.monitor.counts import Histogram
 from vllm_omni_sched.monitor.exposition import cumulative
 from vllm_omni_sched.monitor.metrics import PREFIX, Kind
-from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.monitor.stage_facts import Lookup, Outcome, Side
+from vllm_omni_sched.monitor.stage_board import Lookup, Outcome, Side, StageBoard
 
 
 class Scope(Enum):

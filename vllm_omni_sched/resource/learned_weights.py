@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.learned import ARMS, FEATURES, LearnedPrefill, LinearPolicy
-from vllm_omni_sched.resource.reward_guard import RewardGuard
+from vllm_omni_sched.resource.learned import ARMS, FEATURES, LearnedPrefill, LinearPolicy, RewardGuard
 
 FORMAT = "vllm-omni-sched learned prefill"
 _SHIPPED = "learned_prefill.json"

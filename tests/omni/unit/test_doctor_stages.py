@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.stage_files import deploy
-from vllm_omni_sched.cli import app, doctor, stage_diagnosis
+from vllm_omni_sched.cli import app, diagnosis, doctor
 from vllm_omni_sched.cli.diagnosis import Diagnosis
 from vllm_omni_sched.stage_config import VARIABLE
 
@@ -29,7 +29,7 @@ def healthy(monkeypatch):
     """All is well with vLLM, which is not looked at, and with vLLM-Omni, which is not imported."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(doctor, "diagnose", lambda _: Diagnosis([], [], [], []))
-    monkeypatch.setattr(stage_diagnosis, "find_spec", lambda name: name)
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: name)
     return monkeypatch
 
 
@@ -128,7 +128,7 @@ def test_without_a_file_nothing_is_said_of_stages():
 
 
 def test_without_vllm_omni_no_stage_can_start(tmp_path, healthy):
-    healthy.setattr(stage_diagnosis, "find_spec", lambda name: None)
+    healthy.setattr(diagnosis, "find_spec", lambda name: None)
     status, found = findings("--stages", deploy(tmp_path, "omni_sched: {}\n"))
     assert status == 1
     assert "vLLM-Omni is not installed" in found["stages"]["problems"][0]

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.content_key import content_key
-from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role
+from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role, content_key
 
 
 def merger(*ids, key="k", **options):

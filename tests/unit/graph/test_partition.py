@@ -3,9 +3,7 @@
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.partition import Partitioner
-from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, Score, StageProfile
-from vllm_omni_sched.graph.partition_search import Shortage
+from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Score, Shortage, StageProfile
 
 GIB = 1 << 30
 CHAIN = {(0, 1): 0.1, (1, 2): 0.1}

@@ -9,8 +9,7 @@ import pytest
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly import AnomalyKind, MemoryLeak, SickEdge, StageTimeout, StuckQueue
-from vllm_omni_sched.monitor.anomaly.robust import gamma_quantile, slope, wilson
-from vllm_omni_sched.monitor.anomaly.trend import mann_kendall
+from vllm_omni_sched.monitor.anomaly.statistics import gamma_quantile, mann_kendall, slope, wilson
 
 GB = 2**30
 

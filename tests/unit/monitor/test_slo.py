@@ -3,10 +3,9 @@
 import pytest
 
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
-from vllm_omni_sched.monitor.cost import CostModel
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
-from vllm_omni_sched.monitor.steps import StepMeter
+from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 
 
 def verdict(sla, *tokens: float, counts: bool = True) -> tuple[int, int]:

@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_omni_sched.monitor.counts import Histogram
 from vllm_omni_sched.monitor.metrics import METRICS, PREFIX
-from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.monitor.stage_facts import EdgeFacts, LoadFacts, ReplicaFacts, StageFacts
+from vllm_omni_sched.monitor.stage_board import EdgeFacts, LoadFacts, ReplicaFacts, StageBoard, StageFacts
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS, Scope, StageCollector, samples
 
 FACTS = {Scope.REPLICA: ReplicaFacts, Scope.STAGE: StageFacts, Scope.EDGE: EdgeFacts, Scope.MODALITY: LoadFacts}

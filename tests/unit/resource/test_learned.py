@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig, read_options
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.resource.control import make_control
-from vllm_omni_sched.resource.learned import ARMS, FALLBACK, FEATURES, Interval, LearnedPrefill, LinearPolicy
+from vllm_omni_sched.resource.learned import (
+    ARMS,
+    FALLBACK,
+    FEATURES,
+    Interval,
+    LearnedPrefill,
+    LinearPolicy,
+    RewardGuard,
+    TrustReason,
+)
 from vllm_omni_sched.resource.learned_weights import Learned, read, shipped
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
-from vllm_omni_sched.resource.reward_guard import RewardGuard, TrustReason
 
 ZERO = [[0.0] * len(FEATURES) for _ in ARMS]
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.resource.modality_pools import Grant, Pools, Refusal
-from vllm_omni_sched.resource.moving_shares import MovingShares, ShareReason
+from vllm_omni_sched.resource.modality_pools import Grant, MovingShares, Pools, Refusal, ShareReason
 
 HALVES = {"image": 0.5, "audio": 0.5}
 

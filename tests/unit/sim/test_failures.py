@@ -6,7 +6,7 @@ import pytest
 
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import Scenario, load
-from vllm_omni_sched.sim.study.over_time import over_time
+from vllm_omni_sched.sim.study.evaluate import over_time
 
 STAGES = """
 name = "deaths"

@@ -7,7 +7,7 @@ import numpy as np
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
-from vllm_omni_sched.monitor.anomaly.trend import Series, mann_kendall
+from vllm_omni_sched.monitor.anomaly.statistics import Series, mann_kendall
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from statistics import median
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
-from vllm_omni_sched.monitor.anomaly.robust import centre_and_spread, wilson
+from vllm_omni_sched.monitor.anomaly.statistics import centre_and_spread, wilson
 
 _REGIMES = 64  # of one edge; the least recently used is dropped
 _LEARN = 32  # transfers of a regime before it is judged

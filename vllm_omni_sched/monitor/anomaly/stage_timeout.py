@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
-from vllm_omni_sched.monitor.anomaly.robust import centre_and_spread, slope
+from vllm_omni_sched.monitor.anomaly.statistics import centre_and_spread, slope
 
 _REFIT = 16  # stays between two fits
 

@@ -6,7 +6,7 @@ from statistics import median
 
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
-from vllm_omni_sched.monitor.anomaly.robust import gamma_quantile
+from vllm_omni_sched.monitor.anomaly.statistics import gamma_quantile
 
 
 @dataclass(slots=True)

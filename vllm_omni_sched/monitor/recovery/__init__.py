@@ -31,9 +31,9 @@ from vllm_omni_sched.monitor.recovery.events import (
     Wait,
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.placement import Rerun, plan_rerun
 from vllm_omni_sched.monitor.recovery.policy import Recovery
-from vllm_omni_sched.monitor.recovery.replica import Phase
-from vllm_omni_sched.monitor.recovery.rerun import Rerun, plan_rerun
+from vllm_omni_sched.monitor.recovery.state import Phase
 
 __all__ = [
     "Aborted",

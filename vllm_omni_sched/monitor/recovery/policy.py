@@ -20,8 +20,8 @@ from vllm_omni_sched.monitor.recovery.events import (
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.placement import Placement
-from vllm_omni_sched.monitor.recovery.replica import LIVE, Phase, Watched
 from vllm_omni_sched.monitor.recovery.replicas import Replicas
+from vllm_omni_sched.monitor.recovery.state import LIVE, Phase, Watched
 
 
 class Recovery:

@@ -24,7 +24,7 @@ from vllm_omni_sched.monitor.recovery.events import (
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.placement import Placement
-from vllm_omni_sched.monitor.recovery.replica import LIVE, SERVING, Phase, Watched
+from vllm_omni_sched.monitor.recovery.state import LIVE, SERVING, Phase, Watched
 
 
 class Replicas:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_omni_sched.graph.content_key import content_key
+from vllm_omni_sched.graph.merging import content_key
 from vllm_omni_sched.omni.stages.requests import extra_of
 
 OURS = "omni_"  # our own keys in `extra_args`: they set a request's urgency, not its content

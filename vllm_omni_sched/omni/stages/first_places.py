@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.partition import Partitioner
-from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
+from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, StageProfile
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.stage_options.graph import PartitionOptions
 

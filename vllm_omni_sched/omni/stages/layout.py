@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_omni_sched.graph.partition import Partitioner, Plan
-from vllm_omni_sched.graph.partition_model import Device, PartitionSnapshot, StageProfile
+from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Plan, StageProfile
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard

@@ -12,15 +12,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from vllm_omni_sched.engine.metrics_bridge import PagePublisher, attach
+from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.order import Undated
 from vllm_omni_sched.graph.path_order import PathOrder
-from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
-from vllm_omni_sched.monitor.recovery.chosen import recovery_options
 from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
@@ -34,8 +34,7 @@ from vllm_omni_sched.omni.stages.unwatched import Unwatched
 from vllm_omni_sched.omni.stages.watch import Watch
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.credits import Credits
-from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason
-from vllm_omni_sched.resource.moving_shares import ShareReason
+from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason, ShareReason
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.stage_options import StageSchedConfig
 

@@ -7,8 +7,7 @@ from typing import Any
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
-from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.monitor.stage_facts import Side
+from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
 from vllm_omni_sched.omni.stages.reports import Moved, Reports
 from vllm_omni_sched.omni.stages.work import Work

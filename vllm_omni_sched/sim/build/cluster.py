@@ -11,8 +11,7 @@ from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.stage_cost import StageCosts
-from vllm_omni_sched.sim.build.decoders import decoder_of
-from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
+from vllm_omni_sched.sim.build.servers import Engines, decoder_of, make_decoders, make_encoders, make_queues
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.costs.roofline import Efficiency

@@ -1,10 +1,11 @@
-"""Build the replicas of a stage."""
+"""Build the replicas of a stage, and its video decoders."""
 
 import math
 from collections.abc import Callable
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
+from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts, Source, SourceKind
+from vllm_omni_sched.sim.costs.choice import decoder_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
@@ -17,12 +18,47 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.pools.replicas import Make
 from vllm_omni_sched.sim.scenario import Scenario
-from vllm_omni_sched.sim.scenario.seconds import Exponential, Hyperexponential, Seconds
-from vllm_omni_sched.sim.scenario.stages import EncoderStage, EngineStage, ServersStage, VideoStage
+from vllm_omni_sched.sim.scenario.stages import (
+    EncoderStage,
+    EngineStage,
+    Exponential,
+    Hyperexponential,
+    Seconds,
+    ServersStage,
+    VideoStage,
+)
 from vllm_omni_sched.sim.server import Done, Job, Server
 from vllm_omni_sched.sim.servers.encoder import EncoderServer
 from vllm_omni_sched.sim.servers.queue import QueueServer, Service
 from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
+from vllm_omni_sched.sim.work import Clip
+
+
+class GivenDecoder:
+    """A decoder with the speed that the scenario sets."""
+
+    source = Source(SourceKind.ASSUMED, "the scenario's megapixels_per_second")
+
+    def __init__(self, megapixels_per_second: float, piece_seconds: float) -> None:
+        self._pixel_seconds = 1e-6 / megapixels_per_second
+        self.piece_seconds = piece_seconds
+
+    def frames_seconds(self, clip: Clip, frames: int) -> float:
+        """Return seconds in proportion to the pixels."""
+        return frames * clip.width * clip.height * self._pixel_seconds
+
+
+def decoder_of(stage: VideoStage, device: str) -> DecoderCosts:
+    """Return the costs of one decoder.
+
+    Raises:
+        ConfigError: there is no such device, or it has no such decoders; the message names the stage.
+    """
+    own = decoder_costs(stage.name, stage.decoders, device)
+    if stage.megapixels_per_second is None:
+        return own
+    piece = own.piece_seconds if stage.piece_seconds is None else stage.piece_seconds
+    return GivenDecoder(stage.megapixels_per_second, piece)
 
 
 def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLimits:

@@ -1,11 +1,10 @@
 """Make the policies of a simulated engine: the same objects and options as in the real one."""
 
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
-from vllm_omni_sched.graph.classes import classes_of
 from vllm_omni_sched.graph.order import SlaClass, WaitingOrder
+from vllm_omni_sched.graph.promises import classes_of
 from vllm_omni_sched.items.ahead import AheadLedger
-from vllm_omni_sched.monitor.cost import CostModel
-from vllm_omni_sched.monitor.steps import StepMeter
+from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 from vllm_omni_sched.resource.control import make_control
 from vllm_omni_sched.resource.encode_rounds import EncodeRounds
 from vllm_omni_sched.resource.encoder_budget import EncoderBudget

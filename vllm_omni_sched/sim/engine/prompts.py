@@ -1,7 +1,7 @@
 """Decide which prompts are computed in a step, and how much of each."""
 
-from vllm_omni_sched.graph.pieces import LOOK_AHEAD, longest_piece
 from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan, ModalityDemand
+from vllm_omni_sched.resource.fair import LOOK_AHEAD, longest_piece
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import Decodes, Targets
 from vllm_omni_sched.sim.engine.encoding import Encoding

@@ -7,7 +7,7 @@ from typing import Protocol
 from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
 from vllm_omni_sched.graph.order import WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.monitor.cost import CostModel
+from vllm_omni_sched.monitor.step_times import CostModel
 from vllm_omni_sched.sim.engine.sequence import Sequence
 
 

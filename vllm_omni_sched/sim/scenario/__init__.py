@@ -1,12 +1,22 @@
 """Define a scenario: a TOML file, typed, and checked before anything runs."""
 
 from vllm_omni_sched.sim.scenario.cluster import Autoscale, ClassTargets, Cluster, Failures, Slo
-from vllm_omni_sched.sim.scenario.known import Known, installed
-from vllm_omni_sched.sim.scenario.loader import Source, build, load, read_source, read_toml
+from vllm_omni_sched.sim.scenario.loader import Known, Source, build, installed, load, read_source, read_toml
 from vllm_omni_sched.sim.scenario.overrides import apply, flatten
 from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
-from vllm_omni_sched.sim.scenario.seconds import Deterministic, Exponential, Hyperexponential, Seconds, Steps
-from vllm_omni_sched.sim.scenario.stages import EncoderStage, EngineStage, Link, ServersStage, Stage, VideoStage
+from vllm_omni_sched.sim.scenario.stages import (
+    Deterministic,
+    EncoderStage,
+    EngineStage,
+    Exponential,
+    Hyperexponential,
+    Link,
+    Seconds,
+    ServersStage,
+    Stage,
+    Steps,
+    VideoStage,
+)
 
 __all__ = [
     "Autoscale",

@@ -1,25 +1,54 @@
-"""Read a scenario from a TOML file, or raise one error that lists all problems."""
+"""Load a scenario from TOML: typed, with names that exist, and checked."""
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config import KEY, load_config, read_options
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.options import OmniSchedConfig
-from vllm_omni_sched.sim.scenario.known import Known, installed
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import VideoStage
 from vllm_omni_sched.sim.scenario.telling import tell
 from vllm_omni_sched.stage_config import check_against, edge_connectors, read_stage_options
 from vllm_omni_sched.video.options import VideoOptions
+
+
+@dataclass(frozen=True)
+class Known:
+    """Names for which there are costs and workloads.
+
+    ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
+    of a ``[workload]`` table, and raises `ConfigError` where it cannot; ``where`` is for messages, files are named from
+    ``folder``. ``video_kinds``: workloads whose requests bring videos that must be decoded. ``video_engines``: number
+    of video engines of a GPU, by device.
+    """
+
+    devices: Collection[str]
+    models: Collection[str]
+    workloads: Mapping[str, type[BaseModel]]
+    make_workload: Callable[[Mapping[str, Any], str, Path], object]
+    video_kinds: Collection[str] = ("video-clips",)
+    video_engines: Mapping[str, int] = field(default_factory=dict)
+
+
+def installed() -> Known:
+    """Return the names that this package has."""
+    # not above: these modules need numpy
+    from vllm_omni_sched.sim.costs.hardware import DEVICES
+    from vllm_omni_sched.sim.costs.models import MODELS
+    from vllm_omni_sched.sim.workloads.registry import KINDS, build
+
+    engines = {name: kind.nvdec_engines for name, kind in DEVICES.items()}
+    return Known(tuple(DEVICES), tuple(MODELS), KINDS, build, video_engines=engines)
+
 
 if sys.version_info >= (3, 11):
     import tomllib

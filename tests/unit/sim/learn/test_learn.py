@@ -7,9 +7,8 @@ import pytest
 
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.resource.learned import ARMS, FEATURES
-from vllm_omni_sched.sim.learn.explore import ThompsonChooser
 from vllm_omni_sched.sim.learn.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS, Setting
-from vllm_omni_sched.sim.learn.train import act, serve, train
+from vllm_omni_sched.sim.learn.train import ThompsonChooser, act, serve, train
 
 
 def contexts(random, number):

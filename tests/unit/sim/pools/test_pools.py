@@ -9,10 +9,10 @@ import pytest
 from tests.support.pools import one_second, request, run
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
 from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.merging import Merger
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.graph.path_order import PathOrder
-from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import ReplicaPlanner

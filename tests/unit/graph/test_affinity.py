@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.graph.placement import AffinityBook
+from vllm_omni_sched.graph.affinity import AffinityBook
 
 
 def book(*notes, capacity=100):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.monitor.itl import ItlMeter
+from vllm_omni_sched.monitor.step_times import ItlMeter
 
 
 def test_the_first_interval_is_the_mean_and_later_ones_move_it():
