@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
     learned = read(options.weights.read_text(), options.weights.name)
     seen = tested(learned, range(options.seeds), options.jobs)
-    random = np.random.default_rng(options.seed)
-    records, more = summary(seen, random), overall(seen, random)
+    rng = np.random.default_rng(options.seed)
+    records, more = summary(seen, rng), overall(seen, rng)
     console.print(table(records))
     console.print(said(more))
     results = {"settings": records, "learned_more": more, "weights": learned.provenance}
@@ -68,13 +68,13 @@ def trained(seed: int) -> Learned:
     best: Learned | None = None
     with Progress(console=console) as bar:
         for penalty in PENALTIES:
-            random = np.random.default_rng(seed)
+            rng = np.random.default_rng(seed)
             task = bar.add_task(f"penalty {penalty:g}", total=len(TRAINING) * len(TRAINING_SEEDS))
             chooser = train(
                 TRAINING,
                 TRAINING_SEEDS,
-                ThompsonChooser(random),
-                random,
+                ThompsonChooser(rng),
+                rng,
                 lambda setting, one, by, penalty=penalty: act(setting, one, by, penalty),
                 lambda done, task=task: bar.update(task, completed=done),
             )

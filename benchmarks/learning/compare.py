@@ -69,15 +69,15 @@ def mean_attainment(control: Control, settings: Sequence[Setting], seeds: Sequen
     return float(np.mean([control(setting, seed).attainment for setting in settings for seed in seeds]))
 
 
-def interval(values: Sequence[float], random: np.random.Generator, draws: int = 2000) -> tuple[float, float, float]:
+def interval(values: Sequence[float], rng: np.random.Generator, draws: int = 2000) -> tuple[float, float, float]:
     """Mean, and its 95 % percentile bootstrap interval (Efron, 1979)."""
     found = np.asarray(values, float)
-    means = found[random.integers(0, len(found), (draws, len(found)))].mean(axis=1)
+    means = found[rng.integers(0, len(found), (draws, len(found)))].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(found.mean()), float(low), float(high)
 
 
-def summary(seen: dict[str, dict[str, list[Seen]]], random: np.random.Generator) -> list[dict[str, Any]]:
+def summary(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) -> list[dict[str, Any]]:
     """By setting and control: each metric with its interval, and what ``learned`` has more, seed by seed."""
     records = []
     for setting, by_control in seen.items():
@@ -87,13 +87,13 @@ def summary(seen: dict[str, dict[str, list[Seen]]], random: np.random.Generator)
             more = [ours - theirs for ours, theirs in zip(learned, values["attainment"], strict=True)]
             records.append(
                 {"setting": setting, "control": control, "seeds": len(runs)}
-                | {name: interval(found, random) for name, found in values.items()}
-                | {"learned_more": interval(more, random)}
+                | {name: interval(found, rng) for name, found in values.items()}
+                | {"learned_more": interval(more, rng)}
             )
     return records
 
 
-def overall(seen: dict[str, dict[str, list[Seen]]], random: np.random.Generator) -> dict[str, Any]:
+def overall(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) -> dict[str, Any]:
     """What ``learned`` has more of attainment than each other control: the mean over settings, seeds paired."""
     names = [name for name in next(iter(seen.values())) if name != "learned"]
     found = {}
@@ -105,5 +105,5 @@ def overall(seen: dict[str, dict[str, list[Seen]]], random: np.random.Generator)
             ],
             axis=0,
         )
-        found[name] = interval(list(more), random)
+        found[name] = interval(list(more), rng)
     return found

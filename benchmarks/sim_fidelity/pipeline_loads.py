@@ -47,26 +47,26 @@ def beside(busy: int) -> Wave:
 
 def saturating(number: int, seed: int) -> Wave:
     """Requests as those of the evaluation that are all there at once: the pipeline's capacity."""
-    dice = Random(f"{seed} saturating")
-    return [_drawn(dice, 0.0) for _ in range(number)]
+    rng = Random(f"{seed} saturating")
+    return [_drawn(rng, 0.0) for _ in range(number)]
 
 
 def arriving(kind: str, rate: float, seconds: float, seed: int) -> Wave:
     """``rate`` requests per second in the mean with Gamma gaps, for so long, whatever becomes of those before."""
-    dice = Random(f"{seed} {kind} {rate}")
+    rng = Random(f"{seed} {kind} {rate}")
     shape = 1 / ARRIVALS[kind] ** 2
-    found, at = [], dice.gammavariate(shape, 1 / (shape * rate))
+    found, at = [], rng.gammavariate(shape, 1 / (shape * rate))
     while at < seconds:
-        found.append(_drawn(dice, at))
-        at += dice.gammavariate(shape, 1 / (shape * rate))
+        found.append(_drawn(rng, at))
+        at += rng.gammavariate(shape, 1 / (shape * rate))
     return found
 
 
-def _drawn(dice: Random, at: float) -> dict[str, Any]:
-    thinks = _lognormal(dice, THINKS_MEDIAN, THINKS_SIGMA, THINKS_RANGE)
-    prompt = _lognormal(dice, PROMPT_MEDIAN, PROMPT_SIGMA, PROMPT_RANGE)
+def _drawn(rng: Random, at: float) -> dict[str, Any]:
+    thinks = _lognormal(rng, THINKS_MEDIAN, THINKS_SIGMA, THINKS_RANGE)
+    prompt = _lognormal(rng, PROMPT_MEDIAN, PROMPT_SIGMA, PROMPT_RANGE)
     return {"at": at, "prompt_tokens": prompt, "thinks": thinks, "says": SAYS_EACH * thinks}
 
 
-def _lognormal(dice: Random, median: float, sigma: float, within: tuple[int, int]) -> int:
-    return min(max(round(dice.lognormvariate(math.log(median), sigma)), within[0]), within[1])
+def _lognormal(rng: Random, median: float, sigma: float, within: tuple[int, int]) -> int:
+    return min(max(round(rng.lognormvariate(math.log(median), sigma)), within[0]), within[1])

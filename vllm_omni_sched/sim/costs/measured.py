@@ -145,26 +145,26 @@ class UnsteadyCosts(MeasuredCosts):
 
     Args:
         costs: of a file that has ``steadiness``; without it, steps take the fitted time.
-        random: generator of the factors.
+        rng: generator of the factors.
     """
 
-    def __init__(self, costs: MeasuredCosts, random: Random) -> None:
+    def __init__(self, costs: MeasuredCosts, rng: Random) -> None:
         super().__init__(costs.calibration, costs.where)
         table: Sequence[tuple[float, float]] = costs.calibration.step.steadiness or ((0.0, 1.0), (1.0, 1.0))
         self._parts = [part for part, _ in table]
         self._factors = [factor for _, factor in table]
-        self._random = random
+        self._rng = rng
 
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
         """Return the seconds of a step of the LLM; 0 if it has no token to compute."""
         steady = super().step_seconds(decodes, context_tokens, prefill_tokens, prefill_pairs, share)
-        return steady * self.factor(self._random.random()) if steady else 0.0
+        return steady * self.factor(self._rng.random()) if steady else 0.0
 
     def beside_seconds(self) -> Sequence[float]:
         """Return the extra seconds beside other engines, times a factor drawn once for each step."""
-        factor = self.factor(self._random.random())
+        factor = self.factor(self._rng.random())
         return [seconds * factor for seconds in super().beside_seconds()]
 
     def factor(self, part: float) -> float:

@@ -19,13 +19,13 @@ class ThompsonChooser:
     2. Its reward is added to the regression of that arm alone.
 
     Args:
-        random: generator of the weights.
+        rng: generator of the weights.
         spread: spread of the draws; 0 never explores.
     """
 
-    def __init__(self, random: np.random.Generator, spread: float = 0.3, ridge: float = 1.0) -> None:
+    def __init__(self, rng: np.random.Generator, spread: float = 0.3, ridge: float = 1.0) -> None:
         size = len(FEATURES)
-        self._random, self._spread = random, spread
+        self._rng, self._spread = rng, spread
         self._b = np.repeat(np.eye(size)[None] * ridge, len(ARMS), axis=0)
         self._sums = np.zeros((len(ARMS), size))
         self._means = np.zeros((len(ARMS), size))
@@ -38,7 +38,7 @@ class ThompsonChooser:
 
     def choose(self, context: Context) -> int:
         """Choose an arm by rule 1."""
-        drawn = self._random.standard_normal(self._means.shape)
+        drawn = self._rng.standard_normal(self._means.shape)
         weights = self._means + self._spread * np.einsum("aij,aj->ai", self._roots, drawn)
         return int(np.argmax(weights @ np.asarray(context)))
 
@@ -97,18 +97,18 @@ def train(
     settings: Sequence[Setting],
     seeds: Iterable[int],
     chooser: ThompsonChooser,
-    random: np.random.Generator,
+    rng: np.random.Generator,
     episode: Episode,
     progress: Callable[[int], None] | None = None,
 ) -> ThompsonChooser:
-    """Run each setting once under each seed; ``random`` draws the order of the settings for each seed.
+    """Run each setting once under each seed; ``rng`` draws the order of the settings for each seed.
 
     Args:
         progress: called with the number of episodes so far.
     """
     done = 0
     for seed in seeds:
-        for at in random.permutation(len(settings)):
+        for at in rng.permutation(len(settings)):
             episode(settings[at], seed, chooser)
             done += 1
             if progress is not None:

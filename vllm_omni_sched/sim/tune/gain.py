@@ -38,7 +38,7 @@ class Gain:
 
 
 def paired_gain(
-    ours: Sequence[float], default: Sequence[float], random: np.random.Generator, confidence: float = 0.95
+    ours: Sequence[float], default: Sequence[float], rng: np.random.Generator, confidence: float = 0.95
 ) -> Gain:
     """Return the mean paired difference with a percentile bootstrap interval (Efron and Tibshirani, 1993, ch. 13).
 
@@ -48,7 +48,7 @@ def paired_gain(
     if len(ours) != len(default) or len(ours) < 2:
         raise ValueError(f"pairs are needed, at least 2: got {len(ours)} and {len(default)}")
     more = np.asarray(ours, float) - np.asarray(default, float)
-    means = more[random.integers(0, len(more), (_DRAWS, len(more)))].mean(axis=1)
+    means = more[rng.integers(0, len(more), (_DRAWS, len(more)))].mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Gain(float(more.mean()), float(low), float(high))
 
@@ -113,7 +113,7 @@ def compare(
     evaluate: Evaluate,
     seeds: Sequence[int],
     training_seeds: Sequence[int],
-    random: np.random.Generator,
+    rng: np.random.Generator,
     baselines: Mapping[str, Options],
 ) -> Comparison:
     """Run the candidates and the baselines under held-out seeds.
@@ -139,7 +139,7 @@ def compare(
         over = {}
         for name, other in beside.items():
             both = ([run[at] for run in one] for at in range(2) for one in (runs, other.runs))
-            gains = [paired_gain(ours, theirs, random, confidence) for ours, theirs in zip(both, both, strict=True)]
+            gains = [paired_gain(ours, theirs, rng, confidence) for ours, theirs in zip(both, both, strict=True)]
             over[name] = Gains(*gains)
         return Compared(options, runs, over)
 

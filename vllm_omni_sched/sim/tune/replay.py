@@ -45,8 +45,8 @@ def on_trace(
         config = load_config({KEY: dict(options)})
         arriving, length = requests(workload, seed), seconds
         if whole:
-            random = np.random.default_rng(seed)
-            arriving, length = resample(whole, seconds, random, held_out=seed >= HELD_OUT), seconds / 2
+            rng = np.random.default_rng(seed)
+            arriving, length = resample(whole, seconds, rng, held_out=seed >= HELD_OUT), seconds / 2
         seen = run_episode(arriving, costs, limits, config, length, promise, drain_seconds=60.0)
         return Measured(seen.attainment, seen.ttft_p99)
 
@@ -56,7 +56,7 @@ def on_trace(
 def resample(
     requests: Sequence[Request],
     seconds: float,
-    random: np.random.Generator,
+    rng: np.random.Generator,
     held_out: bool,
 ) -> Iterator[Request]:
     """Yield requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
@@ -78,7 +78,7 @@ def resample(
     if not any(blocks[at] for at in ours):
         raise ConfigError("the trace has too few requests to hold some of them out: record for longer")
     count, times = 0, [0] * number
-    for place, at in enumerate(random.choice(np.asarray(ours), size=number // 2).tolist()):
+    for place, at in enumerate(rng.choice(np.asarray(ours), size=number // 2).tolist()):
         again, times[at] = times[at] << 64, times[at] + 1
         for request in blocks[at]:
             arrival = request.arrival - at * length + place * length

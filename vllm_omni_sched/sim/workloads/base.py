@@ -35,7 +35,7 @@ class Workload(Protocol):
     def thinnable(self) -> bool:
         """Return whether some of its requests may be left out."""
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield all arrivals in order of time, made on demand; without end unless the workload says otherwise."""
 
 

@@ -58,10 +58,10 @@ class VideoClips:
             for wanted in options.frames
         ]
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
         options = self._options
-        times, kinds, names, questions, outputs = random.spawn(5)
+        times, kinds, names, questions, outputs = rng.spawn(5)
         kind = endless(lambda n: kinds.integers(len(self._clips), size=n))
         known = options.distinct
         content = endless(lambda n: names.integers(known, size=n)) if known else contents(names)

@@ -58,16 +58,16 @@ class Season:
     Source: the form is that of von Mises, as a positive season with one peak; the parameters come from the caller.
     """
 
-    def __init__(self, options: SeasonOptions, random: np.random.Generator) -> None:
+    def __init__(self, options: SeasonOptions, rng: np.random.Generator) -> None:
         self._options = options
         self._k = _sharpness(options.peak_ratio)
         self._mean = float(np.i0(self._k))
         week = 1 + (options.weekend_ratio - 1) * len(_WEEKEND) / _DAYS
         self._by_day = [(options.weekend_ratio if day in _WEEKEND else 1.0) / week for day in range(_DAYS)]
-        self._noise_random, burst_random = random.spawn(2)
+        self._noise_rng, burst_rng = rng.spawn(2)
         self._noise, self._noise_step = 1.0, -1
         every = options.burst_every_seconds
-        self._bursts = Bursts(burst_random, every, options.burst_seconds) if every else None
+        self._bursts = Bursts(burst_rng, every, options.burst_seconds) if every else None
 
     @staticmethod
     def largest(options: SeasonOptions) -> float:
@@ -98,7 +98,7 @@ class Season:
     def _noise_at(self, step: int) -> float:
         while self._noise_step < step:
             self._noise_step += 1
-            deviations = min(_NOISE_LIMIT, float(self._noise_random.standard_normal()))
+            deviations = min(_NOISE_LIMIT, float(self._noise_rng.standard_normal()))
             self._noise = math.exp(self._options.noise * deviations - self._options.noise**2 / 2)
         return self._noise
 
@@ -149,14 +149,14 @@ class Mix:
         """Return whether all parts are thinnable."""
         return all(part.thinnable for part in self._parts)
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals for as long as any part has some."""
 
         def one(number: int, part: Workload, generator: np.random.Generator) -> Iterator[Arrival]:
             for arrival in part.arrivals(generator):
                 yield arrival._replace(client=arrival.client + number * _CLIENTS_APART) if number else arrival
 
-        generators = random.spawn(len(self._parts))
+        generators = rng.spawn(len(self._parts))
         streams = [one(n, part, generators[n]) for n, part in enumerate(self._parts)]
         return merge(*streams, key=lambda arrival: arrival.at)
 
@@ -192,10 +192,10 @@ class DayNight:
         """Return the rate at which the other workload must run."""
         return options.rate * Season.largest(options)
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals for as long as the other workload has some."""
-        inner, whether, season_random = random.spawn(3)
-        season, limit = Season(self._options, season_random), Season.largest(self._options)
+        inner, whether, season_rng = rng.spawn(3)
+        season, limit = Season(self._options, season_rng), Season.largest(self._options)
         chances = endless(whether.random)
         for arrival in self._at_most.arrivals(inner):
             if next(chances) * limit < season.at(arrival.at):

@@ -16,9 +16,9 @@ def endless(draw: Callable[[int], Any]) -> Iterator[Any]:
         yield from draw(_BLOCK).tolist()
 
 
-def contents(random: np.random.Generator) -> Iterator[int]:
+def contents(rng: np.random.Generator) -> Iterator[int]:
     """Yield contents of items that are all different."""
-    return endless(lambda number: random.integers(1 << 62, size=number))
+    return endless(lambda number: rng.integers(1 << 62, size=number))
 
 
 class Quantiles:
@@ -46,9 +46,9 @@ class Quantiles:
             low, high = (middle, high) if _mean(self._parts, (middle, *values)) < mean else (low, middle)
         self._logs = np.log((low, *values))
 
-    def draw(self, random: np.random.Generator, number: int) -> Any:
+    def draw(self, rng: np.random.Generator, number: int) -> Any:
         """Return so many draws, each 1 or more."""
-        return self.at(random.random(number))
+        return self.at(rng.random(number))
 
     def at(self, parts: Any) -> Any:
         """Return the values of these quantiles, each between 0 and 1."""
@@ -75,9 +75,9 @@ class Counts:
             raise ValueError(f"probabilities must sum to 1, got {ends[-1]}")
         self._ends = ends / ends[-1]
 
-    def draw(self, random: np.random.Generator, number: int) -> Any:
+    def draw(self, rng: np.random.Generator, number: int) -> Any:
         """Return so many draws."""
-        return self._values[np.searchsorted(self._ends, random.random(number), side="right")]
+        return self._values[np.searchsorted(self._ends, rng.random(number), side="right")]
 
 
 def spread(values: Sequence[int], probability: float, mean: float | None = None) -> dict[int, float]:
@@ -93,7 +93,7 @@ def spread(values: Sequence[int], probability: float, mean: float | None = None)
     return dict(zip(values, (probability * weights / weights.sum()).tolist(), strict=True))
 
 
-def gamma_times(random: np.random.Generator, rate: float, cv: float = 1.0) -> Iterator[float]:
+def gamma_times(rng: np.random.Generator, rate: float, cv: float = 1.0) -> Iterator[float]:
     """Yield times with Gamma gaps of that mean rate and coefficient of variation; 1: a Poisson process, 0: even gaps.
 
     The process has been running before time 0: the first time is the rest of a gap, so the rate is the
@@ -101,25 +101,25 @@ def gamma_times(random: np.random.Generator, rate: float, cv: float = 1.0) -> It
     Theory, 1962.)
     """
     if cv == 0:
-        at = float(random.random()) / rate
+        at = float(rng.random()) / rate
         while True:
             yield at
             at += 1.0 / rate
     shape = 1.0 / cv**2
     scale = 1.0 / (rate * shape)
-    at = float(random.random() * random.gamma(shape + 1, scale))
-    for gap in endless(lambda number: random.gamma(shape, scale, number)):
+    at = float(rng.random() * rng.gamma(shape + 1, scale))
+    for gap in endless(lambda number: rng.gamma(shape, scale, number)):
         yield at
         at += gap
 
 
-def client_times(random: np.random.Generator, clients: list[tuple[float, float]]) -> Iterator[tuple[float, int]]:
+def client_times(rng: np.random.Generator, clients: list[tuple[float, float]]) -> Iterator[tuple[float, int]]:
     """Yield (time, client) of several clients that each have a (rate, coefficient of variation)."""
 
     def one(number: int, generator: np.random.Generator, rate: float, cv: float) -> Iterator[tuple[float, int]]:
         return ((at, number) for at in gamma_times(generator, rate, cv))
 
-    generators = random.spawn(len(clients))
+    generators = rng.spawn(len(clients))
     return merge(*(one(number, generators[number], *client) for number, client in enumerate(clients)))
 
 
@@ -129,17 +129,17 @@ class Bursts:
     ``every_seconds``: mean from the end of a burst to the begin of the next; ``seconds``: mean length; exponential.
     """
 
-    def __init__(self, random: np.random.Generator, every_seconds: float, seconds: float) -> None:
-        self._random = random
+    def __init__(self, rng: np.random.Generator, every_seconds: float, seconds: float) -> None:
+        self._rng = rng
         self._means = (every_seconds, seconds)
-        self._on = bool(random.random() < seconds / (seconds + every_seconds))
-        self._until = random.exponential(self._means[self._on])
+        self._on = bool(rng.random() < seconds / (seconds + every_seconds))
+        self._until = rng.exponential(self._means[self._on])
 
     def at(self, when: float) -> bool:
         """Return whether there is a burst at that time; times must not go back."""
         while when >= self._until:
             self._on = not self._on
-            self._until += self._random.exponential(self._means[self._on])
+            self._until += self._rng.exponential(self._means[self._on])
         return self._on
 
 

@@ -64,9 +64,9 @@ class ServeGenText:
         self.rate = options.rate
         self._options = options
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
-        times, texts, outputs = random.spawn(3)
+        times, texts, outputs = rng.spawn(3)
         sizes = zip(
             endless(lambda n: TEXT_TOKENS.draw(texts, n)),
             endless(lambda n: OUTPUT_TOKENS.draw(outputs, n)),
@@ -76,9 +76,9 @@ class ServeGenText:
         for (at, client), (text, output) in zip(self.times(times), sizes, strict=False):
             yield Arrival(at, text, output, (), sla, client)
 
-    def times(self, random: np.random.Generator) -> Iterator[tuple[float, int]]:
+    def times(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
         """Yield the time and the client of each arrival."""
-        return client_times(random, clients(self.rate) if self._options.clients else [(self.rate, 1.0)])
+        return client_times(rng, clients(self.rate) if self._options.clients else [(self.rate, 1.0)])
 
 
 class ServeGenImages(ServeGenText):
@@ -92,9 +92,9 @@ class ServeGenImages(ServeGenText):
 
     source = _SOURCE.format(what="images, tokens per image, text and output tokens, clients")
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
-        text, counts, tokens, names = random.spawn(4)
+        text, counts, tokens, names = rng.spawn(4)
         images = endless(lambda n: IMAGES.draw(counts, n))
         embeds = endless(lambda n: IMAGE_TOKENS.draw(tokens, n))
         content = contents(names)
@@ -159,10 +159,10 @@ class AzureImages:
         self.rate = options.rate
         self._options = options
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
         options = self._options
-        times, counts, tokens, names, texts, outputs = random.spawn(6)
+        times, counts, tokens, names, texts, outputs = rng.spawn(6)
         images = endless(lambda n: np.minimum(AZURE_IMAGES.draw(counts, n), options.max_images))
         embeds = endless(lambda n: IMAGE_TOKENS.draw(tokens, n))
         text = endless(lambda n: TEXT_TOKENS.draw(texts, n))
@@ -172,12 +172,12 @@ class AzureImages:
             items = tuple(Item("image", *one) for one in islice(zip(embeds, content, strict=False), next(images)))
             yield Arrival(at, next(text), next(output), items, options.sla)
 
-    def _times(self, random: np.random.Generator) -> Iterator[float]:
+    def _times(self, rng: np.random.Generator) -> Iterator[float]:
         options = self._options
         part = options.burst_seconds / (options.burst_seconds + options.burst_every_seconds)
         peak = options.rate * options.burst_ratio / (1 + part * (options.burst_ratio - 1))
-        when, whether, burst_random = random.spawn(3)
-        bursts = Bursts(burst_random, options.burst_every_seconds, options.burst_seconds)
+        when, whether, burst_rng = rng.spawn(3)
+        bursts = Bursts(burst_rng, options.burst_every_seconds, options.burst_seconds)
         chances = endless(whether.random)
         for at in gamma_times(when, peak):
             chance = next(chances)

@@ -71,13 +71,13 @@ class Replay:
         self._trace = trace
         self._options = options
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals until the trace has been played ``repeat`` times."""
         trace = self._trace
         seconds = trace.seconds / self._scale if trace.requests else trace.seconds
         play = self._exactly if trace.requests else self._drawn
         rounds: Iterable[int] = range(self._options.repeat) if self._options.repeat else count()
-        names, draws = random.spawn(2)
+        names, draws = rng.spawn(2)
         content = contents(names)
         for number in rounds:
             yield from play(number * seconds, content, draws)
@@ -88,28 +88,28 @@ class Replay:
             at = begin + request.at / self._scale
             yield Arrival(at, request.text_tokens, request.output_tokens, items, request.sla, request.client)
 
-    def _drawn(self, begin: float, content: Iterator[int], random: np.random.Generator) -> Iterator[Arrival]:
+    def _drawn(self, begin: float, content: Iterator[int], rng: np.random.Generator) -> Iterator[Arrival]:
         intervals = self._trace.intervals
         prompts = next((one for one in intervals if one.prompt_tokens.requests), None)
         outputs = next((one for one in intervals if one.generation_tokens.requests), None)
         for interval in intervals:
             prompts = interval if interval.prompt_tokens.requests else prompts
             outputs = interval if interval.generation_tokens.requests else outputs
-            number = math.floor(interval.arrivals * self._scale + random.random())
+            number = math.floor(interval.arrivals * self._scale + rng.random())
             if not number:
                 continue
-            prompt = token_draws(prompts.prompt_tokens)(random, number) if prompts else np.ones(number, np.int64)
-            output = token_draws(outputs.generation_tokens)(random, number) if outputs else np.ones(number, np.int64)
-            items = self._items(interval if interval.finished else prompts or interval, random, prompt, content)
-            classes = self._classes(interval, random, number)
-            times = begin + interval.at + interval.seconds * spread_times(random, number, interval.cv)
+            prompt = token_draws(prompts.prompt_tokens)(rng, number) if prompts else np.ones(number, np.int64)
+            output = token_draws(outputs.generation_tokens)(rng, number) if outputs else np.ones(number, np.int64)
+            items = self._items(interval if interval.finished else prompts or interval, rng, prompt, content)
+            classes = self._classes(interval, rng, number)
+            times = begin + interval.at + interval.seconds * spread_times(rng, number, interval.cv)
             rows = zip(times.tolist(), prompt.tolist(), output.tolist(), items, classes, strict=True)
             for at, tokens, out, brought, sla in rows:
                 text = tokens - sum(item.embeds for item in brought)
                 yield Arrival(at, text, max(1, out), brought, sla)
 
     def _items(
-        self, interval: Interval, random: np.random.Generator, prompt: Any, content: Iterator[int]
+        self, interval: Interval, rng: np.random.Generator, prompt: Any, content: Iterator[int]
     ) -> list[tuple[Item, ...]]:
         embeds = self._options.item_embeds
         known = interval.items if embeds and interval.finished else {}
@@ -117,24 +117,24 @@ class Replay:
         found: list[list[Item]] = [[] for _ in range(len(prompt))]
         for modality, number in known.items():
             name = self._options.item_modality if modality == "unknown" else modality
-            drawn = np.minimum(random.poisson(number / interval.finished, len(prompt)), room)
+            drawn = np.minimum(rng.poisson(number / interval.finished, len(prompt)), room)
             room = room - drawn
             for at, much in enumerate(drawn.tolist()):
                 found[at] += [Item(name, embeds, next(content)) for _ in range(much)]
         return [tuple(items) for items in found]
 
-    def _classes(self, interval: Interval, random: np.random.Generator, number: int) -> list[str]:
+    def _classes(self, interval: Interval, rng: np.random.Generator, number: int) -> list[str]:
         total = sum(interval.classes.values())
         if not total:
             return [self._options.sla] * number
         parts = [n / total for n in interval.classes.values()]
-        return [str(name) for name in random.choice(list(interval.classes), size=number, p=parts)]
+        return [str(name) for name in rng.choice(list(interval.classes), size=number, p=parts)]
 
 
-def spread_times(random: np.random.Generator, number: int, cv: float | None) -> Any:
+def spread_times(rng: np.random.Generator, number: int, cv: float | None) -> Any:
     """Return so many times from 0 to 1, in order, with Gamma gaps; a coefficient of variation of 1 is uniform."""
-    ends = np.cumsum(random.standard_gamma(1 / (cv or 1.0) ** 2, number + 1))
-    return ends[:-1] / ends[-1] if ends[-1] > 0 else np.sort(random.random(number))
+    ends = np.cumsum(rng.standard_gamma(1 / (cv or 1.0) ** 2, number + 1))
+    return ends[:-1] / ends[-1] if ends[-1] > 0 else np.sort(rng.random(number))
 
 
 @lru_cache(maxsize=4096)
@@ -161,8 +161,8 @@ def token_draws(tokens: Tokens) -> Callable[[np.random.Generator, int], Any]:
             low, high = (middle, high) if mean > tokens.total / numbers.sum() else (low, middle)
         power = math.exp((low + high) / 2)
 
-    def draw(random: np.random.Generator, number: int) -> Any:
-        buckets = np.minimum(np.searchsorted(ends, random.random(number), side="right"), len(ends) - 1)
-        return np.rint(values(power, buckets, random.random(number))).astype(np.int64)
+    def draw(rng: np.random.Generator, number: int) -> Any:
+        buckets = np.minimum(np.searchsorted(ends, rng.random(number), side="right"), len(ends) - 1)
+        return np.rint(values(power, buckets, rng.random(number))).astype(np.int64)
 
     return draw

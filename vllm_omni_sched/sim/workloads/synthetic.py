@@ -46,10 +46,10 @@ class MixedLoad:
         self.rate = options.rate
         self._options = options
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
         options = self._options
-        text, images, names = random.spawn(3)
+        text, images, names = rng.spawn(3)
         content = contents(names)
 
         def with_images(at: float, count: int, words: int, output: int) -> Arrival:
@@ -60,15 +60,15 @@ class MixedLoad:
         frames = (with_images(at, options.frames, 10, 40) for at in [options.frames_at_seconds] if options.frames)
         return merge(self._text(text), pictures, frames, key=lambda arrival: arrival.at)
 
-    def _text(self, random: np.random.Generator) -> Iterator[Arrival]:
-        times, lengths = random.spawn(2)
+    def _text(self, rng: np.random.Generator) -> Iterator[Arrival]:
+        times, lengths = rng.spawn(2)
         words = endless(lambda n: lengths.integers(5, 60, size=n))
         for at in gamma_times(times, self.rate * _TEXT_PART):
             yield Arrival(at, next(words) + _BOS, self._options.text_output_tokens, (), self._options.sla)
 
-    def _with_images(self, random: np.random.Generator) -> Iterator[tuple[float, int, int, int]]:
+    def _with_images(self, rng: np.random.Generator) -> Iterator[tuple[float, int, int, int]]:
         """Yield (time, images, words, output tokens)."""
-        times, counts, lengths, outputs = random.spawn(4)
+        times, counts, lengths, outputs = rng.spawn(4)
         return zip(
             gamma_times(times, self.rate * (1 - _TEXT_PART), _IMAGE_CV),
             endless(lambda n: _IMAGES.draw(counts, n)),
@@ -108,10 +108,10 @@ class Realtime:
         self._sessions = max(1, round(options.rate * options.item_seconds))
         self.rate = self._sessions / options.item_seconds
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
         options = self._options
-        phases, lengths, names = random.spawn(3)
+        phases, lengths, names = rng.spawn(3)
         length = endless(lambda n: lengths.geometric(1 / options.session_items, size=n))
         content = contents(names)
         slots = np.sort(phases.random(self._sessions)).tolist()
@@ -167,23 +167,23 @@ class Poisson:
         self.rate = options.rate
         self._options = options
 
-    def arrivals(self, random: np.random.Generator) -> Iterator[Arrival]:
+    def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield arrivals without end."""
         options = self._options
-        times, service = random.spawn(2)
+        times, service = rng.spawn(2)
         outputs = endless(lambda n: self._outputs(service, n))
         for at in gamma_times(times, options.rate, options.arrival_cv):
             yield Arrival(at, options.text_tokens, next(outputs), (), options.sla)
 
-    def _outputs(self, random: np.random.Generator, number: int) -> Any:
+    def _outputs(self, rng: np.random.Generator, number: int) -> Any:
         mean = self._options.output_tokens
         if self._options.service == "deterministic":
             return np.full(number, mean)
         if self._options.service == "exponential":
-            return random.geometric(1 / mean, number)
+            return rng.geometric(1 / mean, number)
         part = _more_often(self._options.service_cv)
-        parts = np.where(random.random(number) < part, part, 1 - part)
-        return random.geometric(np.minimum(1.0, 2 * parts / mean))
+        parts = np.where(rng.random(number) < part, part, 1 - part)
+        return rng.geometric(np.minimum(1.0, 2 * parts / mean))
 
 
 def _more_often(cv: float) -> float:
