@@ -1,1 +1,1 @@
-"""How often is each detector of anomalies wrong while the load changes, and how soon does it see a fault? Simulated."""
+"""Simulate each anomaly detector: how often is it wrong while the load changes, and how soon does it see a fault?"""

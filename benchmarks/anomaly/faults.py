@@ -1,4 +1,4 @@
-"""Each detector beside something healthy, and beside something into which a fault is put; seeded, in simulated time."""
+"""Run each detector on a healthy subject and on one with an injected fault; seeded, in simulated time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAK_BYTES_PER_SECOND = 2**20
 
 @dataclass
 class Alarms:
-    """What a detector has said; an alarm that lasts counts once."""
+    """Alarms of a detector; an alarm that lasts counts once."""
 
     looks: int = 0
     false: int = 0
@@ -27,7 +27,10 @@ class Alarms:
     _ill: set[tuple[str, str]] = field(default_factory=set)
 
     def look(self, found: tuple[Anomaly, ...], now: float, fault_at: float, guilty: str | None = None) -> bool:
-        """``guilty``: what is ill from ``fault_at`` on; None: whatever is found then. Whether it is found."""
+        """Record the findings at ``now``, and return whether the fault has been found.
+
+        ``guilty``: the faulty subject from ``fault_at`` on; None: any subject.
+        """
         ill = {(one.subject, one.request_id) for one in found}
         self.looks += 1
         for subject, request in ill:
@@ -53,7 +56,7 @@ def hung_request(load: str, rng: random.Random, seconds: float, fault_at: float)
 
 
 def standing_queue(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
-    """Nothing ends any more."""
+    """Let no request of the stage end any more."""
     watch, alarms = StuckQueue(), Alarms()
     for one in stage(load, rng, seconds, stand_at=fault_at):
         watch.observe("s", one.at, one.waiting, one.running)
@@ -65,7 +68,7 @@ def standing_queue(load: str, rng: random.Random, seconds: float, fault_at: floa
 
 
 def hanging_replica(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
-    """Nothing is said any more; the host sleeps while its device computes, so that its processors tell nothing."""
+    """Let the replica fall silent: it sends nothing, and its host sleeps as if its device computed."""
     watch, alarms = Silence(), Alarms()
     for one in stage(load, rng, seconds, stand_at=fault_at):
         if one.what == "leave":
@@ -77,7 +80,7 @@ def hanging_replica(load: str, rng: random.Random, seconds: float, fault_at: flo
 
 
 def leak(load: str, rng: random.Random, seconds: float, fault_at: float) -> Alarms:
-    """Memory that follows the load, with noise that is correlated, and in the end grows by a megabyte a second."""
+    """Let memory, which follows the load with correlated noise, also grow by a megabyte a second."""
     watch, alarms, noise = MemoryLeak(), Alarms(), 0.0
     for i in range(int(seconds / MEMORY_SECONDS)):
         now = i * MEMORY_SECONDS
@@ -116,7 +119,7 @@ def _edges(load: str, rng: random.Random, seconds: float, fault_at: float, slowe
 
 
 def _transfers(load: str, rng: random.Random, seconds: float) -> Iterator[tuple[float, int, int, int]]:
-    """When, over which edge, how large, beside how many; edge -1: a look."""
+    """Yield (time, edge, bytes, transfers in flight); edge -1: the detector is to be asked."""
     for now in range(int(seconds)):
         rate = LOADS[load](now)
         for edge in range(3):

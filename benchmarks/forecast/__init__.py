@@ -1,1 +1,1 @@
-"""Does the load forecast beat saying "as now" or "as yesterday"? Made-up arrivals by published statistics."""
+"""Compare the load forecast with "as now" and "as yesterday", on synthetic arrivals with published statistics."""

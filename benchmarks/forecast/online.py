@@ -1,4 +1,4 @@
-"""The forecast as it runs: each bin is told once, and what was said before is compared with what came."""
+"""Run the forecast online: it sees each bin once, and its earlier forecasts are compared with the actual counts."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 def follow(series: Series, options: ForecastOptions, first: int) -> dict[str, Any]:
-    """How forecasts ``horizon_bins`` ahead did for the bins from ``first`` on, beside naive and seasonal naive.
+    """Return the errors of forecasts ``horizon_bins`` ahead from bin ``first`` on, beside naive and seasonal naive.
 
     MASE: mean absolute error by that of the naive forecast of the next bin, before ``first``. The forecast is made when
     a bin begins, so its last step is ``horizon_bins - 1`` bins after that one; naive then knows the bin before.
     """
     forecast = LoadForecast(options)
     steps, season = options.horizon_bins, options.season_bins
-    said: deque[tuple[Forecast, float]] = deque()
+    pending: deque[tuple[Forecast, float]] = deque()
     errors: dict[str, list[float]] = {"ours": [], "naive": [], "seasonal_naive": []}
-    losses, inside, spoke = [], [], Counter[str]()
+    losses, inside, models = [], [], Counter[str]()
     for at, count in enumerate(series):
         now = at * options.bin_seconds
         last = float(series[at - 1]) if at else 0.0
-        said.append((forecast.forecast(now, "image"), last))
+        pending.append((forecast.forecast(now, "image"), last))
         forecast.observe(now, "image", float(count))
-        if len(said) < steps:
+        if len(pending) < steps:
             continue
-        told, naive = said.popleft()
+        forecast_made, naive = pending.popleft()
         if at < first:
             continue
-        errors["ours"].append(abs(count - told.mean[-1]))
+        errors["ours"].append(abs(count - forecast_made.mean[-1]))
         errors["naive"].append(abs(count - naive))
         errors["seasonal_naive"].append(abs(count - series[at - season]))
-        bounds = (told.low[-1], told.mean[-1], told.high[-1])
+        bounds = (forecast_made.low[-1], forecast_made.mean[-1], forecast_made.high[-1])
         losses.append(sum(_loss(float(count), bound, tau) for bound, tau in zip(bounds, QUANTILES, strict=True)))
         inside.append(bounds[0] <= count <= bounds[2])
-        spoke[f"{told.model.value} ({told.reason.value})"] += 1
+        models[f"{forecast_made.model.value} ({forecast_made.reason.value})"] += 1
     scale = float(np.abs(np.diff(series[:first])).mean())
     mase = {name: float(np.mean(values)) / scale for name, values in errors.items()}
     return {
@@ -49,7 +49,7 @@ def follow(series: Series, options: ForecastOptions, first: int) -> dict[str, An
         "naive_wql": float(sum(errors["naive"]) / series[first:].sum()),
         "coverage": float(np.mean(inside)),
         "fits": forecast.fits,
-        "spoke": {name: round(times / len(inside), 3) for name, times in spoke.most_common()},
+        "spoke": {name: round(times / len(inside), 3) for name, times in models.most_common()},
     }
 
 

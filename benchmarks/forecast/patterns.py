@@ -1,4 +1,4 @@
-"""Arrivals per bin, made up, with the statistics that ServeGen publishes.
+"""Generate synthetic arrivals per bin, with the statistics that ServeGen publishes.
 
 From there (`mm-image`, rate-weighted over 35 clients): the CV of a client's inter-arrival times has a median of 1.01
 and a 90th percentile of 4.87, and the top 4 clients make 49% of the traffic. A renewal process of that CV gives counts
@@ -41,22 +41,22 @@ def _growth(t: Series, season: int, rng: np.random.Generator) -> Series:
 
 
 def _jump(t: Series, season: int, rng: np.random.Generator) -> Series:
-    """Three times the load from one moment of the second half on."""
+    """Return a day whose load triples at one moment of the second half."""
     return _day(t, season) * np.where(t < len(t) * rng.uniform(0.55, 0.8), 0.6, 1.8)
 
 
 def _moved(t: Series, season: int, rng: np.random.Generator) -> Series:
-    """The day begins a quarter earlier from one moment of the second half on."""
+    """Return a day that begins a quarter earlier from one moment of the second half on."""
     return np.where(t < len(t) * rng.uniform(0.55, 0.8), _day(t, season), _day(t + season / 4, season))
 
 
 def _wander(t: Series, season: int, rng: np.random.Generator) -> Series:
-    """A random walk of the logarithm: nothing to be known but the present."""
+    """Return a random walk of the logarithm: only the present helps to forecast it."""
     return np.exp(np.clip(np.cumsum(rng.normal(0, 0.1, len(t))), -2, 2))
 
 
 def _bursts(t: Series, season: int, rng: np.random.Generator) -> Series:
-    """Day and night, and now and then tenfold for a bin or two."""
+    """Return day and night with occasional bursts of ten times the load, one or two bins long."""
     burst = rng.random(len(t)) < 0.01
     return _day(t, season) * np.where(burst | np.roll(burst, 1) & (rng.random(len(t)) < 0.5), 10.0, 1.0)
 
@@ -74,7 +74,7 @@ PATTERNS: dict[str, Callable[[Series, int, np.random.Generator], Series]] = {
 
 
 def counts(pattern: str, bins: int, season: int, mean: float, seed: int) -> Series:
-    """Arrivals of all clients in each bin, ``mean`` on average where the pattern is 1."""
+    """Return the arrivals of all clients in each bin, ``mean`` on average where the pattern is 1."""
     rng = np.random.default_rng([seed, list(PATTERNS).index(pattern)])
     shape = PATTERNS[pattern](np.arange(bins, dtype=np.float64), season, rng)
     weights = np.arange(1, CLIENTS + 1, dtype=np.float64) ** -ZIPF

@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rng = np.random.default_rng(options.seed)
     records, more = summary(seen, rng), overall(seen, rng)
     console.print(table(records))
-    console.print(said(more))
+    console.print(verdict(more))
     results = {"settings": records, "learned_more": more, "weights": learned.provenance}
     path = options.out / "learning.json"
     workload = {"target_seconds": TARGET_SECONDS, "seeds": options.seeds, "settings": [one.name for one in TEST]}
     console.print(str(write_result(path, "learning", results, seed=options.seed, workload=workload, simulated=True)))
-    console.print(str(plot(records, said(more), options.out / "learning.png")))
+    console.print(str(plot(records, verdict(more), options.out / "learning.png")))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -89,8 +89,8 @@ def trained(seed: int) -> Learned:
         }
     console.print(f"adaptive by aim: {aims}")
     assert best is not None
-    told = provenance(seed=seed)
-    kept = {name: told[name] for name in ("date", "command", "revision", "seed", "versions")}
+    header = provenance(seed=seed)
+    kept = {name: header[name] for name in ("date", "command", "revision", "seed", "versions")}
     seeds = {"training": list(TRAINING_SEEDS), "validation": list(VALIDATION_SEEDS)}
     facts = {"settings": [one.name for one in TRAINING], "seeds": seeds, "validation": scores, "fixed_aims": aims}
     return Learned(best.policy, best.penalty, {**kept, **best.provenance, **facts, "simulated": True})
@@ -131,8 +131,8 @@ def table(records: list[dict[str, Any]]) -> Table:
     return shown
 
 
-def said(more: dict[str, Any]) -> str:
-    """Whether learning beats the control that it is made of, and the article's."""
+def verdict(more: dict[str, Any]) -> str:
+    """Return a sentence on whether learning beats the control that it is made of, and the article's."""
     _, low, high = more["adaptive"]
     verb = "beats" if low > 0 else "is worse than" if high < 0 else "is not known to differ from"
     parts = [f"Learning {verb} the adaptive control that it steers: {points(more['adaptive'])} within the SLO"]

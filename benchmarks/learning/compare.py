@@ -1,4 +1,4 @@
-"""Controls beside each other: the same requests for each."""
+"""Compare controls on the same requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS = ("attainment", "goodput", "itl_p99", "ttft_p50", "throughput")
 
 
 def options(setting: Setting, mode: str, aim: float = 1.0) -> OmniSchedConfig:
-    """Of one control; ``aim``: a part of the target."""
+    """Return the options of one control; ``aim``: a fraction of the target."""
     return OmniSchedConfig.model_validate(
         {
             "prefill_control": mode,
@@ -38,7 +38,7 @@ def plain(mode: str, aim: float = 1.0) -> Control:
 
 
 def greedy(policy: LinearPolicy, penalty: float) -> Control:
-    """Without a guard: what was learnt, alone."""
+    """Return the learnt policy alone, without its guard."""
     return lambda setting, seed: act(setting, seed, policy, penalty)
 
 
@@ -70,7 +70,7 @@ def mean_attainment(control: Control, settings: Sequence[Setting], seeds: Sequen
 
 
 def interval(values: Sequence[float], rng: np.random.Generator, draws: int = 2000) -> tuple[float, float, float]:
-    """Mean, and its 95 % percentile bootstrap interval (Efron, 1979)."""
+    """Return the mean, and its 95 % percentile bootstrap interval (Efron, 1979)."""
     found = np.asarray(values, float)
     means = found[rng.integers(0, len(found), (draws, len(found)))].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -78,7 +78,7 @@ def interval(values: Sequence[float], rng: np.random.Generator, draws: int = 200
 
 
 def summary(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) -> list[dict[str, Any]]:
-    """By setting and control: each metric with its interval, and what ``learned`` has more, seed by seed."""
+    """Return, by setting and control, each metric with its interval, and the gain of ``learned``, paired by seed."""
     records = []
     for setting, by_control in seen.items():
         for control, runs in by_control.items():
@@ -94,7 +94,7 @@ def summary(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) ->
 
 
 def overall(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) -> dict[str, Any]:
-    """What ``learned`` has more of attainment than each other control: the mean over settings, seeds paired."""
+    """Return the gain in attainment of ``learned`` over each other control: the mean over settings, paired by seed."""
     names = [name for name in next(iter(seen.values())) if name != "learned"]
     found = {}
     for name in names:

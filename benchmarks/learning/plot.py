@@ -1,4 +1,4 @@
-"""A picture: the part of the requests within the SLO, by setting and control."""
+"""Plot the fraction of requests within the SLO, by setting and control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PID on both limits, and a forecast that raises the batch limit before the load comes."""
+"""Control both limits by PID, with a forecast that raises the batch limit before the load comes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SEQUENCES = 256
 class Predicting(PidBatch):
     """A batch limit that a forecast of arrivals raises: the forecast and the planner that stages have.
 
-    One replica, whose capacity is the mean rate so far. In each bin the forecast is asked once, of arrivals that lie
-    behind.
+    There is one replica, whose capacity is the mean rate so far. The forecast is made once in each bin, from past
+    arrivals.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def engine(options: argparse.Namespace) -> None:
-    """The engine of `benchmarks.mixed`."""
+    """Measure and simulate the engine of `benchmarks.mixed`."""
     model = slow_model()
     with tempfile.TemporaryDirectory() as folder:
         calibration = options.calibration or calibrated(model, Path(folder) / "calibration.json", options.rounds)
@@ -103,7 +103,7 @@ def calibrated(model: Path, out: Path, rounds: int) -> Path:
 
 
 def measured(model: Path, variant: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All rounds of one variant, on an engine that is alone."""
+    """Measure all rounds of one variant, on an engine that has the machine to itself."""
     found = []
     environment = ENVIRONMENT | ({"VLLM_PLUGINS": ""} if variant == "stock" else {})
     words = ["--model", str(model), "--variant", variant]

@@ -1,4 +1,4 @@
-"""Measured against simulated: figures, and whether they are near enough."""
+"""Compare the measured engine with the simulated one: figures, and whether they are close enough."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {"P50": 0.5, "P99": 0.99}
 
 
 def compare(rounds: Rounds, costs: MeasuredCosts) -> list[dict[str, Any]]:
-    """One record for each variant, load and figure, over the requests of all its rounds."""
+    """Return one record for each variant, load and figure, over the requests of all its rounds."""
     found = []
     for (variant, load), own in grouped(rounds):
         for name, (measured, simulated) in series(own, costs).items():
@@ -43,7 +43,7 @@ def compare(rounds: Rounds, costs: MeasuredCosts) -> list[dict[str, Any]]:
 
 
 def series(rounds: Rounds, costs: MeasuredCosts) -> dict[str, tuple[list[float], dict[str, float]]]:
-    """By figure, all that was measured, in seconds, and P50 and P99 of what was simulated."""
+    """Return, by figure, all measured values in seconds, and P50 and P99 of the simulated ones."""
     itl, ttft = Histogram(), []
     for one in rounds:
         ttft += simulate(costs, one, itl)
@@ -53,7 +53,7 @@ def series(rounds: Rounds, costs: MeasuredCosts) -> dict[str, tuple[list[float],
 
 
 def grouped(rounds: Rounds) -> list[tuple[tuple[str, float | None], list[dict[str, Any]]]]:
-    """By variant, stock first: all of them (None), then by load."""
+    """Return the rounds by variant, stock first: all of them (None), then by load."""
     found: list[tuple[tuple[str, float | None], list[dict[str, Any]]]] = []
     for variant in sorted({one["variant"] for one in rounds}, reverse=True):
         own = [one for one in rounds if one["variant"] == variant]
@@ -64,16 +64,16 @@ def grouped(rounds: Rounds) -> list[tuple[tuple[str, float | None], list[dict[st
 
 
 def ttfts(rounds: Rounds) -> list[float]:
-    """Of all requests, in seconds."""
+    """Return the TTFT of all requests, in seconds."""
     return [request["ttft"] for one in rounds for request in one["requests"]]
 
 
 def gaps(rounds: Rounds) -> list[float]:
-    """Between outputs of all requests, in seconds."""
+    """Return the times between outputs of all requests, in seconds."""
     return [gap for one in rounds for request in one["requests"] for gap in request["gaps"]]
 
 
 def rounds_apart(name: str, rounds: Rounds, q: float) -> dict[str, float]:
-    """The same figure round by round, in milliseconds."""
+    """Return a summary of the same figure round by round, in milliseconds."""
     values = [ttfts([one]) if name == "TTFT" else gaps([one]) for one in rounds]
     return Summary.of([1e3 * quantile(own, q) for own in values if own]).as_dict(3)

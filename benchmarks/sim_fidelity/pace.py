@@ -1,4 +1,4 @@
-"""How fast the machine was, while something was measured. Pure.
+"""Estimate how fast the machine was during a measurement. Pure.
 
 A shared machine is not equally fast at all times: the same load takes up to twice as long minutes later. One reference
 load runs before and after each wave; what it takes there, as a part of what it takes in the mean, is the wave's pace.
@@ -19,7 +19,7 @@ REFERENCE = "reference"
 
 
 def with_paces(waves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With their ``pace``: by the references next to them, before and after; that of a reference is its own.
+    """Return the waves with their ``pace``: from the references before and after; that of a reference is its own.
 
     Args:
         waves: in the order in which they were measured, of one pipeline; the first and the last are references.
@@ -39,20 +39,20 @@ def with_paces(waves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _next(takes: Sequence[float | None]) -> float:
-    """The mean of the first ones in a row."""
+    """Return the mean of the first values in a row that are not None."""
     there = itertools.dropwhile(lambda one: one is None, takes)
     row = itertools.takewhile(lambda one: one is not None, there)
     return statistics.fmean(one for one in row if one is not None)
 
 
 def at_usual_pace(wave: dict[str, Any]) -> dict[str, Any]:
-    """The wave as it would have been at a pace of 1."""
+    """Return the wave as it would have been at a pace of 1."""
     pace = wave["pace"]
     told = [
         {**one, "outputs": [seconds / pace for seconds in one["outputs"]], "end": one["end"] / pace}
         for one in wave["told"]
     ]
-    cpu = {who: seconds / pace for who, seconds in wave["cpu_seconds"].items()}
+    cpu = {process: seconds / pace for process, seconds in wave["cpu_seconds"].items()}
     return {**wave, "told": told, "seconds": wave["seconds"] / pace, "cpu_seconds": cpu}
 
 
@@ -60,7 +60,7 @@ _NO_SECONDS = {"steadiness", "lane_slowdown", "residuals", "source"}
 
 
 def costs_at(pace: float, costs: Any) -> Any:
-    """What is fitted, as in a calibration file, at that pace: all seconds times it."""
+    """Return fitted costs, as in a calibration file, at that pace: all seconds are multiplied by it."""
     if isinstance(costs, dict):
         return {key: value if key in _NO_SECONDS else costs_at(pace, value) for key, value in costs.items()}
     if isinstance(costs, list):

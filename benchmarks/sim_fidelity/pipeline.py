@@ -1,4 +1,4 @@
-"""The second task: the pipeline of `benchmarks.stages`, text to text, with two replicas of its second stage."""
+"""Measure and simulate the pipeline of `benchmarks.stages`: text to text, with two replicas of its second stage."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from benchmarks.sim_fidelity.pipeline_compare import ALL, Pair, compare, measure
 from benchmarks.sim_fidelity.pipeline_fit import Fitted, fitted
 from benchmarks.sim_fidelity.pipeline_loads import ARRIVALS, Wave, alike, arriving, beside, designed, saturating
 from benchmarks.sim_fidelity.pipeline_plot import draw
-from benchmarks.sim_fidelity.pipeline_simulate import AT_ONCE, REPLICAS, simulated
+from benchmarks.sim_fidelity.pipeline_simulate import MAX_NUM_SEQS, REPLICAS, simulated
 from dev.omni_cpu.distribution import OUR_PLUGIN, environment
 from dev.omni_cpu.spec import TEXT_TO_TEXT, PipelineSpec
 
 EVALUATED = "evaluated"
 LOADS = (0.3, 0.6, 0.9)
 CAPACITY = 7.0
-"""Requests per second, about, that the pipeline gets done when many are there at once (`saturating`)."""
+"""Approximate requests per second that the pipeline finishes when saturated (`saturating`)."""
 REFERENCES = 2  # in a row
 
 
@@ -71,13 +71,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _calibrates(wave: dict[str, Any]) -> dict[str, Any]:
-    """The reference is one of the designed loads."""
+    """Return the wave at the usual pace; a reference counts as the designed load that it is."""
     own = at_usual_pace(wave)
     return {**own, "name": f"beside {REPLICAS}"} if wave["name"] == REFERENCE else own
 
 
 def measure(variant: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All waves of one variant, on a pipeline that is alone; in the order in which they were measured."""
+    """Measure all waves of one variant, in order, on a pipeline that has the machine to itself."""
     found = []
     try:
         with pipeline(variant) as child:
@@ -97,7 +97,7 @@ def measure(variant: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def plan(rounds: int, seconds: float, seed: int) -> Iterator[tuple[dict[str, Any], Wave]]:
-    """Loads to calibrate with before, between and after those to evaluate on; references around all of them."""
+    """Yield loads to calibrate with before, between and after those to evaluate on, with references around all."""
     references = [({"name": REFERENCE}, beside(REPLICAS))] * REFERENCES
     calibration = [({"name": name}, wave) for name, wave in designed().items()]
     yield from references
@@ -115,7 +115,7 @@ def plan(rounds: int, seconds: float, seed: int) -> Iterator[tuple[dict[str, Any
 
 @contextlib.contextmanager
 def pipeline(variant: str) -> Iterator[Child]:
-    """Started as `benchmarks.stages` does; stock runs without our plugin."""
+    """Start a pipeline as `benchmarks.stages` does; stock runs without our plugin."""
     from dev.tiny_models.llama import write_llama
 
     model = write_llama(ROOT / ".models" / "llama")
@@ -126,7 +126,7 @@ def pipeline(variant: str) -> Iterator[Child]:
         replicas=REPLICAS,
         replicated=1,
         scheduling={} if ours else None,
-        max_num_seqs=AT_ONCE,
+        max_num_seqs=MAX_NUM_SEQS,
     )
     folder = Path(tempfile.mkdtemp(prefix="fidelity-"))
     try:
@@ -149,7 +149,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         shown.add_column(name, justify="left" if name in ("variant", "arrivals", "figure", "") else "right")
     for r in records:
         load = "" if r["arrivals"] == ALL else f"{r['load']:g}"
-        said = {True: "", False: "too far", None: "no bar"}[r.get("within")]
+        talker_step_seconds = {True: "", False: "too far", None: "no bar"}[r.get("within")]
         numbers = (f"{r['measured_ms']:,.4g}", f"{r['simulated_ms']:,.4g}", f"{100 * r['off']:+.1f} %")
-        shown.add_row(r["variant"], r["arrivals"], load, r["measure"], *numbers, said)
+        shown.add_row(r["variant"], r["arrivals"], load, r["measure"], *numbers, talker_step_seconds)
     return shown

@@ -1,4 +1,4 @@
-"""The pipeline, measured against simulated: figures, and whether they are near enough."""
+"""Compare the measured pipeline with the simulated one: figures, and whether they are close enough."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Group = tuple[str, str, float | None]
 
 
 def measured(told: Sequence[Mapping[str, Any]]) -> Values:
-    """As the client saw it."""
+    """Return the times of a wave as the client saw them."""
     return {
         "TTFT": [one["outputs"][0] for one in told],
         "ITL": [after - before for one in told for before, after in itertools.pairwise(one["outputs"])],
@@ -42,7 +42,7 @@ def measured(told: Sequence[Mapping[str, Any]]) -> Values:
 
 
 def grouped(pairs: Sequence[Pair]) -> list[tuple[Group, list[Pair]]]:
-    """Each variant as a whole, stock first, and then its loads."""
+    """Return each variant as a whole, stock first, and then by load."""
 
     def whole(pair: Pair) -> Group:
         return pair.wave["variant"], ALL, None
@@ -58,13 +58,13 @@ def grouped(pairs: Sequence[Pair]) -> list[tuple[Group, list[Pair]]]:
 
 
 def values(pairs: Sequence[Pair], name: str) -> tuple[list[float], list[float]]:
-    """Of one measure, all that was measured, and all that was simulated."""
+    """Return all measured and all simulated values of one measure."""
     real = [value for pair in pairs for value in pair.measured[name]]
     return real, [value for pair in pairs for value in pair.simulated[name]]
 
 
 def compare(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """One record for each group and figure, over the requests of all its waves."""
+    """Return one record for each group and figure, over the requests of all its waves."""
     return [record for group, own in grouped(pairs) for name in MEASURES for record in _records(group, own, name)]
 
 

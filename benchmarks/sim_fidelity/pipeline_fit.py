@@ -1,4 +1,4 @@
-"""From designed loads on a real pipeline to one calibration for each stage. Pure.
+"""Fit one calibration for each stage to designed loads on a real pipeline. Pure.
 
 1. A step of the first stage takes what passes between its outputs, by how many decode: those loads have one engine and
    the front end at work, on two cores.
@@ -41,7 +41,7 @@ Loads = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """``stages``: costs of each as `calibration_file.write` takes them; ``link_seconds``: from the first to the second;
+    """``stages``: costs of each as `write_calibration` takes them; ``link_seconds``: from the first to the second;
     ``polling``: part of a core that the front end takes by itself.
     """
 
@@ -51,7 +51,7 @@ class Fitted:
 
 
 def fitted(waves: Waves) -> Fitted:
-    """Of loads as `pipeline_loads.designed` has them, each at least once.
+    """Fit the costs of both stages to loads as `pipeline_loads.designed` has them, each at least once.
 
     Raises:
         KeyError: one of them is missing.
@@ -62,7 +62,7 @@ def fitted(waves: Waves) -> Fitted:
     front = front_costs(waves)
     think = {n: _mean_gap(loads[f"think {n}"]) for n in (1, 2, 4, 8)}
     firsts = {n: _median(loads[f"prompt {n}"], first_seconds) for n in (20, 150, 600)}
-    say = said(loads)
+    say = talker_step_seconds(loads)
     message = front["per_step"] + front["per_output"]
     short = 20 * (firsts[600] - firsts[20]) / (600 - 20)  # what the tokens of the shortest prompt add
     answer = max(firsts[20] - front["per_request"] - think[1] - short - message, 0.0)
@@ -78,7 +78,7 @@ def fitted(waves: Waves) -> Fitted:
     second.steadiness = first.steadiness
     found = []
     longer = [_mean_gap(loads[f"beside {busy}"]) for busy in (1, 2)]
-    slowdowns = beside(think[1], longer), beside(say[1], said_beside(loads)[1:])
+    slowdowns = beside(think[1], longer), beside(say[1], talker_step_seconds_beside(loads)[1:])
     waits = [
         max(_median(loads[f"beside {busy}"], last_first_seconds) - firsts[20] - (step - think[1]), 0.0)
         for busy, step in zip((1, 2), longer, strict=True)
@@ -93,7 +93,7 @@ def fitted(waves: Waves) -> Fitted:
 
 
 def gaps(wave: dict[str, Any]) -> list[float]:
-    """Between outputs of the first stage, once all requests have begun; outputs that came together count as such."""
+    """Return the times between outputs of the first stage once all requests have begun; simultaneous outputs count."""
     return [
         after - before for one in wave["told"] for before, after in itertools.pairwise(one["outputs"][STEADY_AFTER:])
     ]
@@ -104,45 +104,45 @@ def first_seconds(wave: dict[str, Any]) -> list[float]:
 
 
 def last_first_seconds(wave: dict[str, Any]) -> list[float]:
-    """First output of the request that came last."""
+    """Return the time to the first output of the request that came last."""
     return first_seconds({"told": wave["told"][-1:]})
 
 
 def after_seconds(wave: dict[str, Any]) -> list[float]:
-    """From the first stage's last output to the end."""
+    """Return the times from the first stage's last output to the end of the request."""
     return [one["end"] - one["outputs"][-1] for one in wave["told"]]
 
 
-def said(loads: Loads) -> dict[int, float]:
-    """Seconds of a step of the second stage by how many requests a replica has (rule 3)."""
-    alone, cpu = said_beside(loads)[0], _cpu_step(loads, 2)
+def talker_step_seconds(loads: Loads) -> dict[int, float]:
+    """Return the seconds of a step of the second stage by the number of requests in a replica (rule 3)."""
+    alone, cpu = talker_step_seconds_beside(loads)[0], _cpu_step(loads, 2)
     return {n // 2: alone * _cpu_step(loads, n) / cpu for n in (2, 4, 8, 16)}
 
 
 def _cpu_step(loads: Loads, n: int) -> float:
-    """Processor seconds of a replica that has half of so many requests."""
+    """Return the processor seconds of a step of a replica that has half of so many requests."""
 
     def busy(wave: dict[str, Any]) -> float:
-        return sum(seconds for who, seconds in wave["cpu_seconds"].items() if who.startswith("1/")) / 2
+        return sum(seconds for process, seconds in wave["cpu_seconds"].items() if process.startswith("1/")) / 2
 
     return (_mean(loads[f"say {n}"], busy) - _mean(loads[f"say short {n}"], busy)) / _more(loads)
 
 
 def _more(loads: Loads) -> int:
-    """Steps of a long load beyond those of a short one."""
+    """Return the steps of a long load beyond those of a short one."""
     return int(loads["say 1"][0]["told"][0]["says"] - loads["say short 1"][0]["told"][0]["says"])
 
 
 def beside(alone: float, steps: Sequence[float]) -> list[float]:
-    """Seconds that a step takes longer beside one other engine, two, …, than its part of the cores says.
+    """Return the extra seconds of a step beside one other engine, two, …, on top of its part of the cores.
 
     ``steps``: what it takes there.
     """
     return [max(step - max((others + 1) / CORES, 1.0) * alone, 0.0) for others, step in enumerate(steps, 1)]
 
 
-def said_beside(loads: Loads) -> list[float]:
-    """Seconds of a step of the second stage with one request, alone and beside one other engine and two.
+def talker_step_seconds_beside(loads: Loads) -> list[float]:
+    """Return the seconds of a step of the second stage with one request: alone, and beside one and two other engines.
 
     Each of its requests makes its tokens beside so many for so long, and beside so many others for so long: of the
     times we know all, of the tokens only their sum. Besides its part of the cores a step loses the same beside one and
@@ -169,7 +169,7 @@ def said_beside(loads: Loads) -> list[float]:
 
 
 def _by_others(told: Sequence[dict[str, Any]], handed: float) -> list[tuple[tuple[float, float, float], int]]:
-    """Of each request with an answer of the second stage: seconds alone, beside one, and beside two; and its tokens."""
+    """Return the seconds alone, beside one and beside two others, and the tokens of each answer of the second stage."""
     spans = []
     for one in told:
         if one["thinks"] > 1:
@@ -189,7 +189,7 @@ def _by_others(told: Sequence[dict[str, Any]], handed: float) -> list[tuple[tupl
 
 
 def steadiness(loads: Loads) -> list[float]:
-    """Of steps alone and beside other engines, each as a part of the mean of its load."""
+    """Return the times of steps, alone and beside other engines, each as a fraction of the mean of its load."""
     found = []
     for name in (*(f"think {n}" for n in (1, 2, 4, 8)), "beside 1", "beside 2"):
         mean = _mean_gap(loads[name])
@@ -198,12 +198,12 @@ def steadiness(loads: Loads) -> list[float]:
 
 
 def _of_engine(wave: dict[str, Any]) -> list[float]:
-    """Gaps of the request that came last: those that decode together have the same ones."""
+    """Return the gaps of the request that came last: requests that decode together have the same ones."""
     return gaps({"told": wave["told"][-1:]})
 
 
 def front_costs(waves: Waves) -> dict[str, float]:
-    """Rule 4: of one stage, in seconds; and ``polling``."""
+    """Fit the front end's costs of one stage (rule 4), in seconds, and ``polling``."""
     rows, values = [], []
     for wave in waves:
         told = wave["told"]
@@ -226,7 +226,7 @@ def _mean(waves: Waves, of: Callable[[dict[str, Any]], float]) -> float:
 
 
 def _median(waves: Waves, of: Callable[[dict[str, Any]], Iterable[float]]) -> float:
-    """Of all their requests: a load has few, and one that the machine held up is not what a request costs."""
+    """Return the median over all requests: a load has few, and a delay of the machine is not a cost of a request."""
     return statistics.median(seconds for wave in _measured(waves) for seconds in of(wave))
 
 

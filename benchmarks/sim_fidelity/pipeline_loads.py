@@ -1,4 +1,4 @@
-"""What the pipeline is asked, from a seed: loads to calibrate with, and others to evaluate on. Pure.
+"""Make the pipeline's loads from a seed: some to calibrate with, others to evaluate on. Pure.
 
 A request is ``{"at": seconds, "prompt_tokens": …, "thinks": …, "says": …}``.
 """
@@ -22,14 +22,14 @@ _SHORT, _STEPS, _LONG = 24, 64, 200
 
 
 def alike(number: int, prompt_tokens: int, thinks: int, says: int, gap: float = 0.0) -> Wave:
-    """Requests of one size, ``gap`` seconds apart."""
+    """Return requests of one size, ``gap`` seconds apart."""
     return [
         {"at": gap * index, "prompt_tokens": prompt_tokens, "thinks": thinks, "says": says} for index in range(number)
     ]
 
 
 def designed() -> dict[str, Wave]:
-    """Loads that each show one cost, by name; requests of a stage that is not looked at are as short as can be."""
+    """Return loads that each show one cost, by name; their requests are as short as possible in the other stage."""
     found = {f"think {n}": alike(n, _SHORT, _STEPS, 1) for n in (1, 2, 4, 8)}
     found |= {f"say {n}": alike(n, _SHORT, 1, _STEPS) for n in (1, 2, 4, 8, 16)}
     found |= {f"say short {n}": alike(n, _SHORT, 1, 4) for n in (1, 2, 4, 8, 16)}
@@ -41,18 +41,18 @@ def designed() -> dict[str, Wave]:
 
 
 def beside(busy: int) -> Wave:
-    """One request in the first stage while so many replicas of the second one are busy."""
+    """Return one request for the first stage while so many replicas of the second one are busy."""
     return [*alike(busy, _SHORT, 1, _LONG), {"at": 0.3, "prompt_tokens": _SHORT, "thinks": _STEPS, "says": 1}]
 
 
 def saturating(number: int, seed: int) -> Wave:
-    """Requests as those of the evaluation that are all there at once: the pipeline's capacity."""
+    """Return requests like those of the evaluation that all arrive at once, to find the pipeline's capacity."""
     rng = Random(f"{seed} saturating")
     return [_drawn(rng, 0.0) for _ in range(number)]
 
 
 def arriving(kind: str, rate: float, seconds: float, seed: int) -> Wave:
-    """``rate`` requests per second in the mean with Gamma gaps, for so long, whatever becomes of those before."""
+    """Return requests with Gamma gaps, ``rate`` per second on average; arrivals do not wait for earlier requests."""
     rng = Random(f"{seed} {kind} {rate}")
     shape = 1 / ARRIVALS[kind] ** 2
     found, at = [], rng.gammavariate(shape, 1 / (shape * rate))

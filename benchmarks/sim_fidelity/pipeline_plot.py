@@ -1,4 +1,4 @@
-"""The picture of the pipeline: distributions of TTFT, ITL and the whole, measured and simulated."""
+"""Plot distributions of the pipeline's TTFT, ITL and end-to-end latency, measured and simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.sim_fidelity.plot import cdf, points
 
 
 def draw(path: Path, pairs: Sequence[Pair], records: Sequence[dict[str, Any]]) -> Path:
-    """A row for each variant, and for each of its loads; P50 and P99 of both under each title."""
+    """Draw a row for each variant and each of its loads, with the errors of P50 and P99 in the titles."""
     groups = grouped(pairs)
     height = 1.0 + 2.5 * len(groups)
     figure, axes = style.new_figure(12.5, height, nrows=len(groups), ncols=len(MEASURES), squeeze=False)

@@ -1,4 +1,4 @@
-"""One pipeline that answers waves of requests, as told on stdin, and says when each output came.
+"""Serve waves of requests, read from stdin, with one pipeline, and report when each output came.
 
 {"requests": [{"at": 0.0, "prompt_tokens": 40, "thinks": 12, "says": 24}, …]} → {"kind": "wave", "told": […], …}
 """
@@ -55,28 +55,33 @@ async def serve(omni: Any, spec: PipelineSpec, probe: Probe) -> None:
             "wave",
             told=told,
             seconds=time.monotonic() - began,
-            cpu_seconds={who: seconds - cpu.get(who, 0.0) for who, seconds in cpu_now.items()},
+            cpu_seconds={process: seconds - cpu.get(process, 0.0) for process, seconds in cpu_now.items()},
         )
 
 
 def cpu_seconds(probe: Probe) -> dict[str, float]:
-    """Of the front end and of each replica so far, to the nanosecond: `Probe.cpu_seconds` counts in ticks."""
+    """Return the processor seconds of the front end and of each replica so far, in nanoseconds' precision.
+
+    `Probe.cpu_seconds` counts in ticks.
+    """
     pids = {
         f"{stage}/{replica}": probe.pids(stage, replica)
         for stage, pool in sorted(probe.pools.items())
         for replica in pool.live_replica_ids()
     }
-    return {who: sum(map(_of_process, own)) for who, own in {"front end": [os.getpid()], **pids}.items()}
+    return {process: sum(map(_of_process, own)) for process, own in {"front end": [os.getpid()], **pids}.items()}
 
 
 def _of_process(pid: int) -> float:
-    """Of all its threads that live."""
+    """Return the processor seconds of all living threads of a process."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 async def one(omni: Any, spec: PipelineSpec, request: dict[str, Any], began: float) -> dict[str, Any]:
-    """Times in seconds: ``at`` since the wave began, the others since then; ``outputs``: of the first stage.
+    """Send one request and return its times.
+
+    ``at``: since the wave began; the others: since then. ``outputs``: of the first stage.
 
     Raises:
         RuntimeError: it failed.

@@ -1,4 +1,4 @@
-"""One measured wave once more, on the simulated pipeline: the same arrivals, lengths and options."""
+"""Simulate a measured wave on the pipeline: with the same arrivals, lengths and options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import build, installed
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
-REPLICAS, AT_ONCE, BATCHED_TOKENS, KV_TOKENS = 2, 8, 1024, 32_768
+REPLICAS, MAX_NUM_SEQS, BATCHED_TOKENS, KV_TOKENS = 2, 8, 1024, 32_768
 """Of the stages as `benchmarks.stages` starts them."""
 STAGES = ("thinker", "talker")
 
@@ -23,7 +23,7 @@ STAGES = ("thinker", "talker")
 def write_calibrations(
     fitted: Fitted, folder: Path, pace: float = 1.0, source: Mapping[str, Any] | None = None
 ) -> dict[str, Path]:
-    """A file for each stage, by its name: what its work costs at that pace."""
+    """Write a calibration file for each stage, at that pace, and return the files by stage."""
     found = {}
     for name, costs in zip(STAGES, fitted.stages, strict=True):
         found[name] = folder / f"{name}.json"
@@ -32,9 +32,9 @@ def write_calibrations(
 
 
 def scenario(files: Mapping[str, Path], link_seconds: float, trace: Path, ours: bool, seed: int) -> dict[str, Any]:
-    """As `vllm_omni_sched.sim.scenario` has it: stock vLLM-Omni gives each replica its turn."""
+    """Return the scenario of the pipeline; stock vLLM-Omni uses replicas in turn."""
     first, second = STAGES
-    engine = {"kind": "engine", "max_num_seqs": AT_ONCE, "max_num_batched_tokens": BATCHED_TOKENS}
+    engine = {"kind": "engine", "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": BATCHED_TOKENS}
     return {
         "name": "text to text on two cores",
         "seed": seed,
@@ -63,7 +63,7 @@ def scenario(files: Mapping[str, Path], link_seconds: float, trace: Path, ours: 
 
 
 def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> dict[str, list[float]]:
-    """By measure, seconds of all requests, and all gaps, of one wave at its pace."""
+    """Simulate one wave at its pace; return, by measure, the seconds of all requests and all gaps."""
     told, pace = wave["told"], wave["pace"]
     files = write_calibrations(fitted, folder, pace)
     trace = folder / "trace.jsonl"
@@ -83,6 +83,6 @@ def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> dict[str
 
 
 def spread(histogram: Histogram) -> list[float]:
-    """As many durations as it has, rising."""
+    """Return as many durations as the histogram has counted, in ascending order."""
     number = round(histogram.count)
     return [histogram.quantile((i + 0.5) / number) for i in range(number)]

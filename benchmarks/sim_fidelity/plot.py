@@ -1,4 +1,4 @@
-"""The picture: distributions of TTFT and ITL, measured and simulated, one row for each variant."""
+"""Plot distributions of TTFT and ITL, measured and simulated, one row for each variant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_omni_sched.sim.measure import Histogram
 
 
 def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dict[str, Any]]) -> Path:
-    """One picture: a row for each variant and load, distributions on the left, figures on the right."""
+    """Draw a row for each variant and load: distributions on the left, figures on the right."""
     groups = grouped(rounds)
     figure, axes = style.new_figure(12.5, 1.0 + 2.7 * len(groups), nrows=len(groups), ncols=3, squeeze=False)
     for row, ((variant, load), own) in zip(axes, groups, strict=True):

@@ -1,4 +1,4 @@
-"""One engine that serves rounds of the mixed load, as told on stdin, and says when each step of it was.
+"""Serve rounds of the mixed load, read from stdin, with one engine, and report when each step was.
 
 {"load": 0.5, "seconds": 20, "seed": 3} → {"kind": "round", "requests": [{"at": …, "text_tokens": …, …}, …]}
 """
@@ -44,7 +44,7 @@ async def main() -> None:
 
 
 async def reference(engine: Any, name: str) -> dict[str, float]:
-    """A request that decodes alone: ``seconds`` of its steps, the median, and the tokens that they read."""
+    """Serve a request that decodes alone; return the median ``seconds`` of its steps, and the tokens that they read."""
     began = time.monotonic()
     prompt, arrival = {"prompt": " ".join(["word"] * 10)}, Arrival(0.0, 10, (), REFERENCE_TOKENS)
     found = await stream(engine, name, prompt, arrival, began, 0)
@@ -52,7 +52,7 @@ async def reference(engine: Any, name: str) -> dict[str, float]:
 
 
 async def serve(engine: Any, turn: int, plan: list[Arrival]) -> list[dict[str, Any]]:
-    """Each request at its time, whatever became of those before."""
+    """Send each request at its time, without waiting for earlier ones."""
     prompts = [prompt_of(arrival) for arrival in plan]
     embeds = engine.vllm_config.model_config.hf_config.image_seq_length
     began = time.monotonic()
@@ -67,7 +67,7 @@ async def serve(engine: Any, turn: int, plan: list[Arrival]) -> list[dict[str, A
 async def stream(
     engine: Any, name: str, prompt: dict[str, Any], arrival: Arrival, began: float, embeds: int
 ) -> dict[str, Any]:
-    """Times in seconds: ``at`` since the round began, the others since then; ``gaps`` between outputs."""
+    """Serve one request and return its times: ``at`` since the round began, others since then; ``gaps``: of outputs."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -1,4 +1,4 @@
-"""One measured round once more, on the simulated engine: the same arrivals, the same options."""
+"""Simulate a measured round on the engine: with the same arrivals and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WARM_UP_SECONDS, EMBEDS = 30.0, 576
 
 
 class AfterWarmUp(Histogram):
-    """Counts nothing before a request of the round can have a token."""
+    """Ignores gaps before the round begins."""
 
     __slots__ = ("_sim", "_within")
 
@@ -47,7 +47,7 @@ class AfterWarmUp(Histogram):
 
 
 def simulate(usual: MeasuredCosts, measured: dict[str, Any], itl: Histogram) -> list[float]:
-    """TTFT of each request of a measured round, in seconds; ``itl`` takes the gaps.
+    """Return the TTFT of each request of a measured round, in seconds; ``itl`` collects the gaps.
 
     The engine has served something before, as the real one has: its policies know what an image costs. It is as fast as
     the machine was around the round.
@@ -79,20 +79,20 @@ def simulate(usual: MeasuredCosts, measured: dict[str, Any], itl: Histogram) -> 
 
 
 def pace_of(usual: MeasuredCosts, references: Sequence[dict[str, float]]) -> float:
-    """How long the steps of the references took, as a part of what the calibration says of them."""
+    """Return how long the steps of the references took, as a multiple of what the calibration predicts."""
     parts = [one["seconds"] / usual.step_seconds(1, round(one["context"]), 0, 0.0) for one in references]
     return statistics.fmean(parts)
 
 
 def at_pace(costs: MeasuredCosts, pace: float) -> MeasuredCosts:
-    """The same, where steps take ``pace`` times as long. Encodes wait for operations, not for memory as steps do."""
+    """Return the costs with steps that take ``pace`` times as long; encodes are bound by operations, not by memory."""
     calibration = costs.calibration.model_dump()
     calibration["step"] = costs_at(pace, calibration["step"])
     return MeasuredCosts(Calibration.model_validate_json(json.dumps(calibration)))
 
 
 def warm_up() -> list[Request]:
-    """Two images, the second while another request decodes; all is over when the round begins."""
+    """Return two requests with images, the second beside one that decodes; all end before the round begins."""
     images = [Item("image", EMBEDS, -1 - i) for i in range(2)]
     return [
         Request(0, 0.0, 50, 20, (images[0],)),
@@ -102,7 +102,7 @@ def warm_up() -> list[Request]:
 
 
 def trace(requests: Sequence[dict[str, Any]], first: int = 0) -> list[Request]:
-    """What arrived, behind the warm-up, with numbers from ``first`` on. Every image is another one."""
+    """Return the arrivals of a round, after the warm-up, with numbers from ``first`` on; all images differ."""
     found = []
     ordered = sorted(requests, key=lambda request: request["at"])
     for number, one in enumerate(ordered, first):

@@ -161,6 +161,6 @@ def _size(text: str | None) -> tuple[int, int] | None:
     return int(width), int(height)
 
 
-def _leave(status: int, said: str) -> NoReturn:
-    typer.echo(f"vllm-omni-sched calibrate: {' '.join(said.split())}", err=True)
+def _leave(status: int, message: str) -> NoReturn:
+    typer.echo(f"vllm-omni-sched calibrate: {' '.join(message.split())}", err=True)
     raise typer.Exit(status)

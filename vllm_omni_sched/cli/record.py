@@ -150,7 +150,7 @@ def _said(error: Exception) -> str:
     return str(reason or "") or str(error) or type(error).__name__
 
 
-def _leave(status: int, said: str) -> NoReturn:
+def _leave(status: int, message: str) -> NoReturn:
     """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched record: {' '.join(said.split())}", err=True)
+    typer.echo(f"vllm-omni-sched record: {' '.join(message.split())}", err=True)
     raise typer.Exit(status)

@@ -163,7 +163,7 @@ def _many(study: Study) -> str:
     return f"{len(study.points)} points" if study.search is None else f"a search ({study.search.kind})"
 
 
-def _leave(status: int, said: str) -> NoReturn:
+def _leave(status: int, message: str) -> NoReturn:
     """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched simulate: {' '.join(said.split())}", err=True)
+    typer.echo(f"vllm-omni-sched simulate: {' '.join(message.split())}", err=True)
     raise typer.Exit(status)

@@ -78,7 +78,7 @@ class Credits:
         return self._free[self._known(stage)]
 
     def take(self, stage: str, request_id: str, path: Iterable[str] | None = None) -> bool:
-        """Whether the request may start in the stage now; if so, the credits are taken.
+        """Take the credits for the request to start in the stage; return whether it may start now.
 
         Args:
             path: when it enters, the stages that it will visit, including this one; default: all reachable stages.
@@ -102,7 +102,7 @@ class Credits:
         return True
 
     def needed(self, stage: str, request_id: str, path: Iterable[str] | None = None) -> tuple[str, ...]:
-        """The stages that must all have credit for ``take`` to take; none if it has started there.
+        """Return the stages that must all have credit for ``take`` to take; none if it has started there.
 
         They stay the same until credit is taken or given back for this request. Arguments and errors are those of
         ``take``.
@@ -128,7 +128,7 @@ class Credits:
             account.used.add(to_stage)
 
     def give_back(self, request_id: str, stage: str | None = None) -> None:
-        """The stage is done with the request, or it will not be visited; without a stage, all of them: it has ended."""
+        """Give back the credit of a stage that is finished or skipped; without a stage, all: the request has ended."""
         account = self._accounts.get(request_id)
         if account is None:
             return
@@ -185,7 +185,7 @@ class Credits:
         return found
 
     def _looked_at(self, stage: str, request_id: str, account: _Account) -> Iterable[str]:
-        """What must have credit to start there: rules 1 and 2."""
+        """Return the stages that must have credit to start there: rules 1 and 2."""
         return self._needed(stage, account) if request_id in self._accounts else account.path
 
     def _needed(self, stage: str, account: _Account) -> list[str]:

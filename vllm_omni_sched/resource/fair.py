@@ -33,7 +33,7 @@ MIN_PIECE = 64
 
 
 def longest_piece(remaining: Sequence[int], budget: int) -> int:
-    """Tokens that one request gets of a step, at most, so that the others get theirs.
+    """Return the most tokens that one request gets in a step, so that the others get theirs.
 
     1. As many requests take part, in order, as can each have `MIN_PIECE`, or all that remains of them if that is less.
        One takes part in any case.

@@ -63,7 +63,7 @@ class EncodeCost:
         self._by_modality.setdefault(modality, Rate(0.0)).observe(num_embeds, seconds)
 
     def seconds(self, modality: str, num_embeds: int) -> float:
-        """What encoding one item of ``num_embeds`` embeddings would take."""
+        """Return the expected seconds to encode one item of ``num_embeds`` embeddings."""
         if modality == "prompt_embeds":
             return 0.0
         rate = self._by_modality.get(modality)

@@ -86,7 +86,7 @@ class SharedServer:
         self._ask()
 
     def _pass(self) -> None:
-        """Time has passed."""
+        """Advance the virtual time by what each job has had since the last event."""
         now = self._sim.now
         if self._jobs:
             self._busy += (now - self._since) * self._units(len(self._jobs))
@@ -94,7 +94,7 @@ class SharedServer:
         self._since = now
 
     def _ask(self) -> None:
-        """For the next end, as it is now; what was asked for before counts no more."""
+        """Schedule the next end as it is now; an end that was scheduled before no longer counts."""
         ends, jobs = self._ends, self._jobs
         while ends and jobs.get(ends[0][2]) != ends[0][1]:
             heappop(ends)
@@ -117,7 +117,7 @@ class SharedServer:
         self._done(job)
 
     def _leave(self) -> None:
-        """A place is free."""
+        """Begin the next waiting job in the free place, or schedule the next end."""
         if self._waiting:
             job = next(iter(self._waiting))
             del self._waiting[job]
