@@ -19,7 +19,7 @@ from benchmarks.harness.screen import console
 from benchmarks.learning.compare import FIXED, controls, greedy, mean_attainment, overall, plain, summary
 from benchmarks.learning.plot import plot
 from vllm_omni_sched.resource.learned_weights import Learned, read
-from vllm_omni_sched.sim.episode import Seen
+from vllm_omni_sched.sim.episode import EpisodeResult
 from vllm_omni_sched.sim.learn.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS
 from vllm_omni_sched.sim.learn.train import TARGET_SECONDS, ThompsonChooser, act, train
 
@@ -96,7 +96,7 @@ def trained(seed: int) -> Learned:
     return Learned(best.policy, best.penalty, {**kept, **best.provenance, **facts, "simulated": True})
 
 
-def tested(learned: Learned, seeds: Sequence[int], jobs: int) -> dict[str, dict[str, list[Seen]]]:
+def tested(learned: Learned, seeds: Sequence[int], jobs: int) -> dict[str, dict[str, list[EpisodeResult]]]:
     with Progress(console=console) as bar, ProcessPoolExecutor(jobs) as pool:
         task = bar.add_task("test", total=len(TEST))
         runs = [pool.submit(tested_on, at, learned.as_json(), seeds) for at in range(len(TEST))]
@@ -105,7 +105,7 @@ def tested(learned: Learned, seeds: Sequence[int], jobs: int) -> dict[str, dict[
         return {setting.name: run.result() for setting, run in zip(TEST, runs, strict=True)}
 
 
-def tested_on(at: int, weights: str, seeds: Sequence[int]) -> dict[str, list[Seen]]:
+def tested_on(at: int, weights: str, seeds: Sequence[int]) -> dict[str, list[EpisodeResult]]:
     """Return what each control does in one setting."""
     learned = read(weights, "weights")
     aims = learned.provenance["fixed_aims"]

@@ -11,11 +11,11 @@ from benchmarks.learning.predicting import serve_predicting
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.resource.learned import LinearPolicy
 from vllm_omni_sched.resource.learned_weights import Learned
-from vllm_omni_sched.sim.episode import Seen
+from vllm_omni_sched.sim.episode import EpisodeResult
 from vllm_omni_sched.sim.learn.settings import Setting
 from vllm_omni_sched.sim.learn.train import INTERVAL_SECONDS, TARGET_SECONDS, act, serve
 
-Control = Callable[[Setting, int], Seen]
+Control = Callable[[Setting, int], EpisodeResult]
 
 FIXED = (0.5, 0.7, 0.85, 1.0, 1.25, 1.6)
 METRICS = ("attainment", "goodput", "itl_p99", "ttft_p50", "throughput")
@@ -45,9 +45,9 @@ def greedy(policy: LinearPolicy, penalty: float) -> Control:
 def guarded(learned: Learned) -> Control:
     """Return the learned control as it is shipped, with its guard."""
 
-    def run(setting: Setting, seed: int) -> Seen:
+    def run(setting: Setting, seed: int) -> EpisodeResult:
         most = setting.limits.max_num_batched_tokens
-        control = learned.control(TARGET_SECONDS, setting.promise[1], INTERVAL_SECONDS, 64, most)
+        control = learned.control(TARGET_SECONDS, setting.targets[1], INTERVAL_SECONDS, 64, most)
         return serve(setting, seed, options(setting, "off"), control)
 
     return run
@@ -77,7 +77,7 @@ def interval(values: Sequence[float], rng: np.random.Generator, draws: int = 200
     return float(found.mean()), float(low), float(high)
 
 
-def summary(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) -> list[dict[str, Any]]:
+def summary(seen: dict[str, dict[str, list[EpisodeResult]]], rng: np.random.Generator) -> list[dict[str, Any]]:
     """Return, by setting and control, each metric with its interval, and the gain of ``learned``, paired by seed."""
     records = []
     for setting, by_control in seen.items():
@@ -93,7 +93,7 @@ def summary(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) ->
     return records
 
 
-def overall(seen: dict[str, dict[str, list[Seen]]], rng: np.random.Generator) -> dict[str, Any]:
+def overall(seen: dict[str, dict[str, list[EpisodeResult]]], rng: np.random.Generator) -> dict[str, Any]:
     """Return the gain in attainment of ``learned`` over each other control: the mean over settings, paired by seed."""
     names = [name for name in next(iter(seen.values())) if name != "learned"]
     found = {}

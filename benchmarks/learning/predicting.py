@@ -9,7 +9,7 @@ from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.monitor.forecast import ForecastOptions, LoadForecast, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.pid import PidBatch
-from vllm_omni_sched.sim.episode import Seen, run_episode
+from vllm_omni_sched.sim.episode import EpisodeResult, run_episode
 from vllm_omni_sched.sim.learn.settings import Setting
 from vllm_omni_sched.sim.learn.train import INTERVAL_SECONDS, TARGET_SECONDS
 from vllm_omni_sched.sim.work import Request
@@ -44,7 +44,7 @@ class Predicting(PidBatch):
         super()._observe(latency_seconds, now, size)
 
 
-def serve_predicting(setting: Setting, seed: int) -> Seen:
+def serve_predicting(setting: Setting, seed: int) -> EpisodeResult:
     """Serve one episode."""
     interval, target = 1e3 * INTERVAL_SECONDS, 1e3 * TARGET_SECONDS
     options = OmniSchedConfig(
@@ -60,7 +60,7 @@ def serve_predicting(setting: Setting, seed: int) -> Seen:
         setting.limits,
         options,
         setting.seconds,
-        setting.promise,
+        setting.targets,
         batch=Predicting(requests),
         drain_seconds=setting.seconds / 2,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.sim.scenario import Known
+from vllm_omni_sched.sim.scenario import KnownNames
 
 
 class Images(BaseModel):
@@ -36,7 +36,7 @@ def make_workload(table: Mapping[str, Any], where: str, folder: Path) -> object:
     return table
 
 
-KNOWN = Known(
+KNOWN = KnownNames(
     devices=("a100-80gb", "h100-80gb"),
     models=("qwen2.5-vl-7b", "qwen2.5-vl-32b"),
     workloads={"servegen-mm-image": Images, "text": Images, "video-clips": Images, "trace": Trace, "day-night": Nested},

@@ -41,14 +41,14 @@ class Bar:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
             disable=quiet,
         )
         total = self._seconds if self._single else len(study.points)
-        self._task = self._bar.add_task("Simulating", total=total, said="")
+        self._task = self._bar.add_task("Simulating", total=total, text="")
         self._began, self._events = monotonic_seconds(), 0
 
     def __enter__(self) -> Bar:
@@ -67,11 +67,11 @@ class Bar:
         elapsed = monotonic_seconds() - self._began
         rate = f", {events / elapsed:,.0f} events/s" if elapsed > 0.1 else ""
         self._events = events
-        said = f"{seconds:,.0f} s simulated{rate}"
+        text = f"{seconds:,.0f} s simulated{rate}"
         if self._single:
-            self._bar.update(self._task, completed=min(seconds, self._seconds), said=said)
+            self._bar.update(self._task, completed=min(seconds, self._seconds), text=text)
         else:
-            self._bar.update(self._task, description=point.label, said=said)
+            self._bar.update(self._task, description=point.label, text=text)
 
     def done(self, finding: Finding) -> None:
         """Count a finished point."""
@@ -103,11 +103,11 @@ def _one(finding: Finding) -> RenderableType:
     parts |= summary["by_class"] if len(summary["by_class"]) > 1 else {}
     for name, part in parts.items():
         first = (name, f"{part['requests']:,}", _part(part["within_slo"]))
-        for said in ("ttft", "itl", "tpot", "latency"):
-            measured = part[f"{said}_seconds"]
+        for measure in ("ttft", "itl", "tpot", "latency"):
+            measured = part[f"{measure}_seconds"]
             if measured is not None:
                 values = [_seconds(measured[key]) for key in ("p50", "p90", "p99", "largest")]
-                times.add_row(*first, said.upper() if said != "latency" else said, *values)
+                times.add_row(*first, measure.upper() if measure != "latency" else measure, *values)
                 first = ("", "", "")
     facts = Table(box=None, pad_edge=False, show_header=False)
     for name, value in _facts(summary):

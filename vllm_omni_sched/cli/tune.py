@@ -97,7 +97,7 @@ def tune(
 
     Ctrl-C ends the search and keeps the best so far. Exit status: 0 on success, 2 if an argument is invalid.
     """
-    from vllm_omni_sched.sim.tune.search import Tried, pruned, told
+    from vllm_omni_sched.sim.tune.search import Tried, changed_options, pruned
 
     for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
         if value is not None and not 0 < value < float("inf"):
@@ -110,19 +110,19 @@ def tune(
         found = _search(job, trials, range(seeds), seed, quiet)
         if not found.tried:
             _leave("interrupted before anything was tried")
-        first, *others = (Tried(told(one.options, job.default), one.runs) for one in found.tried[:_BEST])
+        first, *others = (Tried(changed_options(one.options, job.default), one.runs) for one in found.tried[:_BEST])
         best = pruned(first, job.trial, range(seeds), job.starts)
         compared = _compare(job, [best, *others], seeds, held_out, seed, quiet)
     except ConfigError as error:
         _leave(str(error))
-    said = tune_view.verdict(found, compared)
+    verdict = tune_view.verdict(found, compared)
     options = job.whole(best.options) if compared is None else compared.proposed[1].options
-    Console(highlight=False).print(tune_view.screen(job.what, said, options, found, compared))
+    Console(highlight=False).print(tune_view.screen(job.what, verdict, options, found, compared))
     try:
         if out is not None:
-            _write(out, tune_view.as_yaml(options, job.what, said))
+            _write(out, tune_view.as_yaml(options, job.what, verdict))
         if result is not None:
-            _write(result, json.dumps(_record(job, said, options, found, compared, seed), indent=1) + "\n")
+            _write(result, json.dumps(_record(job, verdict, options, found, compared, seed), indent=1) + "\n")
     except OSError as error:
         _leave(f"{error.filename or out or result}: {error.strerror or error}")
 
@@ -204,10 +204,10 @@ def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Sea
 
     with tune_view.Bar("Searching", trials, quiet) as bar:
 
-        def told(done: int, best: Tried) -> None:
+        def report(done: int, best: Tried) -> None:
             bar.at(done, f"best {best.attainment:.1%} within the SLO")
 
-        return search(job.space, job.trial, seeds, trials, seed, told, job.starts)
+        return search(job.space, job.trial, seeds, trials, seed, report, job.starts)
 
 
 def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int, quiet: bool) -> Comparison | None:
@@ -239,7 +239,7 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
 
 
 def _record(
-    job: _Job, said: str, options: Options, found: Search, compared: Comparison | None, seed: int
+    job: _Job, verdict: str, options: Options, found: Search, compared: Comparison | None, seed: int
 ) -> dict[str, Any]:
     from vllm_omni_sched.sim.output.provenance import provenance
 
@@ -247,7 +247,7 @@ def _record(
         "tune": job.what,
         "simulated": True,
         "provenance": provenance(["vllm-omni-sched", *sys.argv[1:]], seed, job.costs, job.what),
-        "said": said,
+        "said": verdict,
         "options": options,
         "interrupted": found.interrupted or compared is None,
         "trials": found.trials,
@@ -263,7 +263,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _leave(said: str) -> NoReturn:
+def _leave(message: str) -> NoReturn:
     """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched tune: {' '.join(said.split())}", err=True)
+    typer.echo(f"vllm-omni-sched tune: {' '.join(message.split())}", err=True)
     raise typer.Exit(_USAGE)

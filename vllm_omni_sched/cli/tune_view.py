@@ -21,9 +21,9 @@ class Bar:
 
     def __init__(self, what: str, total: int, quiet: bool) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[said]}"), console=Console(stderr=True),
+        self._progress = Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True),
                                   transient=True, disable=quiet)  # fmt: skip
-        self._task = self._progress.add_task(what, total=total, said="")
+        self._task = self._progress.add_task(what, total=total, text="")
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -32,20 +32,20 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def at(self, done: int, said: str) -> None:
-        self._progress.update(self._task, completed=done, said=said)
+    def at(self, done: int, text: str) -> None:
+        self._progress.update(self._task, completed=done, text=text)
 
 
 def verdict(found: Search, compared: Comparison | None) -> str:
     """Return the result in one to three sentences."""
-    said = f"Interrupted after {found.trials} trials. " if found.interrupted else ""
+    text = f"Interrupted after {found.trials} trials. " if found.interrupted else ""
     if compared is None:
-        return said + "Interrupted before the held-out seeds were through: the gain is not known."
+        return text + "Interrupted before the held-out seeds were through: the gain is not known."
     baselines, (name, proposed) = compared.baselines, compared.proposed
     if name == compared.now:
         others = [f"{_attained(one)} with {other}" for other, one in baselines.items() if other != name]
         return (
-            f"{said}No option is known to help: {_attained(proposed)} of the requests are within the SLO with {name}"
+            f"{text}No option is known to help: {_attained(proposed)} of the requests are within the SLO with {name}"
             + "".join(f", {one}" for one in others)
             + "."
         )
@@ -54,7 +54,7 @@ def verdict(found: Search, compared: Comparison | None) -> str:
         for other, gains in proposed.over.items()
     )
     return (
-        (f"{said}No option is known to help beyond {name}, which are better than {compared.now}. " if name else said)
+        (f"{text}No option is known to help beyond {name}, which are better than {compared.now}. " if name else text)
         + f"Expected: {_attained(proposed)} of the requests within the SLO, {over}, over {len(compared.seeds)} "
         f"held-out seeds, for all that were compared together. P99 TTFT: {_late(proposed)} s, instead of "
         + ", ".join(f"{_late(baselines[other])} s with {other}" for other in proposed.over)
@@ -62,7 +62,7 @@ def verdict(found: Search, compared: Comparison | None) -> str:
     )
 
 
-def screen(what: str, said: str, options: Options, found: Search, compared: Comparison | None) -> Group:
+def screen(what: str, text: str, options: Options, found: Search, compared: Comparison | None) -> Group:
     """Return the whole output as one page."""
     table = Table(title=what, title_justify="left", title_style="bold")
     against = [] if compared is None else [f"over {name}, points" for name in compared.baselines]
@@ -76,17 +76,17 @@ def screen(what: str, said: str, options: Options, found: Search, compared: Comp
         for shown, one in rows:
             gains = [_cell(one.over[name].attainment) if name in one.over else "" for name in compared.baselines]
             table.add_row(shown, _attained(one), *gains, _late(one))
-    parts: list[Any] = [table, "", said + " Simulated: confirm it on the real engine."]
+    parts: list[Any] = [table, "", text + " Simulated: confirm it on the real engine."]
     if options:
         parts += ["", as_yaml(options)]
     return Group(*parts)
 
 
-def as_yaml(options: Options, what: str = "", said: str = "") -> str:
+def as_yaml(options: Options, what: str = "", text: str = "") -> str:
     """Return the options as YAML, for a file that ``--additional-config '{"omni_sched": FILE}'`` names."""
     import yaml
 
-    head = "".join(f"# {line}\n" for line in (what, said) if line)
+    head = "".join(f"# {line}\n" for line in (what, text) if line)
     return head + yaml.safe_dump(options, sort_keys=False)
 
 

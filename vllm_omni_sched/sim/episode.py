@@ -22,7 +22,7 @@ from vllm_omni_sched.sim.work import Request
 
 
 @dataclass(frozen=True)
-class Seen:
+class EpisodeResult:
     """Client-side results of one episode. Times in seconds; requests that had not ended by its end are not ``within``.
 
     ``attainment``: fraction of the requests within the SLO; ``goodput``: these per second; ``throughput``: output
@@ -48,16 +48,16 @@ def run_episode(
     limits: EngineLimits,
     options: OmniSchedConfig,
     seconds: float,
-    promise: tuple[float, float],
+    targets: tuple[float, float],
     prefill: BatchControl | None = None,
     batch: BatchControl | None = None,
     drain_seconds: float = 60.0,
-) -> Seen:
+) -> EpisodeResult:
     """Serve the requests that arrive within ``seconds``, for ``drain_seconds`` more.
 
     Args:
         requests: in order of arrival.
-        promise: TTFT and inter-token latency of the SLO, in seconds.
+        targets: TTFT and inter-token latency of the SLO, in seconds.
         prefill: replaces the control that ``options`` name; ``batch``: likewise.
 
     Raises:
@@ -78,11 +78,11 @@ def run_episode(
     sim.run(seconds + drain_seconds)
     engine.catch_up()
     records = [_record(job, when) for job, when in ended]
-    within = sum(record.meets(*promise) for record in records)
+    within = sum(record.meets(*targets) for record in records)
     # requests without a first token count as never
     ttft = np.array([record.ttft for record in records] + [np.inf] * (arrived - len(records)) or [0.0])
     p50, p99 = np.quantile(ttft, [0.5, 0.99], method="higher")
-    return Seen(
+    return EpisodeResult(
         arrived,
         within / arrived if arrived else 0.0,
         within / seconds,

@@ -89,9 +89,9 @@ class Result:
 
     def _late(self, record: Record) -> float:
         """Return the larger ratio of a request's times to its class's targets; above 1 it is not within the SLO."""
-        promised: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
+        targets: ClassTargets | Slo = self.classes.get(record.sla, self.slo)
         gap = record.tpot if self.slo.itl_of == "mean" else record.largest_gap
-        return max(record.ttft / promised.ttft_seconds, gap / promised.itl_seconds)
+        return max(record.ttft / targets.ttft_seconds, gap / targets.itl_seconds)
 
     @property
     def attainment(self) -> float:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, RequestClasses
+from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.order import Undated, WaitingOrder
 from vllm_omni_sched.graph.path_order import PathOrder
-from vllm_omni_sched.graph.placement import AffinityBook
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
 from vllm_omni_sched.resource.credits import Credits
-from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason
-from vllm_omni_sched.resource.moving_shares import ShareReason
+from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason, ShareReason
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 

@@ -88,13 +88,13 @@ class Smooth:
             warnings.simplefilter("ignore")  # the back-test judges a fit that has not converged like any other
             model = ets.ETSModel(history, trend="add" if trend else None, damped_trend=trend)
             fitted = model.fit(disp=False, maxiter=100)
-        told: dict[str, float] = dict(zip(model.param_names, map(float, fitted.params), strict=True))
+        parameters: dict[str, float] = dict(zip(model.param_names, map(float, fitted.params), strict=True))
         smooth = cls(
-            told["initial_level"],
-            told.get("initial_trend", 0.0),
-            told["smoothing_level"],
-            told.get("smoothing_trend", 0.0),
-            told.get("damping_trend", 0.0),
+            parameters["initial_level"],
+            parameters.get("initial_trend", 0.0),
+            parameters["smoothing_level"],
+            parameters.get("smoothing_trend", 0.0),
+            parameters.get("damping_trend", 0.0),
         )
         for value in history:
             smooth.update(float(value))

@@ -17,7 +17,7 @@ from vllm_omni_sched.monitor.recovery.events import (
     Wait,
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
-from vllm_omni_sched.monitor.recovery.state import LIVE, SERVING, Entry, Ledger, Phase, Watched
+from vllm_omni_sched.monitor.recovery.state import LIVE, SERVING, Entry, Ledger, Phase, ReplicaState
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Placement:
 
     def __init__(
         self,
-        replicas: Mapping[Replica, Watched],
+        replicas: Mapping[Replica, ReplicaState],
         sources: Mapping[int, Sequence[int]],
         options: RecoveryOptions,
     ) -> None:
@@ -138,8 +138,8 @@ class Placement:
                 self._fail(entry, FailReason.WAITED, actions)
             elif not self.coming(stages[0]):
                 self._fail(entry, FailReason.NO_REPLICA, actions)
-            elif not entry.told:
-                entry.told = True
+            elif not entry.wait_reported:
+                entry.wait_reported = True
                 actions.append(Wait(entry.request_id, entry.until))
 
     def coming(self, stage: int) -> bool:
@@ -147,7 +147,7 @@ class Placement:
         gone = (Phase.DEAD, Phase.GIVEN_UP)
         return any(one.replica.stage == stage and one.phase not in gone for one in self._replicas.values())
 
-    def _place(self, entry: Entry, stage: int) -> Watched | None:
+    def _place(self, entry: Entry, stage: int) -> ReplicaState | None:
         free = [
             one
             for one in self._replicas.values()
@@ -161,10 +161,10 @@ class Placement:
     def _last_chance(self, entry: Entry) -> bool:
         return 0 < entry.deaths == self._options.poison_deaths - 1
 
-    def _condemned(self, watched: Watched) -> int:
+    def _condemned(self, watched: ReplicaState) -> int:
         return sum(self._last_chance(self.ledger.entries[request_id]) for request_id in watched.requests)
 
-    def _give(self, entry: Entry, watched: Watched) -> None:
+    def _give(self, entry: Entry, watched: ReplicaState) -> None:
         entry.replica = watched.replica
         entry.attempt += 1
         watched.requests[entry.request_id] = None

@@ -21,7 +21,7 @@ from vllm_omni_sched.monitor.recovery.events import (
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.placement import Placement
 from vllm_omni_sched.monitor.recovery.replicas import Replicas
-from vllm_omni_sched.monitor.recovery.state import LIVE, Phase, Watched
+from vllm_omni_sched.monitor.recovery.state import LIVE, Phase, ReplicaState
 
 
 class Recovery:
@@ -60,7 +60,7 @@ class Recovery:
         rng: Random,
     ) -> None:
         self.options = options
-        self._watched = {replica: Watched(replica, limit) for replica, limit in sorted(replicas.items())}
+        self._watched = {replica: ReplicaState(replica, limit) for replica, limit in sorted(replicas.items())}
         self._placement = Placement(self._watched, sources, options)
         self._replicas = Replicas(self._watched, self._placement, options, rng)
         self._ledger = self._placement.ledger

@@ -24,7 +24,7 @@ from vllm_omni_sched.monitor.recovery.events import (
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.placement import Placement
-from vllm_omni_sched.monitor.recovery.state import LIVE, SERVING, Phase, Watched
+from vllm_omni_sched.monitor.recovery.state import LIVE, SERVING, Phase, ReplicaState
 
 
 class Replicas:
@@ -37,7 +37,7 @@ class Replicas:
     """
 
     def __init__(
-        self, watched: dict[Replica, Watched], placement: Placement, options: RecoveryOptions, rng: Random
+        self, watched: dict[Replica, ReplicaState], placement: Placement, options: RecoveryOptions, rng: Random
     ) -> None:
         self.history: deque[Incident] = deque(maxlen=options.history)
         self._watched, self._placement, self._options, self._rng = watched, placement, options, rng
@@ -46,7 +46,7 @@ class Replicas:
         watched = self._watched.get(event.replica)
         if watched is None:
             if isinstance(event, Joined):
-                watched = self._watched[event.replica] = Watched(event.replica)
+                watched = self._watched[event.replica] = ReplicaState(event.replica)
                 self._record(watched, IncidentKind.MOVED_IN, now, actions, event.cause)
             return
         match event:
@@ -75,7 +75,7 @@ class Replicas:
             case _:
                 pass
 
-    def _died(self, watched: Watched, cause: str, now: float, actions: list[Action]) -> None:
+    def _died(self, watched: ReplicaState, cause: str, now: float, actions: list[Action]) -> None:
         victims = tuple(watched.requests)
         watched.requests.clear()
         # A replica that died before its first answer counts as another failed attempt.
@@ -84,12 +84,12 @@ class Replicas:
         self._placement.interrupted(victims, now, actions)
         self._restart(watched, now, actions)
 
-    def _restart_failed(self, watched: Watched, cause: str, now: float, actions: list[Action]) -> None:
+    def _restart_failed(self, watched: ReplicaState, cause: str, now: float, actions: list[Action]) -> None:
         watched.failures += 1
         self._record(watched, IncidentKind.RESTART_FAILED, now, actions, cause)
         self._restart(watched, now, actions)
 
-    def _restart(self, watched: Watched, now: float, actions: list[Action]) -> None:
+    def _restart(self, watched: ReplicaState, now: float, actions: list[Action]) -> None:
         phase = watched.begin_restart(now, self._options, self._rng)
         if phase is Phase.RESTARTING:
             self._record(watched, IncidentKind.RESTARTING, now, actions)
@@ -112,7 +112,7 @@ class Replicas:
 
     def _record(
         self,
-        watched: Watched,
+        watched: ReplicaState,
         kind: IncidentKind,
         now: float,
         actions: list[Action],

@@ -23,7 +23,7 @@ class Entry:
     held: set[int] = field(default_factory=set)  # finished stages whose output is held
     deaths: int = 0  # in a row
     until: float = math.inf  # while it waits
-    told: bool = False  # whether `Wait` was already returned
+    wait_reported: bool = False  # whether `Wait` was already returned
 
 
 class Ledger:
@@ -42,7 +42,7 @@ class Ledger:
         return self.entries[request_id]
 
     def wait(self, entry: Entry, until: float) -> None:
-        entry.replica, entry.until, entry.told = None, until, False
+        entry.replica, entry.until, entry.wait_reported = None, until, False
         self.waiting[entry.request_id] = entry
 
     def stop_waiting(self, entry: Entry) -> None:
@@ -83,7 +83,7 @@ SERVING = LIVE | {Phase.SUSPECT, Phase.DRAINING}
 
 
 @dataclass(slots=True)
-class Watched:
+class ReplicaState:
     """State of a replica in recovery. ``limit``: requests it may hold; ``wake``: when its phase ends by itself."""
 
     replica: Replica

@@ -31,7 +31,7 @@ class Setting:
     device: str = "a100-80gb"
     devices: int = 1
     encodes: bool = False
-    promise: tuple[float, float] = (2.0, 0.1)
+    targets: tuple[float, float] = (2.0, 0.1)
     seconds: float = 60.0
     costs: RooflineCosts = field(init=False, repr=False, compare=False)
 

@@ -7,7 +7,7 @@ import numpy as np
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.resource.learned import ARMS, FEATURES, Chooser, Context, LearnedPrefill, LinearPolicy
-from vllm_omni_sched.sim.episode import Seen, run_episode
+from vllm_omni_sched.sim.episode import EpisodeResult, run_episode
 from vllm_omni_sched.sim.learn.settings import Setting
 
 
@@ -64,13 +64,13 @@ Episode = Callable[[Setting, int, Chooser], object]
 """Function that lets a chooser act in one setting under one seed."""
 
 
-def act(setting: Setting, seed: int, chooser: Chooser, penalty: float) -> Seen:
+def act(setting: Setting, seed: int, chooser: Chooser, penalty: float) -> EpisodeResult:
     """Run one episode in which the chooser acts, and learns if it can."""
     limits = setting.limits
     control = LearnedPrefill(
         chooser,
         TARGET_SECONDS,
-        setting.promise[1],
+        setting.targets[1],
         INTERVAL_SECONDS,
         min(64, limits.max_num_batched_tokens),
         limits.max_num_batched_tokens,
@@ -79,7 +79,7 @@ def act(setting: Setting, seed: int, chooser: Chooser, penalty: float) -> Seen:
     return serve(setting, seed, OmniSchedConfig(encode_ahead=setting.encodes), control)
 
 
-def serve(setting: Setting, seed: int, options: OmniSchedConfig, prefill: BatchControl | None = None) -> Seen:
+def serve(setting: Setting, seed: int, options: OmniSchedConfig, prefill: BatchControl | None = None) -> EpisodeResult:
     """Run one episode under these options."""
     return run_episode(
         setting.requests(seed),
@@ -87,7 +87,7 @@ def serve(setting: Setting, seed: int, options: OmniSchedConfig, prefill: BatchC
         setting.limits,
         options,
         setting.seconds,
-        setting.promise,
+        setting.targets,
         prefill,
         drain_seconds=setting.seconds / 2,
     )

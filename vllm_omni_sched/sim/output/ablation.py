@@ -43,14 +43,14 @@ def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> 
     figure, parts = style.new_figure(12.0, 1.9 + 0.36 * len(rows), ncols=len(shown), sharey=True)
     style.layout(figure, right=0.98, left=0.05 + 0.0072 * max(len(row) for row in rows), above=1.25)
     figure.subplots_adjust(wspace=0.08)
-    for axes, (measured, said) in zip(parts, shown.items(), strict=True):
+    for axes, (measured, label) in zip(parts, shown.items(), strict=True):
         for variant, dashes in ((NONE, (0, (2, 3))), (ALL, "solid")):
             if values := _values(found[variant], measured):
                 axes.axvline(values[len(values) // 2], color=style.MUTED, linewidth=1.2, linestyle=dashes)
         for at, row in enumerate(rows):
             _dot(axes, at - 0.14, _values(found[ONLY + row], measured), _ALONE, filled=True)
             _dot(axes, at + 0.14, _values(found[ALL_BUT + row], measured), _LEFT_OUT, filled=False)
-        axes.set_title(said, fontsize=10, color=style.INK, loc="left")
+        axes.set_title(label, fontsize=10, color=style.INK, loc="left")
         axes.set_xlim(0, 1.06 * axes.dataLim.x1)  # half a dot of space
         axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     parts[0].set_yticks(range(len(rows)), rows)
@@ -81,6 +81,6 @@ def _key(figure: Any) -> None:
         ("┊", style.MUTED, "none"),
         ("│", style.MUTED, "all"),
     )
-    for at, (mark, colour, said) in enumerate(marks):
+    for at, (mark, colour, label) in enumerate(marks):
         figure.text(0.02 + 0.09 * at, height, mark, color=colour, fontsize=11, va="top")
-        figure.text(0.035 + 0.09 * at, height, said, color=style.INK, fontsize=9.5, va="top")
+        figure.text(0.035 + 0.09 * at, height, label, color=style.INK, fontsize=9.5, va="top")

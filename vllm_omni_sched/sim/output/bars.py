@@ -76,8 +76,8 @@ def _draw(axes: Any, bars: Sequence[Bar], colours: Sequence[str]) -> None:
         axes.barh(at, mean, color=colour, height=0.62)
         if half:
             axes.errorbar(mean, at, xerr=half, color=style.INK, linewidth=1.2, capsize=3)
-        said = f"{mean:.3g}" if mean < 1000 else f"{mean:,.0f}"
-        axes.text(mean + half + most * 0.02, at, said, va="center", fontsize=9)
+        label = f"{mean:.3g}" if mean < 1000 else f"{mean:,.0f}"
+        axes.text(mean + half + most * 0.02, at, label, va="center", fontsize=9)
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     axes.grid(visible=False, axis="y")

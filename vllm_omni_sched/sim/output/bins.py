@@ -32,7 +32,7 @@ def bins(study: Study, findings: Sequence[Finding], path: Path) -> Path:
             axes.plot(x, y, color=colour, linewidth=1.5)
             ends.append((name, x[-1], _last(y), colour))
         axes.set_ylim(0, 1.05 if key == "within_slo" else None)
-        axes.set_ylabel(_said(key))
+        axes.set_ylabel(_label(key))
         axes.margins(x=0.01)
         style.label_ends(axes, ends)
     parts[-1].axhline(study.base.slo.attainment, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
@@ -42,7 +42,7 @@ def bins(study: Study, findings: Sequence[Finding], path: Path) -> Path:
     return style.save(figure, path)
 
 
-def _said(key: str) -> str:
+def _label(key: str) -> str:
     return {"requests": "requests / s", "within_slo": "part within SLO"}.get(key, f"{key.split()[-1]} at work")
 
 

@@ -35,8 +35,8 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
     """
     well = [group[0] for group in groups(findings)]
     intervals = ", mean and 95 % interval of the seeds" if study.repeats > 1 else ""
-    said = _SEARCHED[study.search.kind] if study.search is not None else _SWEPT["goodput_per_second"]
-    head = said[0].upper() + said[1:], f"{study.base.name}{intervals}"
+    label = _SEARCHED[study.search.kind] if study.search is not None else _SWEPT["goodput_per_second"]
+    head = label[0].upper() + label[1:], f"{study.base.name}{intervals}"
     measured = "value" if study.search is not None else "goodput_per_second"
     if study.systems:
         return [bars.by_case(findings, study.systems, measured, head, folder / f"{stem}-cases.png")] if well else []
@@ -70,14 +70,14 @@ def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: 
         axes.plot(one.curves[key], PARTS, color=colour, linewidth=1.8)
         ends.append((_name(one), one.curves[key][-1], 1.0, colour))
     axes.set_xscale("log")
-    promised = study.base.slo.ttft_seconds if key == "ttft_seconds" else study.base.slo.itl_seconds
-    furthest = max(promised, *(one.curves[key][-1] for one in shown))
+    target = study.base.slo.ttft_seconds if key == "ttft_seconds" else study.base.slo.itl_seconds
+    furthest = max(target, *(one.curves[key][-1] for one in shown))
     nearest = min(one.curves[key][_LEFT] for one in shown)
     axes.set_xlim(max(nearest / 1.5, _LEAST), furthest * 1.3)
     axes.set_ylim(0, 1.0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("part of requests" if key == "ttft_seconds" else "part of gaps")
-    _promise(axes, promised)
+    _slo_line(axes, target)
     _plain(axes.xaxis)
     style.label_ends(axes, _apart(axes, ends))
     left = f" ({len(shown)} of {len(findings)} points)" if len(shown) < len(findings) else ""
@@ -101,7 +101,7 @@ def _apart(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> list[tup
     return [(name, x, 0.97 - 0.06 * at, colour) for at, (name, _, _, colour) in enumerate(ordered)]
 
 
-def _promise(axes: Any, seconds: float) -> None:
+def _slo_line(axes: Any, seconds: float) -> None:
     axes.axvline(seconds, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
         "SLO", (seconds, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
@@ -116,14 +116,14 @@ def _timeline(study: Study, finding: Finding, path: Path) -> Path:
     at = [one["seconds"] for one in finding.timeline]
     names = list(finding.timeline[0]["queued"])
     rows = {"queued": "requests", "utilisation": "busy, part", "replicas": "replicas"}
-    for axes, (key, said) in zip(parts, rows.items(), strict=True):
+    for axes, (key, label) in zip(parts, rows.items(), strict=True):
         ends = []
         for name, colour in zip(names, cycle(style.COLOURS), strict=False):
             values = [one[key][name] for one in finding.timeline]
             axes.plot(at, values, color=colour, linewidth=1.4, drawstyle="steps-post" if key == "replicas" else None)
             ends.append((name, at[-1], values[-1], colour))
         axes.set_ylim(0, 1.05 if key == "utilisation" else None)
-        axes.set_ylabel(said)
+        axes.set_ylabel(label)
         axes.margins(x=0.01)
         style.label_ends(axes, ends)
     parts[-1].set_xlabel("simulated seconds")
@@ -145,7 +145,7 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
     style.layout(figure, right=right, left=0.07 if many else 0.09, above=1.05)
     if many:
         figure.subplots_adjust(wspace=0.2 + 2.2 * (1 - right), hspace=0.32)
-    for axes, (name, said) in zip(parts.flat, wanted.items(), strict=True):
+    for axes, (name, label) in zip(parts.flat, wanted.items(), strict=True):
         ends = []
         for (line, points), colour in zip(lines.items(), cycle(style.COLOURS), strict=False):
             points = sorted(points, key=lambda group: group[0].values[key])
@@ -162,7 +162,7 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
             _plain(axes.yaxis)
         else:
             axes.set_ylim(0, 1.05 if name == "within_slo" else None)
-        axes.set_title(said, fontsize=10, color=style.INK, loc="left")
+        axes.set_title(label, fontsize=10, color=style.INK, loc="left")
         axes.set_xlabel(key)
         style.label_ends(axes, ends)
     style.headline(figure, f"What changes with {key}", study.base.name)

@@ -21,7 +21,7 @@ def report(
     """
     base, changes = study.base, study.changes
     sources = {stage: text for finding in findings for stage, text in finding.sources.items()}
-    told: set[str] = set()  # points whose choices are in a record of another seed
+    recorded: set[str] = set()  # points whose choices are in a record of another seed
     records = []
     for finding in findings:
         record = {
@@ -33,8 +33,8 @@ def report(
             **({"over_time": finding.over_time} if changes and finding.over_time else {}),
             **({"found": finding.found} if finding.found is not None else {}),
         }
-        if finding.tuned is not None and finding.label not in told:
-            told.add(finding.label)
+        if finding.tuned is not None and finding.label not in recorded:
+            recorded.add(finding.label)
             record["tuned"] = finding.tuned
         records.append(record)
     body = {

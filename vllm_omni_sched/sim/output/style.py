@@ -45,10 +45,10 @@ def headline(figure: Any, title: str, subtitle: str) -> None:
     """Draw a bold title and a muted subtitle, which says that the data is simulated."""
     height = figure.get_figheight()
     figure.text(0.02, 1 - 0.07 / height, title, fontsize=13, fontweight="bold", va="top", ha="left")
-    said = f"simulated · {subtitle}"
+    line = f"simulated · {subtitle}"
     most = int(13 * figure.get_figwidth())
-    said = said if len(said) <= most else said[: most - 1].rstrip() + "…"
-    figure.text(0.02, 1 - 0.35 / height, said, fontsize=9.5, color=MUTED, va="top", ha="left")
+    line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
+    figure.text(0.02, 1 - 0.35 / height, line, fontsize=9.5, color=MUTED, va="top", ha="left")
 
 
 def room_for(figure: Any, names: Sequence[str]) -> float:

@@ -10,8 +10,8 @@ from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.events import Action, Arrived, Event, Left
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.graph.stages import Stage, StageGraph
-from vllm_omni_sched.monitor.recovery.chosen import recovery_options
 from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.features import bytes_of, features_of, keys_of

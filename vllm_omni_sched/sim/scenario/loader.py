@@ -13,16 +13,16 @@ from pydantic import BaseModel, ValidationError
 from vllm_omni_sched.config import KEY, load_config, read_options
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.options import OmniSchedConfig
+from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import VideoStage
-from vllm_omni_sched.sim.scenario.telling import tell
 from vllm_omni_sched.stage_config import check_against, edge_connectors, read_stage_options
 from vllm_omni_sched.video.options import VideoOptions
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownNames:
     """Names for which there are costs and workloads.
 
     ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
@@ -39,7 +39,7 @@ class Known:
     video_engines: Mapping[str, int] = field(default_factory=dict)
 
 
-def installed() -> Known:
+def installed() -> KnownNames:
     """Return the names that this package has."""
     # not above: these modules need numpy
     from vllm_omni_sched.sim.costs.hardware import DEVICES
@@ -47,7 +47,7 @@ def installed() -> Known:
     from vllm_omni_sched.sim.workloads.registry import KINDS, build
 
     engines = {name: kind.nvdec_engines for name, kind in DEVICES.items()}
-    return Known(tuple(DEVICES), tuple(MODELS), KINDS, build, video_engines=engines)
+    return KnownNames(tuple(DEVICES), tuple(MODELS), KINDS, build, video_engines=engines)
 
 
 if sys.version_info >= (3, 11):
@@ -69,7 +69,7 @@ class Source:
     raw: Mapping[str, Any]
     where: str
     folder: Path
-    known: Known
+    known: KnownNames
 
     def scenario(self, overrides: Mapping[str, Any] | None = None, which: str = "") -> Scenario:
         """Return the scenario with the overrides applied; ``which`` names them in messages.
@@ -81,7 +81,7 @@ class Source:
         return build(apply(self.raw, overrides or {}, where), where, self.folder, self.known)
 
 
-def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Scenario:
+def load(path: Path, overrides: Mapping[str, Any] | None = None, known: KnownNames | None = None) -> Scenario:
     """Return the scenario in a TOML file; keys of a study are ignored.
 
     Args:
@@ -95,7 +95,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | 
     return read_source(path, known)[0].scenario(overrides)
 
 
-def read_source(path: Path, known: Known | None = None) -> tuple[Source, dict[str, Any]]:
+def read_source(path: Path, known: KnownNames | None = None) -> tuple[Source, dict[str, Any]]:
     """Return the keys of a file for its run, and those for a study.
 
     Raises:
@@ -124,7 +124,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path.name}: not valid TOML: {' '.join(str(error).split())}") from None
 
 
-def build(raw: Mapping[str, Any], where: str, folder: Path, known: Known) -> Scenario:
+def build(raw: Mapping[str, Any], where: str, folder: Path, known: KnownNames) -> Scenario:
     """Return the scenario in a mapping.
 
     Args:
@@ -146,7 +146,7 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: Known) -> Sce
     try:
         scenario = Scenario.model_validate(values)
     except ValidationError as error:
-        problems = [tell(one, Scenario, values) for one in error.errors()] + problems
+        problems = [explain_problem(one, Scenario, values) for one in error.errors()] + problems
     else:
         problems += _unknown(scenario, known, folder)
     if problems:
@@ -164,10 +164,10 @@ def _policy(options: Any) -> OmniSchedConfig:
         read_options(VideoOptions, config.video, "policy", group="policy.video")
         return config
     except ConfigError as error:
-        said = str(error)
+        message = str(error)
         for prefix in ("policy: ", f"additional_config[{KEY!r}]: "):
-            said = said.removeprefix(prefix)
-        raise ConfigError(said if "'policy." in said else f"[policy]: {said}") from None
+            message = message.removeprefix(prefix)
+        raise ConfigError(message if "'policy." in message else f"[policy]: {message}") from None
 
 
 def _orchestration(options: Any) -> Any:
@@ -187,7 +187,7 @@ def _resolve(values: dict[str, Any], folder: Path) -> None:
             holder[key] = str(folder / named)
 
 
-def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
+def _unknown(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[str]:
     """Yield names and files that do not exist."""
     yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
     yield from _of_video_engines(scenario, known)
@@ -211,7 +211,7 @@ def _unknown(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
     yield from _of_workload(scenario, known, folder)
 
 
-def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
+def _of_video_engines(scenario: Scenario, known: KnownNames) -> Iterator[str]:
     """Yield stages with more video engines than the GPUs have."""
     device = scenario.cluster.device
     each = known.video_engines.get(device)
@@ -229,7 +229,7 @@ def _of_video_engines(scenario: Scenario, known: Known) -> Iterator[str]:
             yield f"'{key}' is {stage.per_replica}, but {whose} has {gpus * each} video engines: lower it"
 
 
-def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str]:
+def _of_workload(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[str]:
     workload = scenario.workload
     if missing := list(_not_in(known.workloads, workload.kind, "workload.kind", "workload")):
         yield from missing
@@ -244,7 +244,7 @@ def _of_workload(scenario: Scenario, known: Known, folder: Path) -> Iterator[str
         options.model_validate(table)
         known.make_workload({"kind": workload.kind, **table}, "[workload]", folder)
     except ValidationError as error:
-        yield from (tell(one, options, table, "workload") for one in error.errors())
+        yield from (explain_problem(one, options, table, "workload") for one in error.errors())
     except ConfigError as error:
         yield str(error)
     kinds = set(_kinds({"kind": workload.kind, **workload.options}))

@@ -21,7 +21,7 @@ NONE, ALL, ONLY, ALL_BUT = "none", "all", "only ", "all but "
 """Names of an ablation's variants; the last two are followed by the mechanism."""
 
 
-class _Ways(Options):
+class _Choices(Options):
     """Values, and choices between values."""
 
     set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys.")
@@ -37,14 +37,14 @@ class _Ways(Options):
         return flatten(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
-    def _something_to_choose(self) -> "_Ways":
+    def _something_to_choose(self) -> "_Choices":
         for key, values in self.choices.items():
             if not values:
                 raise ValueError(f"'choices.{key}' has no values: give some, or remove it")
         return self
 
 
-class Variant(_Ways):
+class Variant(_Choices):
     """One variant of the scenario."""
 
     name: str = Field(min_length=1, description="Name in tables and plots.")
@@ -55,7 +55,7 @@ class Case(Options):
 
     name: str = Field(min_length=1, description="Name in tables and plots, before the variant's name.")
     set: dict[str, Any] = Field(default_factory=dict, description="Values by dotted keys, for all variants.")
-    variants: dict[str, _Ways] = Field(
+    variants: dict[str, _Choices] = Field(
         default_factory=dict, description="Further values and choices of a variant in this case, by its name."
     )
 
@@ -168,7 +168,7 @@ class StudyOptions(Options):
 
 
 def _in_case(variant: Variant, case: Case) -> Variant:
-    here = case.variants.get(variant.name, _Ways())
+    here = case.variants.get(variant.name, _Choices())
     return Variant.model_construct(
         name=f"{case.name}: {variant.name}" if variant.name else case.name,
         set={**flatten(case.set), **flatten(variant.set), **flatten(here.set)},

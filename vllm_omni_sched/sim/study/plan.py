@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.sim.scenario import Known, Scenario, Source, flatten, read_source
+from vllm_omni_sched.sim.scenario import KnownNames, Scenario, Source, flatten, read_source
+from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS
 from vllm_omni_sched.sim.scenario.overrides import apply, merged, within
-from vllm_omni_sched.sim.scenario.telling import tell
 from vllm_omni_sched.sim.study.options import Search, StudyOptions, Tune
 
 
@@ -104,7 +104,7 @@ class Study:
         return any(run.failures or run.autoscale is not None for run in runs)
 
 
-def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Known | None = None) -> Study:
+def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: KnownNames | None = None) -> Study:
     """Return the study of a TOML file; a file without study keys is one run.
 
     Args:
@@ -123,8 +123,8 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
     try:
         options = StudyOptions.model_validate(raw)
     except ValidationError as error:
-        said = "; ".join(tell(one, StudyOptions, raw) for one in error.errors())
-        raise ConfigError(f"{path.name}: {said}") from None
+        message = "; ".join(explain_problem(one, StudyOptions, raw) for one in error.errors())
+        raise ConfigError(f"{path.name}: {message}") from None
     common = {key: value for key, value in flat.items() if key not in of_study}
     base = source.scenario(common)
     points = tuple(_points(options, source, common))

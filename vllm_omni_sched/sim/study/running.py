@@ -38,15 +38,15 @@ def run_study(
         spans: records the trace of all runs; not with several jobs.
     """
     if jobs > 1 and len(study.points) > 1:
-        yield from _at_once(study, run, min(jobs, len(study.points)))
+        yield from _in_processes(study, run, min(jobs, len(study.points)))
         return
-    for points in _together(study.points):
+    for points in _grouped_for_tuning(study.points):
         found = _tuned(points[0], study, run) if points[0].choices else None
         for point in points:
-            yield _guarded(point, study.search, run, found, progress, spans)
+            yield _evaluated(point, study.search, run, found, progress, spans)
 
 
-def _together(points: Sequence[Point]) -> list[list[Point]]:
+def _grouped_for_tuning(points: Sequence[Point]) -> list[list[Point]]:
     """Return the points that are tuned together, each list in the order of its first."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
@@ -59,10 +59,10 @@ def _tuned(point: Point, study: Study, run: Run) -> Tuned | str:
     try:
         return tune(point, study.search, study.tune, lambda one, search: score(one, search, run))
     except FAILURES as error:
-        return _said(error)
+        return _message(error)
 
 
-def _at_once(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
+def _in_processes(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
     # not forked: a fork copies locks that threads of this process may hold
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=_die_on_interrupt) as pool:
@@ -71,9 +71,9 @@ def _at_once(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
 
         def submit(points: list[Point], found: Tuned | str | None) -> None:
             for point in points:
-                waiting[pool.submit(_guarded, point, study.search, run, found)] = point
+                waiting[pool.submit(_evaluated, point, study.search, run, found)] = point
 
-        for points in _together(study.points):
+        for points in _grouped_for_tuning(study.points):
             if points[0].choices:
                 tuning[pool.submit(_tuned, points[0], study, run)] = points
             else:
@@ -106,7 +106,7 @@ def _die_on_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _guarded(
+def _evaluated(
     point: Point,
     search: Search | None,
     run: Run,
@@ -114,7 +114,7 @@ def _guarded(
     progress: Callable[[Point, float, int], None] | None = None,
     spans: Spans | None = None,
 ) -> Finding:
-    def told(seconds: float, events: int) -> None:
+    def report(seconds: float, events: int) -> None:
         if progress is not None:
             progress(point, seconds, events)
 
@@ -122,16 +122,16 @@ def _guarded(
         return _failed(point, tuned)
     try:
         if tuned is None:
-            return evaluate(point, search, run, told, spans)
+            return evaluate(point, search, run, report, spans)
         start = tuned.value if search is not None and search.kind == "max_rate" else None
-        finding = evaluate(point.chosen(tuned.options, start=start), search, run, told, spans)
+        finding = evaluate(point.chosen(tuned.options, start=start), search, run, report, spans)
         finding.tuned = tuned.as_json()
         return finding
     except FAILURES as error:
-        return _failed(point, _said(error))
+        return _failed(point, _message(error))
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return str(error) if isinstance(error, OmniSchedError) else f"{type(error).__name__}: {error}"
 
 

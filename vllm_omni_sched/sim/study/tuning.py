@@ -95,8 +95,8 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
             value = scores[key]
             if value is not None and value > 0 and (best is None or value > best) and _rises(search):
                 best = value
-        told = scores[key]
-        study.tell(trial, _WORST if told is None else max(told, _WORST))
+        known_score = scores[key]
+        study.tell(trial, _WORST if known_score is None else max(known_score, _WORST))
     known = [(key, value) for key, value in scores.items() if value is not None]
     if not known:
         raise ConfigError(f"{point.source.where}, {point.label}: no combination of its choices can run")

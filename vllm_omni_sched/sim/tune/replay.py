@@ -28,14 +28,14 @@ def on_trace(
     replay: TraceOptions,
     costs: EngineCosts,
     limits: EngineLimits,
-    promise: tuple[float, float],
+    targets: tuple[float, float],
 ) -> Evaluate:
     """Return a function that simulates one engine under a trace, with exactly the given options.
 
     Requests of a trace of intervals are drawn anew under each seed; for a trace of requests see `resample`.
 
     Args:
-        promise: TTFT and inter-token latency of the SLO, in seconds.
+        targets: TTFT and inter-token latency of the SLO, in seconds.
     """
     workload = Replay(trace, replay)
     whole = list(requests(workload, 0)) if trace.requests else []
@@ -47,7 +47,7 @@ def on_trace(
         if whole:
             rng = np.random.default_rng(seed)
             arriving, length = resample(whole, seconds, rng, held_out=seed >= HELD_OUT), seconds / 2
-        seen = run_episode(arriving, costs, limits, config, length, promise, drain_seconds=60.0)
+        seen = run_episode(arriving, costs, limits, config, length, targets, drain_seconds=60.0)
         return Measured(seen.attainment, seen.ttft_p99)
 
     return evaluate

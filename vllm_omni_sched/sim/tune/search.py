@@ -101,7 +101,7 @@ def search(
     return Search(tuple(ordered), done, done < trials)
 
 
-def told(options: Options, default: Mapping[str, Any]) -> Options:
+def changed_options(options: Options, default: Mapping[str, Any]) -> Options:
     """Return the options that differ from the defaults.
 
     Args:

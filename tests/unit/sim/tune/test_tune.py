@@ -7,7 +7,7 @@ from vllm_omni_sched.config import OmniSchedConfig, read_options
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.tune.gain import Verdict, compare, paired_gain
 from vllm_omni_sched.sim.tune.replay import resample
-from vllm_omni_sched.sim.tune.search import Measured, Tried, pruned, search, told
+from vllm_omni_sched.sim.tune.search import Measured, Tried, changed_options, pruned, search
 from vllm_omni_sched.sim.tune.space import Parameter, space, suggest
 from vllm_omni_sched.sim.work import Item, Request
 
@@ -151,7 +151,7 @@ def test_an_interrupt_ends_the_pruning():
 
 
 def test_what_is_as_by_default_need_not_be_told():
-    assert told({"mode": "on", "useless": False}, {"mode": "off", "useless": False}) == {"mode": "on"}
+    assert changed_options({"mode": "on", "useless": False}, {"mode": "off", "useless": False}) == {"mode": "on"}
 
 
 # -- the gain

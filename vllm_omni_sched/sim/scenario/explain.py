@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from vllm_omni_sched.config import explain
 
 
-def tell(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
+def explain_problem(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
     """Return a sentence for one error of pydantic.
 
     Args:
