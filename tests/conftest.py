@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import settings
 
         settings.register_profile(LONG, deadline=None)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays for ever: modules of vLLM and torch, and the tests themselves."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers

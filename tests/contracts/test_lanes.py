@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.lanes import LONG, Work, collect, work
+from tests.support.lanes import HELD, LONG, RELEASED, Work, collect, wait_until_held, work
 from tests.support.stream_device import HostDevice
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
@@ -44,9 +44,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this mach
 def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
     if request.param is InlineLane and any(request.node.name.startswith(name) for name in IN_PLACE | {"test_a_key"}):
         pytest.skip("nothing ever waits or runs in it")
+    RELEASED.clear()
+    HELD[:2] = bytes(2)
     lane = request.param(work, capacity=8)
     yield lane
-    lane.close(2.0)
+    RELEASED.set()
+    lane.close(LONG)
     assert lane.held == len(lane.poll())
 
 
@@ -168,11 +171,11 @@ def test_a_share_is_above_0_and_at_most_1(lane: Lane, share: float) -> None:
 
 
 def test_closed_while_busy_everything_is_reported_once(lane: Lane) -> None:
-    lane.submit(Job("running", ("sleep", 1.0)))
-    lane.submit(Job("running in a second process", ("sleep", 1.0)))
+    lane.submit(Job("running", ("hold", None)))
+    lane.submit(Job("running in a second process", ("hold", None)))
     lane.submit(Job("waiting", ("double", 1)))
-    lane.close(2.0)
-    lane.close(2.0)
+    lane.close(0.05)
+    lane.close(0.05)
     reports = lane.poll()
     assert sorted(done.key for done in reports) == ["running", "running in a second process", "waiting"]
     assert all(isinstance(done.error, LaneClosedError) for done in reports)
@@ -182,11 +185,10 @@ def test_closed_while_busy_everything_is_reported_once(lane: Lane) -> None:
 
 
 def test_closing_does_not_wait_for_a_job_that_never_ends(lane: Lane) -> None:
-    lane.submit(Job("endless", ("sleep", 3.0)))
-    sleep_seconds(0.02)
-    started = monotonic_seconds()
-    lane.close(0.2)
-    assert monotonic_seconds() - started < 2.5
+    lane.submit(Job("endless", ("hold", None)))
+    wait_until_held()
+    lane.close(0.05)
+    assert not HELD[1]
     assert [type(done.error) for done in lane.poll()] == [LaneClosedError]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,10 @@ from vllm_omni_sched.lanes import Done, Lane
 
 Work = Callable[[Any, Callable[[], None]], Any]
 LONG = 20.0  # seconds nobody should ever wait
+RELEASED = threading.Event()
+"""Ends the work ``hold`` of this process; that of a process forked from it ends with the process alone."""
+HELD = mmap.mmap(-1, mmap.PAGESIZE)
+"""Shared with forked processes: whether the work ``hold`` has begun, and whether it has ended."""
 
 
 def work(payload: Any, pause: Callable[[], None]) -> Any:
@@ -23,6 +29,11 @@ def work(payload: Any, pause: Callable[[], None]) -> Any:
         raise ArithmeticError(argument)
     if verb == "sleep":
         sleep_seconds(argument)
+        return argument
+    if verb == "hold":
+        HELD[0] = True
+        RELEASED.wait(LONG)
+        HELD[1] = True
         return argument
     if verb == "slices":  # 50 slices of a millisecond of work each
         for _ in range(50):
@@ -36,6 +47,14 @@ def work(payload: Any, pause: Callable[[], None]) -> Any:
     if verb == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError(verb)
+
+
+def wait_until_held() -> None:
+    """Return once the work ``hold`` has begun."""
+    until = monotonic_seconds() + LONG
+    while not HELD[0]:
+        assert monotonic_seconds() < until, "the job does not begin"
+        sleep_seconds(0.001)
 
 
 def collect(lane: Lane, count: int) -> list[Done]:
