@@ -13,8 +13,7 @@ from benchmarks.sim_fidelity.pace import costs_at
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.sim.costs.calibration import Calibration
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
-from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
@@ -65,9 +64,9 @@ def simulate(usual: MeasuredCosts, measured: dict[str, Any], itl: Histogram) -> 
         paced=True,
         lane_beside=True,
     )
-    policies = EnginePolicies(OmniSchedConfig(**(ours or {})), limits)
+    core = make_core(OmniSchedConfig(**(ours or {})), limits)
     done: list[Job] = []
-    server = EngineServer(sim, costs, limits, policies, done.append, AfterWarmUp(sim, itl))
+    server = EngineServer(sim, costs, limits, core, done.append, AfterWarmUp(sim, itl))
     before = [Job(request, 0) for request in warm_up()]
     jobs = [Job(request, 0) for request in trace(requests, len(before))]
     for job in before + jobs:

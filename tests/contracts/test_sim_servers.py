@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.support.sim_engine import PlainCosts
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
-from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
@@ -51,7 +50,7 @@ def dice():
 def engine(sim, done, **options):
     limits = EngineLimits(2500, max_num_seqs=3, max_num_batched_tokens=256)
     costs = PlainCosts(base=0.01, decode=0.002, prefill=1e-4, embed=1e-3, front=0.01, answer=0.003, left=0.5)
-    return EngineServer(sim, costs, limits, EnginePolicies(OmniSchedConfig(**options), limits), done, Histogram())
+    return EngineServer(sim, costs, limits, make_core(OmniSchedConfig(**options), limits), done, Histogram())
 
 
 SERVERS = {

@@ -5,8 +5,7 @@ from typing import Any
 
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
-from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
@@ -72,12 +71,12 @@ class Run:
         self.itl = Histogram()
         self.steps: list[tuple[float, float, dict[str, float]]] = []
         self.limits = EngineLimits(**{"kv_tokens": 10**9, **(limits or {})})
-        self.policies = EnginePolicies(OmniSchedConfig(**options), self.limits)
+        self.core = make_core(OmniSchedConfig(**options), self.limits, history=1000)
         self.engine = EngineServer(
             self.sim,
             costs or PlainCosts(),
             self.limits,
-            self.policies,
+            self.core,
             self._end,
             self.itl,
             self._step if watched else None,
@@ -90,6 +89,7 @@ class Run:
         self._ends[job.request.number] = self.sim.now
 
     def _step(self, name: str, start: float, seconds: float, **facts: float) -> None:
+        self.core.validate()
         self.steps.append((start, seconds, facts))
 
     def serve(self, requests: Iterable[Request], until: float = float("inf")) -> "Run":

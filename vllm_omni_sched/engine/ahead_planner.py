@@ -9,12 +9,12 @@ from vllm.v1.request import Request
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.core.engine.ledger import LEAST_PIECE, AheadLedger, EncodeState
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport, LaneFacts
 from vllm_omni_sched.engine.host_planner import HostPlanner
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.items.ahead import LEAST_PIECE, AheadLedger, EncodeState
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import StepMeter
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare

@@ -11,11 +11,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.core.engine.ledger import LEAST_PIECE
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.items.ahead import LEAST_PIECE
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import StepMeter
 from vllm_omni_sched.resource.encode_rounds import (

@@ -1,4 +1,4 @@
-"""Whether the items that a request needs next are encoded in the step or beside it."""
+"""Decide whether the items that a request needs next are encoded in the step or beside it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,16 +15,18 @@ class Where(str, Enum):
 
 
 class WhereReason(str, Enum):
-    """Why there; each is a label of ``encode_placements_total``."""
+    """Reason for the place; each is a label of ``encode_placements_total``."""
 
-    NO_LANE = "no_lane"  # not counted: without a lane nothing is asked
-    NO_DECODE = "no_decode"  # in the step: nobody is held up
-    TOO_LONG = "too_long"  # in the lane: nobody is held up now, but somebody could arrive
-    AGED = "aged"  # not counted: what is in the lane goes on, and nothing waits to be placed
+    NO_DECODE = "no_decode"  # in the step: no other request is held up
+    TOO_LONG = "too_long"  # in the lane: no request is held up now, but one could arrive
     WOULD_NOT_BE_NOTICED = "would_not_be_noticed"  # in the step: ends within the ITL target
-    DEADLINE = "deadline"  # not counted: no deadline is worth a stall of those who decode
     WOULD_STALL_DECODE = "would_stall_decode"  # in the lane
-    LANE_FULL = "lane_full"  # not counted: the lane takes all that it is given, one after another
+
+    @property
+    def where(self) -> Where:
+        """Return the place that this is a reason for."""
+        in_step = self in (WhereReason.NO_DECODE, WhereReason.WOULD_NOT_BE_NOTICED)
+        return Where.IN_STEP if in_step else Where.LANE
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Placement:
 
 
 class EncodeShare:
-    """Which items are encoded where. The first rule that fits decides:
+    """Decides which items are encoded where. The first rule that fits decides:
 
-    1. Nobody decodes: in the step, at full width, what ends within ``max_alone_seconds``. What takes longer goes to
-       the lane, which is as quick while nobody decodes: who arrives in the middle of a step waits for its end.
+    1. No request decodes: in the step, at full width, what ends within ``max_alone_seconds``. What takes longer goes to
+       the lane, which is as quick while no request decodes: one that arrives in the middle of a step waits for its end.
     2. Their time fits into what the ITL target leaves of this step, which is nothing before an ITL was measured: in
        the step.
     3. Otherwise: in the lane.
@@ -54,11 +56,17 @@ class EncodeShare:
         self.max_alone_seconds = max_alone_seconds
 
     def place(self, decoding: DecodeLoad | None, seconds: float) -> Placement:
-        """Place items that together take so many seconds at full width. ``decoding``: None if nobody decodes."""
+        """Place items that together take so many seconds at full width.
+
+        ``decoding``: None if no other request could be held up.
+        """
         if decoding is None:
-            if seconds <= self.max_alone_seconds:
-                return Placement(Where.IN_STEP, WhereReason.NO_DECODE)
-            return Placement(Where.LANE, WhereReason.TOO_LONG)
-        if decoding.itl_seconds is not None and seconds <= decoding.itl_target_seconds - decoding.itl_seconds:
-            return Placement(Where.IN_STEP, WhereReason.WOULD_NOT_BE_NOTICED)
-        return Placement(Where.LANE, WhereReason.WOULD_STALL_DECODE)
+            reason = WhereReason.NO_DECODE if seconds <= self.max_alone_seconds else WhereReason.TOO_LONG
+        elif decoding.itl_seconds is not None and seconds <= decoding.itl_target_seconds - decoding.itl_seconds:
+            reason = WhereReason.WOULD_NOT_BE_NOTICED
+        else:
+            reason = WhereReason.WOULD_STALL_DECODE
+        return _PLACEMENTS[reason]
+
+
+_PLACEMENTS = {reason: Placement(reason.where, reason) for reason in WhereReason}

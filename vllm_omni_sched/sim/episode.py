@@ -12,8 +12,7 @@ import numpy as np
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
@@ -65,12 +64,12 @@ def run_episode(
     """
     sim, itl = Simulator(), Histogram()
     ended: list[tuple[Job, float]] = []
-    policies = EnginePolicies(options, limits)
+    core = make_core(options, limits)
     if prefill is not None:
-        policies.prefill = prefill
+        core.limits.prefill = prefill
     if batch is not None:
-        policies.batch = batch
-    engine = EngineServer(sim, costs, limits, policies, lambda job: ended.append((job, sim.now)), itl)
+        core.limits.batch = batch
+    engine = EngineServer(sim, costs, limits, core, lambda job: ended.append((job, sim.now)), itl)
     arrived = 0
     for request in takewhile(lambda one: one.arrival < seconds, requests):
         sim.at(request.arrival, engine.submit, Job(request, 0))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.resource.share import WhereReason
 from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Record
@@ -196,13 +197,9 @@ class _Run:
             counters["preempted"] += engine.preempted
             counters["encoder_cache_hits"] += engine.encoding.hits
             counters["encoded_in_step"] += engine.encoding.encoded
-            if engine.ahead is not None:
-                counters.update(
-                    {
-                        f"encode_{where.value}_{reason.value}": n
-                        for (where, reason), n in engine.ahead.placements.items()
-                    }
-                )
+            for reason in WhereReason:
+                name = f"encode_{reason.where.value}_{reason.value}"
+                counters[name] += engine.core.metrics.placements[reason.value]
         counters.update(self._changes() - self._changes_at_start)
         return Result(
             scenario.name,

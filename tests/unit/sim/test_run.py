@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from vllm_omni_sched.core.engine.ledger import AheadLedger
 from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.items.ahead import AheadLedger
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.share import EncodeShare
@@ -121,10 +121,10 @@ def test_the_policies_of_a_simulation_are_the_real_ones(tmp_path: Path) -> None:
     assert type(engine.waiting) is BySla
     assert type(engine.waiting.queue) is WaitingQueue
     assert type(engine.waiting.queue.order) is WaitingOrder
-    assert engine.ahead is not None
-    assert type(engine.ahead.policy) is EncodeShare
-    assert type(engine.ahead.ledger) is AheadLedger
-    assert type(engine._policies.prefill) is AdaptivePrefill
+    assert engine.core.ahead is not None
+    assert type(engine.core.ahead.place) is EncodeShare
+    assert type(engine.core.ahead.ledger) is AheadLedger
+    assert type(engine.core.limits.prefill) is AdaptivePrefill
     assert cluster.pipeline.repair is not None
     assert type(cluster.pipeline.repair.recovery) is Recovery
 

@@ -9,8 +9,7 @@ from vllm_omni_sched.sim.costs.choice import decoder_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
-from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
+from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
@@ -95,7 +94,7 @@ def largest_item(stage: EngineStage, kv_tokens: int) -> int:
 
 
 class Engines:
-    """Replicas of an engine, each with its own policies.
+    """Replicas of an engine, each with its own core.
 
     ``made``: all replicas made for ``stage``, including dead ones. ``spoke``: called with each job that has its first
     token.
@@ -120,17 +119,15 @@ class Engines:
         self.spoke: Done | None = None
 
     def __call__(self, index: int, done: Done) -> Server:
-        policies = EnginePolicies(self._config, self._limits)
+        core = make_core(self._config, self._limits)
         watcher = self._watch(index) if self._watch is not None else None
         engine: EngineServer
         if self._host is not None and isinstance(self._costs, MeasuredCosts):
             engine = HostedEngine(
-                self._sim, self._costs, self._limits, policies, done, self._itl, self._host, watcher, self._speaks
+                self._sim, self._costs, self._limits, core, done, self._itl, self._host, watcher, self._speaks
             )
         else:
-            engine = EngineServer(
-                self._sim, self._costs, self._limits, policies, done, self._itl, watcher, self._speaks
-            )
+            engine = EngineServer(self._sim, self._costs, self._limits, core, done, self._itl, watcher, self._speaks)
         self.made.append(engine)
         return engine
 

@@ -27,7 +27,7 @@ class Targets:
             del self.counts[seconds]
 
 
-class Decodes(Gaps):
+class DecodingSequences(Gaps):
     """Sequences that decode. A step costs the same for any number of them: their ends are known when they begin.
 
     ``number``: how many. ``context``: tokens in the KV cache of all of them; grows by their number in each
@@ -50,7 +50,7 @@ class Decodes(Gaps):
     def add(self, sequence: Sequence) -> None:
         """Add a sequence that has its first token and is to make more."""
         sequence.first_step = self.mark()
-        self.sequences[sequence.name] = sequence
+        self.sequences[sequence.request_id] = sequence
         self.number += 1
         self.context += sequence.computed
         self.targets.add(sequence.sla.itl_seconds)
@@ -83,7 +83,10 @@ class Decodes(Gaps):
         ends, done = self.ends, []
         while ends and ends[0][0] <= self.steps:
             step, _, _, sequence = heappop(ends)
-            if self.sequences.get(sequence.name) is sequence and sequence.first_step + self._left(sequence) == step:
+            if (
+                self.sequences.get(sequence.request_id) is sequence
+                and sequence.first_step + self._left(sequence) == step
+            ):
                 self.remove(sequence)
                 done.append(sequence)
         if ends:
@@ -96,7 +99,7 @@ class Decodes(Gaps):
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, and update its tokens and its largest gap."""
-        del self.sequences[sequence.name]
+        del self.sequences[sequence.request_id]
         self.number -= 1
         self.targets.remove(sequence.sla.itl_seconds)
         made = self.steps - sequence.first_step

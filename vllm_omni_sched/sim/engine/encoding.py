@@ -1,12 +1,10 @@
-"""Decide which items are encoded in a step, and keep the encoder cache."""
+"""Model the encoder of an engine: its cache, and the items that a step encodes."""
 
-from vllm_omni_sched.items.ahead import AheadLedger, EncodeState
-from vllm_omni_sched.resource.encoder_budget import EncoderBudgetPlan
+from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.requests import PromptItem
 from vllm_omni_sched.resource.worth import WorthIndex
 from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.sequence import Sequence
-from vllm_omni_sched.sim.work import Item
 
 
 class Encoding:
@@ -17,75 +15,73 @@ class Encoding:
     3. Items that a running request needs stay; the others are evicted in the order of `WorthIndex` when room is needed.
     4. Items that the lane has ready are moved into the cache, and not encoded.
 
-    ``step``: by modality, items and embeddings that this step encodes.
+    ``step``: by modality, items and embeddings that this step encodes. ``left``: embeddings that it may still encode.
+    ``has``: whether a content is in the cache.
     """
 
-    def __init__(self, limits: EngineLimits, policies: EnginePolicies) -> None:
-        self._limits, self._policies = limits, policies
-        self._ledger: AheadLedger | None = policies.ledger
-        self._index = WorthIndex(policies.config.encoder_cache_order, half_life_seconds=30.0)
+    def __init__(self, limits: EngineLimits, core: EngineCore) -> None:
+        self._limits, self._core = limits, core
+        self._ahead, self._parts = core.ahead, core.limits
+        self._index = WorthIndex(core.config.encoder_cache_order, half_life_seconds=30.0)
         self._embeds: dict[str, int] = {}
+        self.has = self._embeds.__contains__
         self._used = 0
-        self._left = 0
-        self._parts: dict[str, int] = {}
+        self._holders: dict[str, int] = {}  # content -> sequences that hold its encoding
+        self._held = 0  # embeddings that are held
+        self.left = 0
         self.step: dict[str, list[int]] = {}
         self.hits = 0
         self.encoded = 0
 
-    def begin(self, plan: EncoderBudgetPlan | None = None) -> None:
-        """Begin to plan a step; ``plan``: its budget, if a policy makes it."""
+    @property
+    def free_embeds(self) -> int:
+        """Return the room after all possible evictions."""
+        return self._limits.encoder_cache_embeds - self._held
+
+    def begin(self, embeds: int | None = None) -> None:
+        """Begin to plan a step that may encode so many embeddings; None for the engine's own limit."""
         self.step = {}
-        self._left = self._limits.encoder_budget_embeds if plan is None else plan.embeds
-        self._parts = {} if plan is None or len(plan.shares) < 2 else {s.modality: s.embeds for s in plan.shares}
+        self.left = self._limits.encoder_budget_embeds if embeds is None else embeds
 
-    def has(self, item: Item) -> bool:
-        """Return whether the item is in the cache, or ready in the lane."""
-        content = str(item.content)
-        return content in self._embeds or self.is_ready(content)
-
-    def is_ready(self, content: str) -> bool:
-        """Return whether the lane has encoded it."""
-        return self._ledger is not None and self._ledger.state(content) is EncodeState.READY
-
-    def take(self, sequence: Sequence, item: Item, now: float) -> bool:
+    def take(self, sequence: Sequence, item: PromptItem, now: float) -> bool:
         """Return whether this step can compute the tokens of an item; if so, the sequence holds its encoding."""
-        if not self._limits.encodes or item.content in sequence.held:
+        content = item.content
+        if not self._limits.encodes or content in sequence.held:
             return True
-        content = str(item.content)
         if content in self._embeds:
             self._index.use(content, now)
             self.hits += 1
-        elif not self._make(content, item, now):
+        elif not self._make(item, now):
             return False
-        sequence.held.append(item.content)
+        sequence.held.append(content)
+        holders = self._holders.get(content, 0)
+        self._holders[content] = holders + 1
+        if not holders:
+            self._held += self._embeds[content]
         return True
 
-    def _make(self, content: str, item: Item, now: float) -> bool:
-        ready = self.is_ready(content)
-        if not ready and not self._in_budget(item):
+    def _make(self, item: PromptItem, now: float) -> bool:
+        content, modality, embeds = item.content, item.modality, item.embeds
+        ready = self._ahead is not None and self._ahead.is_ready(content)
+        if not ready and embeds > self._core.encoder_part(modality, self.left):
             return False
-        if not self._room(item.embeds):
+        if not self._room(embeds):
             return False
-        seconds = self._policies.costs.encode_seconds(item.modality, item.embeds)
-        self._index.add(content, max(item.embeds, 1), seconds, now)
-        self._embeds[content] = item.embeds
-        self._used += item.embeds
+        seconds = self._core.costs.encode_seconds(modality, embeds)
+        self._index.add(content, max(embeds, 1), seconds, now)
+        self._embeds[content] = embeds
+        self._used += embeds
         if ready:
-            assert self._ledger is not None
-            self._ledger.load(content)
+            assert self._ahead is not None
+            self._ahead.load(content, now)
             return True
         self.encoded += 1
-        self._left -= item.embeds
-        if item.modality in self._parts:
-            self._parts[item.modality] -= item.embeds
-        counts = self.step.setdefault(item.modality, [0, 0])
+        self.left -= embeds
+        self._parts.encodes(modality, embeds)
+        counts = self.step.setdefault(modality, [0, 0])
         counts[0] += 1
-        counts[1] += item.embeds
+        counts[1] += embeds
         return True
-
-    def _in_budget(self, item: Item) -> bool:
-        left = min(self._left, self._parts.get(item.modality, self._left))
-        return item.embeds <= left
 
     def _room(self, embeds: int) -> bool:
         while self._used + embeds > self._limits.encoder_cache_embeds:
@@ -104,10 +100,16 @@ class Encoding:
         }
         for content in [one for one in sequence.held if one in gone]:
             sequence.held.remove(content)
-            self._index.release(str(content))
+            self._index.release(content)
+            holders = self._holders.pop(content) - 1
+            if holders:
+                self._holders[content] = holders
+            else:
+                self._held -= self._embeds[content]
 
     def clear(self) -> None:
         """Empty the cache of an engine that died."""
-        self._index = WorthIndex(self._policies.config.encoder_cache_order, half_life_seconds=30.0)
+        self._index = WorthIndex(self._core.config.encoder_cache_order, half_life_seconds=30.0)
         self._embeds.clear()
-        self._used = 0
+        self._holders.clear()
+        self._used = self._held = 0

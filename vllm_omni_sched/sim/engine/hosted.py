@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
@@ -31,14 +31,14 @@ class HostedEngine(EngineServer):
         sim: Simulator,
         costs: MeasuredCosts,
         limits: EngineLimits,
-        policies: EnginePolicies,
+        core: EngineCore,
         done: Done,
         itl: Histogram,
         host: Host,
         watcher: Watcher | None = None,
         spoke: Done | None = None,
     ) -> None:
-        super().__init__(sim, costs, limits, policies, done, Histogram(), watcher)
+        super().__init__(sim, costs, limits, core, done, Histogram(), watcher)
         self._front_costs = costs
         self._host, self._clients, self._speaks = host, itl, spoke
         self._run = self._on_cores

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from vllm_omni_sched.sim.kernel import Simulator
 
-Encoded = Callable[[str, int, float], None]
+Encoded = Callable[[str, int, float, str, int], None]
 
 
 class _Place:
@@ -42,7 +42,7 @@ class SimLane:
     Args:
         places: number of items at a time.
         seconds: returns the seconds of an item from (modality, embeddings).
-        encoded: called with the content, the ticket and the seconds of each encoded item.
+        encoded: called with the content, the ticket, the seconds, the modality and the embeddings of each encoded item.
     """
 
     __slots__ = (
@@ -89,6 +89,11 @@ class SimLane:
         place.queue.append((content, ticket, modality, embeds))
         self._begin(place)
 
+    def forget(self, content: str) -> None:
+        """Drop an item that waits to be encoded; one that is being encoded goes on."""
+        for place in self._places:
+            place.queue = deque(one for one in place.queue if one[0] != content)
+
     def slow_last(self, part: float) -> None:
         """Set the speed of the last place to this fraction, in (0, 1]."""
         place = self._places[-1]
@@ -126,9 +131,9 @@ class SimLane:
         self.busy_seconds += seconds
         self._count(-1)
         place.content = None
-        ticket = place.ticket
+        ticket, item = place.ticket, place.item
         self._begin(place)
-        self._encoded(content, ticket, seconds)
+        self._encoded(content, ticket, seconds, *item)
 
     def kill(self) -> None:
         """Forget all items."""

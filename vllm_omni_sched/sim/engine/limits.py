@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.requests import EngineFacts
 from vllm_omni_sched.errors import ConfigError
 
 
@@ -44,3 +47,19 @@ class EngineLimits:
     def item_embeds(self) -> int:
         """Return the embeddings of the largest item that the engine accepts."""
         return min(self.encoder_budget_embeds, self.encoder_cache_embeds)
+
+
+def make_core(config: OmniSchedConfig, limits: EngineLimits, history: int = 0) -> EngineCore:
+    """Return the core of an engine with these options and sizes; ``history``: transitions that it keeps."""
+    facts = EngineFacts(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        limits.encoder_budget_embeds,
+        limits.encoder_cache_embeds,
+        limits.encodes,
+        limits.paced,
+    )
+    core = EngineCore(config, facts, history=history)
+    if core.ahead is not None:
+        core.ahead.lane_is(limits.lane_items, own_processors=limits.lane_beside)
+    return core

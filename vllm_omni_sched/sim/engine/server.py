@@ -34,8 +34,11 @@ class EngineServer(Steps):
         if not self._is_here(epoch, job):
             return
         self._stop_leap()
-        sequence = Sequence(job, self._policies.sla(job.request.sla), self._sim.now)
-        self._jobs[job.request.number] = (job, sequence)
+        request = job.request
+        sequence = Sequence(job, self.core.classes[request.sla], self._sim.now)
+        if self._measures:
+            self.core.enter(sequence.request_id, sequence.sla, self._sim.now, request.arrival)
+        self._jobs[request.number] = (job, sequence)
         self.waiting.push(sequence, self._sim.now)
         self._plain = False
         self._wake()
@@ -46,12 +49,12 @@ class EngineServer(Steps):
         sequence = self._leave(job) if self._is_here(self._epoch, job) else None
         if sequence is None:
             return
-        if sequence.name in self.decodes.sequences:
+        if sequence.request_id in self.decodes.sequences:
             self.decodes.remove(sequence)
         elif sequence in self.prompts.running:
             self.prompts.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        elif not self.waiting.remove(sequence) and self.ahead is not None:
+            self.ahead.held.pop(sequence.request_id, None)
         self._forget(sequence, counts=False)
 
     def kill(self) -> list[Job]:
@@ -63,14 +66,11 @@ class EngineServer(Steps):
         self._encode_seconds -= encode
         self._step_ends = self._sim.now
         lost = self._die()
+        self.core.reset(self._sim.now)
         if self.ahead is not None:
             self.ahead.kill()
-            for sequence in self.prompts.running:
-                self.ahead.ledger.release(sequence.name)
         for sequence in self.waiting.first(len(self.waiting.sequences), self._sim.now):
             self.waiting.remove(sequence)
-            if self.ahead is not None:
-                self.ahead.ledger.release(sequence.name)
         for sequence in list(self.decodes.sequences.values()):
             self.decodes.remove(sequence)
         self.prompts.forget()
@@ -104,10 +104,8 @@ class EngineServer(Steps):
 
     def _forget(self, sequence: Sequence, *, counts: bool = True) -> None:
         self.encoding.release(sequence)
-        if self.prompts.rounds is not None:
-            self.prompts.rounds.ended(sequence, counts=counts)
-        if self.ahead is not None:
-            self.ahead.release(sequence)
+        if self._measures:
+            self.core.leave(sequence.request_id, sequence.made if counts else 0, self._sim.now)
 
     def _come_back(self, sequences: list[Sequence]) -> None:
         self._stop_leap()

@@ -3,18 +3,19 @@
 from abc import abstractmethod
 from typing import Protocol
 
+from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.costs.measured import UnsteadyCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
-from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.decoding import DecodingSequences
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.front import FrontEnd
 from vllm_omni_sched.sim.engine.leap import Leap
 from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.prompts import Prompts
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.view import StepView
+from vllm_omni_sched.sim.engine.waiting import make_queue
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done
@@ -55,7 +56,6 @@ class Steps(FrontEnd):
         "_may_be_plain",
         "_measures",
         "_plain",
-        "_policies",
         "_prompt_pairs",
         "_prompt_tokens",
         "_read",
@@ -70,6 +70,7 @@ class Steps(FrontEnd):
         "_view",
         "_watcher",
         "ahead",
+        "core",
         "decodes",
         "encoding",
         "preempted",
@@ -82,24 +83,25 @@ class Steps(FrontEnd):
         sim: Simulator,
         costs: EngineCosts,
         limits: EngineLimits,
-        policies: EnginePolicies,
+        core: EngineCore,
         done: Done,
         itl: Histogram,
         watcher: Watcher | None = None,
         spoke: Done | None = None,
     ) -> None:
         super().__init__(sim, costs, limits, done, spoke)
-        self._policies = policies
+        self.core = core
         self._itl, self._watcher = itl, watcher
-        self.waiting = policies.waiting()
-        self.decodes = Decodes()
-        self.encoding = Encoding(limits, policies)
-        self.prompts = Prompts(limits, policies, self.waiting, self.decodes, self.encoding)
-        self._view = StepView(costs, policies, self.decodes, self.prompts, self.encoding)
+        self.waiting = make_queue(core)
+        self.decodes = DecodingSequences()
+        self.encoding = Encoding(limits, core)
+        self.prompts = Prompts(limits, core, self.waiting, self.decodes, self.encoding)
+        self._view = StepView(sim, costs, core, self.waiting, self.decodes, self.prompts, self.encoding)
         self.ahead: Ahead | None = None
-        if policies.share is not None:
-            self.ahead = Ahead(sim, costs, limits, policies, self.encoding, self._view.loads, self._come_back)
+        if core.ahead is not None:
+            self.ahead = Ahead(sim, costs, limits, core, self._come_back)
             self.prompts.ahead = self._view.ahead = self.ahead
+            self.ahead.view = self._view
         # a lane with processors of its own, and a place on the LLM's
         self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
         self.preempted = 0
@@ -114,7 +116,7 @@ class Steps(FrontEnd):
         # of all steps that began: decoded tokens, KV entries that they read, and computed prompt tokens and pairs
         self._made = self._read = self._prompt_tokens = 0
         self._prompt_pairs = 0.0
-        self._measures = policies.measures
+        self._measures = core.decides
         self._may_be_plain = watcher is None and not self._lane_shares
         self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # these draw a factor for each step
         self._leap: Leap | None = None
@@ -183,7 +185,7 @@ class Steps(FrontEnd):
             decoding = self._make_room()
         encode = 0.0
         if prompts.running or (self.waiting.sequences and prompts.room()):
-            prompts.plan(sim.now)
+            prompts.plan(self._view, sim.now)
             for modality, (items, embeds) in self.encoding.step.items():
                 encode += self._costs.encode_seconds(modality, embeds, items)
             if self.ahead is not None:
@@ -231,7 +233,7 @@ class Steps(FrontEnd):
 
     def _may_enter(self) -> bool:
         """Return whether a request waits that the next step might admit, as far as is known before planning."""
-        return bool(self.waiting.sequences) and (self._policies.batch is not None or self.prompts.room())
+        return bool(self.waiting.sequences) and (self.core.limits.batch is not None or self.prompts.room())
 
     def _make_room(self) -> int:
         """Preempt requests by rule 4, and return how many decode then."""
@@ -333,7 +335,7 @@ class Steps(FrontEnd):
         self._sim.events += len(gaps)
         self._itl.add_all(gaps, number)
         if self._measures:
-            self._view.measure_decodes(ends, number)
+            self.core.decode_steps_ended(ends, number)
         self.decodes.pass_steps(gaps)
         self._last_end, self._llm_seconds, self._read = last, llm_seconds, read
         self._made += len(gaps) * number

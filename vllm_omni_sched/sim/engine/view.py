@@ -1,42 +1,106 @@
-"""Give the policies of an engine a view of its steps, and apply the effect of the lane."""
+"""Show the state of a simulated engine to its core, and apply the effect of the lane to its steps."""
 
-from vllm_omni_sched.resource.lane_share import DecodeLoad
+from collections.abc import Sequence as Many
+
+from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.requests import Decodes
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
-from vllm_omni_sched.sim.engine.decoding import Decodes
+from vllm_omni_sched.sim.engine.decoding import DecodingSequences
 from vllm_omni_sched.sim.engine.encoding import Encoding
-from vllm_omni_sched.sim.engine.policies import EnginePolicies
 from vllm_omni_sched.sim.engine.prompts import Prompts
+from vllm_omni_sched.sim.engine.sequence import Sequence
+from vllm_omni_sched.sim.engine.waiting import Waiting
+from vllm_omni_sched.sim.kernel import Simulator
 
 
 class StepView:
-    """Reads the engine for the policies, and tells them the times of steps.
+    """The `EngineView` of a simulated engine; reports the times of its steps to the core.
 
-    ``ahead``: the scheduler's half of encode-ahead, if there is one.
+    ``ahead``: its lane, if there is one.
     """
 
-    __slots__ = ("_beside", "_costs", "_decodes", "_encoding", "_owed", "_policies", "_prompts", "ahead")
+    __slots__ = (
+        "_beside",
+        "_core",
+        "_costs",
+        "_decodes",
+        "_encoding",
+        "_owed",
+        "_prompts",
+        "_sim",
+        "_waiting",
+        "ahead",
+        "has_encoding",
+    )
 
     def __init__(
-        self, costs: EngineCosts, policies: EnginePolicies, decodes: Decodes, prompts: Prompts, encoding: Encoding
+        self,
+        sim: Simulator,
+        costs: EngineCosts,
+        core: EngineCore,
+        waiting: Waiting,
+        decodes: DecodingSequences,
+        prompts: Prompts,
+        encoding: Encoding,
     ) -> None:
-        self._costs, self._policies = costs, policies
+        self._sim, self._costs, self._core, self._waiting = sim, costs, core, waiting
         self._decodes, self._prompts, self._encoding = decodes, prompts, encoding
+        self.has_encoding = encoding.has
         self.ahead: Ahead | None = None
         # of the step beside the lane: the lane's work when it began, how long it was to work meanwhile, and by how
         # much a second of that lengthens the step
         self._beside: tuple[float, float, float] | None = None
         self._owed = 0.0
 
-    def loads(self, target: float | None = None) -> DecodeLoad | None:
-        """Those who run, as one class under the tightest of their targets: they all wait for the same steps."""
-        decodes, prompts, policies = self._decodes, self._prompts, self._policies
-        if not decodes.number and not prompts.running:
-            return None
-        itl = policies.steps.itl.seconds
-        in_step = self.ahead.in_step_seconds if self.ahead is not None else 0.0
-        target = min(target or policies.itl_target_seconds, *decodes.targets.counts, *prompts.targets.counts)
-        return DecodeLoad(target, None if itl is None else itl + in_step)
+    # -- for the core --------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Return the number of admitted requests."""
+        return self._decodes.number + len(self._prompts.running)
+
+    @property
+    def num_requests(self) -> int:
+        """Return the number of requests in the engine."""
+        held = len(self.ahead.held) if self.ahead is not None else 0
+        return self.num_running + len(self._waiting.sequences) + held
+
+    @property
+    def decode_tokens(self) -> int:
+        """Return the tokens that decoding requests need in a step."""
+        return self._decodes.number
+
+    @property
+    def free_embeds(self) -> int:
+        """Return the room in the encoder cache after all possible evictions."""
+        return self._encoding.free_embeds
+
+    def least_itl(self) -> float | None:
+        """Return the least inter-token-latency target of running requests; None if none runs."""
+        decodes, prompts = self._decodes.targets.counts, self._prompts.targets.counts
+        return min((*decodes, *prompts), default=None)
+
+    def decodes(self) -> Decodes:
+        """Return the decoding requests."""
+        decodes, unharmed, broken = self._decodes, 0, 0
+        for sequence in decodes.sequences.values():
+            gap = max(sequence.largest_gap, decodes.largest_since(sequence.first_step))
+            if gap > sequence.sla.itl_seconds:
+                broken += 1
+            else:
+                unharmed += 1
+        return Decodes(unharmed, broken, min(decodes.targets.counts, default=float("inf")))
+
+    def prompts(self) -> Many[Sequence]:
+        """Return the running requests whose prompt is being computed."""
+        return self._prompts.running
+
+    def waiting(self, count: int) -> Many[Sequence]:
+        """Return the first waiting requests, at most ``count``."""
+        return self._waiting.first(count, self._sim.now)
+
+    # -- the lane ------------------------------------------------------------
 
     def beside_lane(self, ahead: Ahead, alone: float, now: float) -> tuple[float, float]:
         """Return the seconds of a step beside the lane, and the pause before it.
@@ -46,20 +110,10 @@ class StepView:
 
         ``alone``: the step's seconds without the lane.
         """
-        decodes, prompts, policies = self._decodes, self._prompts, self._policies
+        decodes, prompts = self._decodes, self._prompts
         left = self._costs.in_lane(ahead.share)
         slow = self._costs.step_seconds(decodes.number, decodes.context, prompts.tokens, prompts.pairs, left)
-        rest = 0.0
-        if policies.pace is not None:
-            load = self.loads()
-            rest, _ = policies.pace.rest(
-                ahead.share,
-                policies.steps.predict(prompts.tokens),
-                policies.steps.itl.seconds,
-                policies.itl_target_seconds if load is None else load.itl_target_seconds,
-                encoding=True,
-                decoding=load is not None,
-            )
+        rest = self._core.ahead.rest_seconds(self, prompts.tokens) if self._core.ahead is not None else 0.0
         together = ahead.lane.until - now - rest
         if slow > alone:
             planned = min(rest + max(together, 0.0), rest + slow)
@@ -84,33 +138,24 @@ class StepView:
         owed, self._owed = self._owed, 0.0
         return owed
 
+    # -- step times ----------------------------------------------------------
+
     def measure(self, now: float, decoding: int, rest_seconds: float) -> None:
-        """Record the end of a step in which so many requests decoded."""
-        policies, prompts, encoded = self._policies, self._prompts, self._encoding.step
-        running, tokens = self._decodes.number + len(prompts.running), prompts.tokens
-        seconds = policies.steps.step(now, running, tokens, rest_seconds=rest_seconds, encoded=bool(encoded))
-        for modality, (items, embeds) in encoded.items():
-            policies.costs.encoded(modality, embeds, self._costs.encode_seconds(modality, embeds, items))
-        if seconds is not None:
-            if tokens:
-                policies.costs.prefilled(tokens, policies.steps.seconds_per_token * tokens)
-            if policies.batch is not None:
-                policies.batch.observe(seconds, now, decoding + len(prompts.chunks))
-            if policies.prefill is not None:
-                policies.prefill.observe(seconds, now, tokens)
+        """Report the end of a step in which so many requests decoded."""
+        prompts, costs = self._prompts, self._costs
+        encodes = {
+            modality: (embeds, costs.encode_seconds(modality, embeds, items))
+            for modality, (items, embeds) in self._encoding.step.items()
+        }
         if self.ahead is not None:
             self._owed += self._short_seconds()
             self._beside = None
-            self.ahead.stepped(now)
-
-    def measure_decodes(self, ends: list[float], running: int) -> None:
-        """Record the ends of steps in which so many requests decoded and nothing else happened."""
-        policies = self._policies
-        step, batch, prefill = policies.steps.step, policies.batch, policies.prefill
-        for end in ends:
-            seconds = step(end, running, 0)
-            if seconds is not None:
-                if batch is not None:
-                    batch.observe(seconds, end, running)
-                if prefill is not None:
-                    prefill.observe(seconds, end, 0)
+        self._core.step_ended(
+            self,
+            now,
+            num_running=self._decodes.number + len(prompts.running),
+            num_requests=decoding + len(prompts.chunks),
+            prompt_tokens=prompts.tokens,
+            rest_seconds=rest_seconds,
+            encodes=encodes,
+        )

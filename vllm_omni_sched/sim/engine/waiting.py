@@ -4,10 +4,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Protocol
 
+from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
-from vllm_omni_sched.graph.order import WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.monitor.step_times import CostModel
 from vllm_omni_sched.sim.engine.sequence import Sequence
 
 
@@ -41,9 +40,9 @@ class ByArrival:
         self.sequences: OrderedDict[str, Sequence] = OrderedDict()
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
-        self.sequences[sequence.name] = sequence
+        self.sequences[sequence.request_id] = sequence
         if again:
-            self.sequences.move_to_end(sequence.name, last=False)
+            self.sequences.move_to_end(sequence.request_id, last=False)
 
     def peek(self, now: float) -> Sequence | None:
         return next(iter(self.sequences.values()), None)
@@ -52,7 +51,7 @@ class ByArrival:
         return self.sequences.popitem(last=False)[1]
 
     def remove(self, sequence: Sequence) -> bool:
-        return self.sequences.pop(sequence.name, None) is not None
+        return self.sequences.pop(sequence.request_id, None) is not None
 
     def first(self, count: int, now: float) -> list[Sequence]:
         return [sequence for sequence, _ in zip(self.sequences.values(), range(count), strict=False)]
@@ -64,29 +63,19 @@ class BySla:
     A sequence that comes again keeps its arrival, and so its place.
     """
 
-    def __init__(self, order: WaitingOrder, costs: CostModel) -> None:
-        self.queue = WaitingQueue(order)
-        self._costs = costs
+    def __init__(self, core: EngineCore) -> None:
+        assert core.order is not None
+        self.queue = WaitingQueue(core.order)
+        self._core = core
         self.sequences: dict[str, Sequence] = {}
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
-        self.sequences[sequence.name] = sequence
-        self.queue.push(self._request(sequence), now)
-
-    def _request(self, sequence: Sequence) -> WaitingRequest:
-        cost = self._costs.prefill_seconds(sequence.prompt - sequence.computed)
-        if not sequence.computed:
-            cost += sum(self._costs.encode_seconds(item.modality, item.embeds) for item in sequence.items)
-        request = sequence.job.request
-        return WaitingRequest(
-            sequence.name,
-            request.arrival,
-            sequence.sla,
-            cost,
-            request.modality,
-            frozenset(str(item.content) for item in sequence.items[:AFFINITY_ITEMS]),
-            holds_memory=sequence.computed > 0,
+        self.sequences[sequence.request_id] = sequence
+        items = sequence.items
+        request = self._core.waiting_request(
+            sequence.request_id, sequence.computed, sequence.left, items[:AFFINITY_ITEMS], len(items), now
         )
+        self.queue.push(request, now)
 
     def peek(self, now: float) -> Sequence | None:
         placed = self.queue.peek(now)
@@ -98,11 +87,16 @@ class BySla:
         return self.sequences.pop(placed.request.request_id)
 
     def remove(self, sequence: Sequence) -> bool:
-        if self.sequences.pop(sequence.name, None) is None:
+        if self.sequences.pop(sequence.request_id, None) is None:
             return False
-        self.queue.remove(sequence.name)
+        self.queue.remove(sequence.request_id)
         return True
 
     def first(self, count: int, now: float) -> list[Sequence]:
         ordered = self.queue.ordered(now)
         return [self.sequences[one.request_id] for one, _ in zip(ordered, range(count), strict=False)]
+
+
+def make_queue(core: EngineCore) -> ByArrival | BySla:
+    """Return an empty queue in the order that the core's options ask for."""
+    return ByArrival() if core.order is None else BySla(core)

@@ -16,7 +16,7 @@ class Run:
         self.done: list[tuple[str, float, float]] = []
         self.lane = SimLane(self.sim, lambda _, embeds: float(embeds), self._encoded, places)
 
-    def _encoded(self, content: str, ticket: int, seconds: float) -> None:
+    def _encoded(self, content: str, ticket: int, seconds: float, modality: str, embeds: int) -> None:
         self.done.append((content, self.sim.now, seconds))
 
     def submit(self, **items: int) -> Run:

@@ -1,7 +1,6 @@
 """Encoding in rounds in the simulated engine, where an encode takes longer than the promised gap."""
 
 from tests.support.sim_engine import PlainCosts, Run
-from vllm_omni_sched.resource.encode_rounds import RoundReason
 from vllm_omni_sched.sim.work import Item, Request
 
 COSTS = PlainCosts(base=0.01, prefill=1e-5, embed=0.004)  # 100 embeddings take 0.4 s
@@ -26,10 +25,9 @@ def test_nobody_who_decodes_is_held_up() -> None:
 
 def test_several_are_encoded_in_one_round() -> None:
     run = Run(COSTS, **ON).serve(requests(12))
-    rounds = run.engine.prompts.rounds
-    assert rounds is not None
-    assert rounds.reasons[RoundReason.NOBODY_DECODES] > 6
-    assert rounds.reasons[RoundReason.HELD] > rounds.reasons[RoundReason.NOBODY_DECODES]
+    reasons = run.core.metrics.encode_rounds
+    assert reasons["nobody_decodes"] > 6
+    assert reasons["held"] > reasons["nobody_decodes"]
 
 
 def test_text_goes_before_a_held_picture() -> None:
@@ -50,5 +48,5 @@ def test_a_held_one_is_encoded_after_max_wait_seconds() -> None:
 
 def test_who_left_is_forgotten() -> None:
     run = Run(COSTS, **ON).serve(requests(8))
-    assert run.engine._policies.rounds is not None
-    assert run.engine._policies.rounds.num_held == 0
+    assert run.core.rounds is not None
+    assert run.core.rounds.policy.num_held == len(run.core.book) == 0

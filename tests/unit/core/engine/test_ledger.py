@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from vllm_omni_sched.items.ahead import AheadLedger, EncodeState, Orders
+from vllm_omni_sched.core.engine.ledger import AheadLedger, EncodeState, Orders
 
 
 def test_equal_items_are_encoded_once():

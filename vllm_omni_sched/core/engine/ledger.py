@@ -1,6 +1,7 @@
-"""The ledger of encodes that run ahead of their prefill: each content is encoded once for all its requests."""
+"""Track encodes that run ahead of their prefill: each content is encoded once for all its requests."""
 
-from collections.abc import Collection
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -66,7 +67,7 @@ class AheadLedger:
         self._num_encoding = 0
         self._encodes: dict[str, _Encode] = {}
         self._wants: dict[str, set[str]] = {}  # request id -> mm_hashes
-        self._queue: dict[str, None] = {}
+        self._queue: OrderedDict[str, None] = OrderedDict()
         self._wanted: dict[str, None] = {}  # contents of the queue that were asked for since the last orders
         self._forget: list[str] = []
         self._load: list[str] = []
@@ -79,6 +80,10 @@ class AheadLedger:
     def num_pending(self) -> int:
         """The number of contents that are not ready."""
         return len(self._queue) + self._num_encoding
+
+    def contents(self) -> Collection[str]:
+        """Return all contents in this ledger."""
+        return self._encodes.keys()
 
     @property
     def has_orders(self) -> bool:
@@ -102,12 +107,14 @@ class AheadLedger:
         self._wants.setdefault(request_id, set()).add(mm_hash)
         return encode.state
 
-    def ready(self, mm_hash: str, ticket: int) -> None:
-        """Record that a worker has encoded this content."""
+    def ready(self, mm_hash: str, ticket: int) -> set[str]:
+        """Record that a worker has encoded this content; return the requests that need it."""
         encode = self._encodes.get(mm_hash)
-        if encode is not None and encode.ticket == ticket:
-            encode.state = EncodeState.READY
-            self._num_encoding -= 1
+        if encode is None or encode.ticket != ticket:
+            return set()
+        encode.state = EncodeState.READY
+        self._num_encoding -= 1
+        return encode.wanted_by
 
     def failed(self, mm_hash: str, ticket: int) -> Collection[str]:
         """Drop a content that cannot be encoded; return the requests that needed it."""
@@ -168,9 +175,13 @@ class AheadLedger:
         self._wanted = {}
         return orders
 
-    def _next(self) -> list[str]:
-        first = [mm_hash for mm_hash in self._wanted if mm_hash in self._queue]
-        return first + [mm_hash for mm_hash in self._queue if mm_hash not in self._wanted]
+    def _next(self) -> Iterator[str]:
+        """Yield the contents to submit, in the order of rule 2; each must leave the queue before the next is taken."""
+        for mm_hash in self._wanted:
+            if mm_hash in self._queue:
+                yield mm_hash
+        while self._queue:
+            yield next(iter(self._queue))
 
     def validate(self) -> None:
         """Check the invariants of this ledger; for tests and debugging.
