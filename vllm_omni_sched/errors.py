@@ -21,13 +21,13 @@
     │   └── DecoderError         no decoder is left, or the service was closed before
     └── ConnectorError           a message between stages did not get through
         ├── PayloadError         something in it cannot be sent
-        ├── NoRoomError          the path has no room for it now
+        ├── NoRoomError          the transport has no room for it now
         │   ├── ReceiverBehindError   there is room, and the receiver is too far behind
-        │   └── MessageTooLargeError  the path will never have room for it
+        │   └── MessageTooLargeError  the transport will never have room for it
         ├── CorruptMessageError  what arrived is not what was sent
         ├── RendezvousError      the place where two processes meet cannot be used, or is not ours
         ├── DeviceLostError      its tensors lie on a device that cannot be reached from here, or any more
-        ├── PathClosedError      the path was closed before
+        ├── TransportClosedError the transport was closed before
         └── CompressionError     a compressed buffer cannot be read
             ├── CorruptDataError   it is nothing that its codec can have written
             └── CodecMissingError  its codec is unknown here, or the library of the codec is not installed
@@ -130,8 +130,8 @@ class DeviceLostError(ConnectorError):
     """The tensors of a message lie on a device that cannot be reached from here, or did until their sender died."""
 
 
-class PathClosedError(ConnectorError):
-    """The path was closed before."""
+class TransportClosedError(ConnectorError):
+    """The transport was closed before."""
 
 
 class CompressionError(ConnectorError):

@@ -18,9 +18,9 @@ from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerial
 
 from benchmarks.harness.child import emit
 from benchmarks.mooncake import LOCAL_BUFFER, OURS, SEGMENT
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 
 EDGE = Edge("0", "1")
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 class Ours:
     def __init__(self, master: str) -> None:
-        self._path = MooncakePath(
+        self._path = MooncakeTransport(
             MooncakeOptions(master=master, proto="tcp", segment=SEGMENT, localbuf=LOCAL_BUFFER, poll_seconds=1e-3)
         )
         self.close = self._path.close

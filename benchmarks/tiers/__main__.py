@@ -23,11 +23,11 @@ from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.tiers import BLOCKING, FAILING, PREFETCH, TIERS, VARIANTS
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
-from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.base import Path as Transport
+from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers import TieredPath, TiersOptions
+from vllm_omni_sched.connectors.tiers import TieredTransport, TiersOptions
+from vllm_omni_sched.connectors.transport import Transport as Transport
 from vllm_omni_sched.errors import NoRoomError
 
 EDGE = Edge("0", "1")
@@ -77,7 +77,7 @@ def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, flo
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
         tempfile.TemporaryDirectory(dir=options.disk) as disk,
-        closing(auto_path(options_of(variant, shm, disk, held))) as path,
+        closing(auto_transport(options_of(variant, shm, disk, held))) as path,
         ThreadPoolExecutor(1) as receiver,
     ):
         for _ in range(WARM_UP):
@@ -126,7 +126,7 @@ def receive(
     """
     waits, wanted_at = list[float](), time.perf_counter() + options.starts_after_ms / 1e3
     for i in range(count):
-        if prefetch and isinstance(path, TieredPath):
+        if prefetch and isinstance(path, TieredTransport):
             for ahead in range(i + 1, min(i + 1 + options.ahead, count)):
                 path.expect(EDGE, f"{ahead}", (ahead - i) * options.pace_ms / 1e3)
         if not put.acquire(timeout=PATIENCE_SECONDS):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.path_kinds import PATHS, Kind, Open
-from vllm_omni_sched.connectors.base import Path
+from tests.support.transport_kinds import PATHS, Kind, Open
+from vllm_omni_sched.connectors.transport import Transport
 
 
 @pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
@@ -19,10 +19,10 @@ def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
 
 
 @pytest.fixture
-def sender(open_end: Open) -> Path:
+def sender(open_end: Open) -> Transport:
     return open_end()
 
 
 @pytest.fixture
-def receiver(open_end: Open) -> Path:
+def receiver(open_end: Open) -> Transport:
     return open_end()

@@ -13,14 +13,15 @@ import torch
 
 from tests.support.altered import Medium
 from tests.support.arena import place, small
-from tests.support.path_kinds import CHECKING, POOL, Kind, Open
 from tests.support.tiers import files as disk_options
 from tests.support.tiers import small_tiers
+from tests.support.transport_kinds import CHECKING, POOL, Kind, Open
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Edge, Path, Status
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.arena import ArenaTransport
+from vllm_omni_sched.connectors.disk import DiskTransport
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message
+from vllm_omni_sched.connectors.transport import Status, Transport
 from vllm_omni_sched.errors import CorruptMessageError
 
 AB = Edge("a", "b")
@@ -35,7 +36,7 @@ def checking_end(request: pytest.FixtureRequest) -> Iterator[Open]:
         yield open_end
 
 
-def got(path: Path, key: str) -> Arrival:
+def got(path: Transport, key: str) -> Arrival:
     until = monotonic_seconds() + 5
     while (arrival := path.get(AB, key)) is None:
         assert monotonic_seconds() < until, f"{key!r} is not there"
@@ -70,7 +71,7 @@ def test_one_altered_byte_of_any_buffer_is_an_error_once(
     assert all(np.array_equal(np.asarray(found[name]), np.asarray(payload[name])) for name in payload)
 
 
-def _keeps_tensors_away(path: Path) -> bool:
+def _keeps_tensors_away(path: Transport) -> bool:
     return path.name == "cuda_ipc"
 
 
@@ -83,7 +84,7 @@ def test_a_message_without_buffers_has_nothing_to_alter(checking_end: Open) -> N
 def test_off_means_that_nobody_looks() -> None:
     """As it is within a host unless somebody asks for it."""
     with place() as root:
-        sender, receiver = (ArenaPath(small(root, image=POOL)) for _ in range(2))
+        sender, receiver = (ArenaTransport(small(root, image=POOL)) for _ in range(2))
         with Medium() as medium:
             medium.alters = 0, 7
             sender.put(make_message(AB, "k", {"x": VALUES.reshape(1, -1)}))
@@ -92,16 +93,16 @@ def test_off_means_that_nobody_looks() -> None:
         receiver.close()
 
 
-def _in_memory(root: str) -> tuple[Callable[[], Path], Callable[[], FilePath]]:
+def _in_memory(root: str) -> tuple[Callable[[], Transport], Callable[[], FilePath]]:
     pool = {**POOL, "initial_bytes": 65536}
     return (
-        lambda: ArenaPath(small(root, image=pool, modality="image", checksum=True)),
+        lambda: ArenaTransport(small(root, image=pool, modality="image", checksum=True)),
         lambda: next(FilePath(root).glob("*/a/*.pool")),
     )
 
 
-def _in_files(root: str) -> tuple[Callable[[], Path], Callable[[], FilePath]]:
-    return lambda: DiskPath(disk_options(root)), lambda: next(FilePath(root).glob("*/files/*.msg"))
+def _in_files(root: str) -> tuple[Callable[[], Transport], Callable[[], FilePath]]:
+    return lambda: DiskTransport(disk_options(root)), lambda: next(FilePath(root).glob("*/files/*.msg"))
 
 
 @pytest.mark.parametrize("where", [_in_memory, _in_files])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.contracts.test_paths import AB, BC, get, put
-from vllm_omni_sched.connectors.base import Path
+from tests.contracts.test_transports import AB, BC, get, put
 from vllm_omni_sched.connectors.framing import Arrival, message_of
+from vllm_omni_sched.connectors.transport import Transport
 
 
-def test_holds_says_what_waits(sender: Path, receiver: Path) -> None:
+def test_holds_says_what_waits(sender: Transport, receiver: Transport) -> None:
     assert not sender.holds(AB, "k")
     for payload in ({"x": torch.ones(1, 5000)}, 1):
         put(sender, "k", payload)
@@ -25,7 +25,7 @@ def test_holds_says_what_waits(sender: Path, receiver: Path) -> None:
     assert not sender.holds(AB, "k")
 
 
-def test_a_lease_keeps_a_message_from_receivers_until_it_is_given_back(sender: Path, receiver: Path) -> None:
+def test_a_lease_keeps_a_message_from_receivers_until_it_is_given_back(sender: Transport, receiver: Transport) -> None:
     assert sender.lease(AB, "k") is None
     for payload in (np.arange(5000), np.arange(3)):
         put(sender, "k", {"x": payload})
@@ -44,7 +44,7 @@ def test_a_lease_keeps_a_message_from_receivers_until_it_is_given_back(sender: P
         del again
 
 
-def test_a_lease_that_is_consumed_leaves_nothing(sender: Path, receiver: Path) -> None:
+def test_a_lease_that_is_consumed_leaves_nothing(sender: Transport, receiver: Transport) -> None:
     for payload in (np.arange(5000), np.arange(3)):
         put(sender, "k", {"x": payload})
         lease = sender.lease(AB, "k")
@@ -61,7 +61,7 @@ def test_a_lease_that_is_consumed_leaves_nothing(sender: Path, receiver: Path) -
         assert sender.health().facts["in_flight"] == 0
 
 
-def test_a_message_put_again_during_a_lease_is_another_one(sender: Path, receiver: Path) -> None:
+def test_a_message_put_again_during_a_lease_is_another_one(sender: Transport, receiver: Transport) -> None:
     for end in ("consume", "give_back"):
         put(sender, "k", {"x": np.arange(5000)})
         lease = sender.lease(AB, "k")
@@ -74,7 +74,7 @@ def test_a_message_put_again_during_a_lease_is_another_one(sender: Path, receive
         assert sender.health().facts["in_flight"] == 0
 
 
-def test_one_message_of_one_edge_is_withdrawn(sender: Path, receiver: Path) -> None:
+def test_one_message_of_one_edge_is_withdrawn(sender: Transport, receiver: Transport) -> None:
     assert not sender.withdraw(AB, "k")
     for payload in ({"x": torch.ones(1, 5000)}, 1):
         put(sender, "k", payload)

@@ -25,7 +25,7 @@ from vllm_omni_sched.connectors.auto import AutoOptions
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.watch import WatchOptions
-from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.connector import TransportConnector
 from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.plugin import register
 
@@ -179,7 +179,7 @@ def test_every_option_is_taken(options: type[BaseModel]) -> None:
     defaults = {name: field.get_default(call_default_factory=True) for name, field in options.model_fields.items()}
     extra = {**defaults, "stall_seconds": 1.5, "leak_seconds": 2.5}
     options_from_extra(options, extra, "C")
-    connector = PathConnector({"stage_id": 0, **extra}, lambda: ScriptedPath("scripted", [0.0]), 1.0)
+    connector = TransportConnector({"stage_id": 0, **extra}, lambda: ScriptedPath("scripted", [0.0]), 1.0)
     assert connector.watch.options == WatchOptions(stall_seconds=1.5, leak_seconds=2.5)
 
 

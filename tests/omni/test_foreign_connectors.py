@@ -12,11 +12,11 @@ import torch
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
-from tests.contracts.test_paths import AB, get, put
-from vllm_omni_sched.connectors.base import Status
+from tests.contracts.test_transports import AB, get, put
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.transport import Status
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
-from vllm_omni_sched.omni.foreign_path import ForeignPath
+from vllm_omni_sched.omni.foreign_transport import ForeignTransport
 
 pytestmark = pytest.mark.omni
 
@@ -47,7 +47,7 @@ class Refusing:
 
 
 def test_a_connector_that_refuses_makes_its_path_sick() -> None:
-    path = ForeignPath("no", Refusing())
+    path = ForeignTransport("no", Refusing())
     with pytest.raises(NoRoomError, match=r"Refusing refused \d+ bytes on edge a->b"):
         path.put(make_message(AB, "k", 1))
     assert path.health().status is Status.SICK
@@ -55,7 +55,7 @@ def test_a_connector_that_refuses_makes_its_path_sick() -> None:
 
 
 def test_what_a_connector_raises_is_an_error_of_ours() -> None:
-    path = ForeignPath("bad", Refusing(RuntimeError("out of order")))
+    path = ForeignTransport("bad", Refusing(RuntimeError("out of order")))
     with pytest.raises(NoRoomError, match=r"refused \d+ bytes on edge a->b: out of order"):
         path.put(make_message(AB, "k", 1))
     with pytest.raises(RendezvousError, match="path bad failed to get message 'k' of edge a->b: out of order"):
@@ -111,7 +111,7 @@ class Raced(deque[Any]):
 
 def test_two_threads_that_release_the_same_buffer_lose_no_message() -> None:
     connector = Pooled()
-    path, got = ForeignPath("pool", connector), []
+    path, got = ForeignTransport("pool", connector), []
     path._back = back = Raced()
     for key in ("first", "second", "third"):
         put(path, key, key)
@@ -124,10 +124,12 @@ def test_two_threads_that_release_the_same_buffer_lose_no_message() -> None:
     assert [buffer.released for buffer in connector.given] == [1, 0, 0]
 
 
-@pytest.mark.parametrize("how", [lambda path: path.get(AB, "nothing"), lambda path: path.reap(), ForeignPath.close])
+@pytest.mark.parametrize(
+    "how", [lambda path: path.get(AB, "nothing"), lambda path: path.reap(), ForeignTransport.close]
+)
 def test_buffers_go_back_when_nothing_more_arrives(how: Any) -> None:
     connector = Pooled()
-    path = ForeignPath("pool", connector)
+    path = ForeignTransport("pool", connector)
     put(path, "k", {"x": torch.ones(5000)})
     held = get(path, "k")
     path.reap()

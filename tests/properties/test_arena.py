@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.arena import KIB, FakeClock, place, small
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.arena.path import BURY_EVERY
+from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.arena.sent import ALIVE_FOR
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError
 
@@ -35,7 +35,7 @@ class World:
         self.root = self.place.__enter__()
         pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 512 * KIB, "inline_bytes": 1 * KIB}
         settings = {"image": pool, "max_messages": 64, "ttl_seconds": TTL, **options}
-        self.paths = [ArenaPath(small(self.root, **settings), clock=self.clock) for _ in range(2)]
+        self.paths = [ArenaTransport(small(self.root, **settings), clock=self.clock) for _ in range(2)]
         self.waiting: dict[tuple[int, Name], tuple[int, float]] = {}  # by sender: number, and when it was put
         self.held: list[tuple[int, Any]] = []
         self.counts = [Counter[str](), Counter[str]()]

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.cuda_ipc.parcel import Block, copy_to, groups, with_handles
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message, make_message, message_of, values
 from vllm_omni_sched.errors import CorruptMessageError
 
@@ -39,7 +39,7 @@ on_devices = st.lists(st.tuples(tensors, st.sampled_from(["none", "a", "b"])), m
 
 
 def packed(message: Message, devices: list[str]) -> tuple[dict[bytes, torch.Tensor], Message]:
-    """Blocks by handle and the message, as `Sending` makes them, where each buffer is said to be on a device."""
+    """Blocks by handle and the message, as `BlockSender` makes them, where each buffer is said to be on a device."""
     where = {id(buffer): device for buffer, device in zip(message.buffers, devices, strict=True)}
     blocks = []
     for group in groups(message, lambda buffer: None if where[id(buffer)] == "none" else where[id(buffer)]):

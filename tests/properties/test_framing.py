@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, make_message
 from vllm_omni_sched.connectors.framing.layout import CHECKED, EMBEDDED, HEAD, HERE, PLACE, VALUE
 from vllm_omni_sched.errors import CorruptMessageError

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.arena import KIB, FakeClock, place, small
 from tests.support.tiers import Refusing, files
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.arena import ArenaTransport
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
-from vllm_omni_sched.connectors.tiers.books import Hand, Item
+from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
 from vllm_omni_sched.connectors.tiers.carry import Stage
+from vllm_omni_sched.connectors.tiers.ledger import Item, Owner
 from vllm_omni_sched.errors import NoRoomError
 
 EDGES = [Edge("0", "1"), Edge("1", "2")]
@@ -40,11 +40,11 @@ class World:
             min_bytes=0, ttl_seconds=TTL, expected_wait_seconds=5.0, long_wait_seconds=20.0, soon_seconds=1.0
         )
 
-        def end() -> TieredPath:
-            upper = ArenaPath(options, clock=self.clock)
+        def end() -> TieredTransport:
+            upper = ArenaTransport(options, clock=self.clock)
             lower = Refusing(files(root, max_bytes=LOWER, ttl_seconds=10 * TTL), clock=self.clock)
             tiers = [Tier(upper, {"text": 1 << 20, "image": UPPER, "audio": 1 << 20}), Tier(lower, {"": LOWER})]
-            return TieredPath(tiers, rules, clock=self.clock, background=False)
+            return TieredTransport(tiers, rules, clock=self.clock, background=False)
 
         self.sender, self.receiver = end(), end()
         self.upper, self.lower = self.sender._paths
@@ -116,7 +116,7 @@ class World:
         """Whether the message of that name is the one that is being moved, and neither here nor there."""
         if self.moving is None or self.moving[1] is not Stage.LEASED:
             return False
-        return self.sender.books.get(name_of(*name)) is self.moving[0]
+        return self.sender.ledger.get(name_of(*name)) is self.moving[0]
 
     def expire(self) -> None:
         self.sender.reap()
@@ -126,20 +126,20 @@ class World:
 
     def check(self) -> None:
         self.expire()
-        books, used = self.sender.books, 0
-        assert {item.name for item in books.all()} == {name_of(*name) for name in self.waiting}
+        ledger, used = self.sender.ledger, 0
+        assert {item.name for item in ledger.all()} == {name_of(*name) for name in self.waiting}
         for edge, key in self.waiting:
-            item = books.get(name_of(edge, key))
+            item = ledger.get(name_of(edge, key))
             assert item is not None
             places = [self.upper.holds(edge, key), self.lower.holds(edge, key)]
             if self.is_leased((edge, key)):
-                assert item.hand == Hand.MOVER
+                assert item.owner == Owner.MOVER
                 assert places == [False, False]
             else:
                 assert places == [item.tier == 0, item.tier == 1]
             used += item.nbytes
-        assert sum(books.used.values()) == sum(books.waiting_bytes.values()) == used
-        assert sum(books.lying.values()) == sum(books.waiting.values()) == len(books)
+        assert sum(ledger.used.values()) == sum(ledger.waiting_bytes.values()) == used
+        assert sum(ledger.lying.values()) == sum(ledger.waiting.values()) == len(ledger)
         facts = self.sender.health().facts
         gone = sum(facts[name] for name in ("consumed", "replaced", "discarded", "expired"))
         assert facts["put"] == gone + facts["in_flight"]

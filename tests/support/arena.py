@@ -13,7 +13,7 @@ import numpy as np
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaOptions, meeting
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 
 KIB, MIB = 1 << 10, 1 << 20
 EDGE = Edge("0", "1")

@@ -11,9 +11,9 @@ from typing import Any
 from tests.support.arena import EDGE, LONG, pixels
 from tests.support.processes import die, serve
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
 
@@ -21,13 +21,13 @@ class Actor:
     """In a process: its path, and the payloads it holds."""
 
     def __init__(self) -> None:
-        self.path: ArenaPath
+        self.path: ArenaTransport
         self.clock: Callable[[], float] = monotonic_seconds
         self.held: dict[str, Any] = {}
 
     def open(self, options: dict[str, Any], ahead: float = 0.0) -> None:
         self.clock = lambda: monotonic_seconds() + ahead
-        self.path = ArenaPath(ArenaOptions.model_validate(options), clock=self.clock)
+        self.path = ArenaTransport(ArenaOptions.model_validate(options), clock=self.clock)
 
     def open_tiers(self, root: str, ahead: float = 0.0, **options: Any) -> None:
         """A path over tiers."""

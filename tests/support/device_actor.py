@@ -11,7 +11,7 @@ from tests.support.arena_actor import Actor
 from tests.support.host_device import HostDriver, device_path
 from tests.support.processes import serve
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
 

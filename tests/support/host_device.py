@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from tests.support.arena import MIB, small
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
-from vllm_omni_sched.connectors.base import Edge, Path
+from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.path import CudaIpcPath
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.transport import CudaIpcTransport
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.transport import Transport
 
 
 class Event:
@@ -131,23 +132,23 @@ class HostDriver(Driver):
 
 def device_path(
     arena: ArenaOptions, driver: HostDriver | None = None, clock: Any = None, **options: Any
-) -> CudaIpcPath:
+) -> CudaIpcTransport:
     """A path whose device is the host's memory; by default every tensor is worth sharing."""
     made = driver or HostDriver()
     chosen = CudaIpcOptions.model_validate({"min_bytes": 1, **options})
     clocks = {} if clock is None else {"clock": clock}
-    return CudaIpcPath(chosen, ArenaPath(arena, **clocks), lambda token, alive: CudaShare(token, alive, made), **clocks)
+    return CudaIpcTransport(chosen, arena, lambda token, alive: CudaShare(token, alive, made), **clocks)
 
 
-def device(root: str, **options: Any) -> Path:
+def device(root: str, **options: Any) -> Transport:
     """What lies in memory that stands for a device is shared, as far as it goes; the rest goes through the arena."""
     path = device_path(_arena(root, **options), max_held_bytes=32 * MIB)
     path.get(Edge("a", "b"), "nothing: it says that it is there")
     return path
 
 
-def without_device(root: str) -> Path:
-    return CudaIpcPath(CudaIpcOptions(), ArenaPath(_arena(root)))
+def without_device(root: str) -> Transport:
+    return CudaIpcTransport(CudaIpcOptions(), _arena(root))
 
 
 def _arena(root: str, **options: Any) -> ArenaOptions:

@@ -9,7 +9,7 @@ import torch
 from tests.support.arena import FakeClock
 from tests.support.host_device import HostDriver, device_path
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
 AB = Edge("a", "b")

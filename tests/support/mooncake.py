@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.namespaces import Namespace, home
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.store import load_library
 from vllm_omni_sched.errors import ConfigError
 
@@ -118,10 +118,10 @@ class Deployment:
         defaults = {"segment": "256MB", "localbuf": "128MB", "proto": "tcp", "master": self.master.address}
         return MooncakeOptions(**{**defaults, **options})
 
-    def path(self, **options: Any) -> MooncakePath:
+    def path(self, **options: Any) -> MooncakeTransport:
         """A path of this process; it is closed in the end."""
         with self.namespace.inside():
-            path = MooncakePath(self.options(**options))
+            path = MooncakeTransport(self.options(**options))
         self._stack.callback(self._close_path, path)
         return path
 
@@ -145,7 +145,7 @@ class Deployment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _close_path(self, path: MooncakePath) -> None:
+    def _close_path(self, path: MooncakeTransport) -> None:
         with self.namespace.inside():
             path.close()
 
@@ -154,11 +154,11 @@ PRELUDE = """
 import sys, time, faulthandler
 faulthandler.dump_traceback_later(float(__import__("os").environ.get("CHILD_SECONDS", 60)), exit=True)
 import numpy as np
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from tests.support.mooncake import received
-path = MooncakePath(MooncakeOptions.model_validate_json(sys.argv[1]))
+path = MooncakeTransport(MooncakeOptions.model_validate_json(sys.argv[1]))
 edge = Edge("0", "1")
 def say(*words):
     print("#", *words, flush=True)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm_omni_sched.connectors.base import Edge, Status
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
+from vllm_omni_sched.connectors.transport import Status
 
 EDGE = Edge("0", "1")
 MIB = 1 << 20
 SOON = 15.0  # seconds, where nothing should take one
 
 
-def put(path: MooncakePath, key: str, payload: Any, deadline: float | None = None) -> int:
+def put(path: MooncakeTransport, key: str, payload: Any, deadline: float | None = None) -> int:
     return path.put(make_message(EDGE, key, payload), deadline)
 
 
-def stop_asking(path: MooncakePath) -> None:
+def stop_asking(path: MooncakeTransport) -> None:
     """It asks the master only when we say so."""
     path._closed = True
     path._wake.set()
@@ -33,5 +34,5 @@ def wait_for(what: Any, seconds: float = SOON) -> None:
         time.sleep(0.02)
 
 
-def is_status(path: MooncakePath, status: Status) -> Any:
+def is_status(path: MooncakeTransport, status: Status) -> Any:
     return lambda: path.health().status is status

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.errors import ConnectorError, PathClosedError
+from vllm_omni_sched.connectors.transport import Health, Status, Transport
+from vllm_omni_sched.errors import ConnectorError, TransportClosedError
 
 
-class ScriptedPath(Path):
+class ScriptedPath(Transport):
     """Holds messages in a dict; `fails` is raised by `put`, `seconds` is what the injected clock goes on by."""
 
     def __init__(self, name: str, clock: list[float]) -> None:
@@ -20,7 +21,7 @@ class ScriptedPath(Path):
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         if self.closed:
-            raise PathClosedError(self.name)
+            raise TransportClosedError(self.name)
         self.puts.append((message.key, deadline))
         if self.fails is not None:
             raise self.fails

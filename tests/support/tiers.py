@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.support.arena import KIB, MIB, small
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Path
-from vllm_omni_sched.connectors.disk import DiskOptions, DiskPath
+from vllm_omni_sched.connectors.arena import ArenaTransport
+from vllm_omni_sched.connectors.disk import DiskOptions, DiskTransport
 from vllm_omni_sched.connectors.framing import Message
-from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
+from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
+from vllm_omni_sched.connectors.transport import Transport
 from vllm_omni_sched.errors import NoRoomError
 
 PAYLOAD = 6 * KIB
@@ -29,19 +29,19 @@ def messages(directory: FilePath) -> list[str]:
     return sorted(path.suffix for path in directory.iterdir() if path.suffix != ".life")
 
 
-def disk(root: str) -> Path:
-    return DiskPath(files(root))
+def disk(root: str) -> Transport:
+    return DiskTransport(files(root))
 
 
-def tiers(root: str) -> Path:
+def tiers(root: str) -> Transport:
     """An arena with room for 32 MB of pixels above files."""
     pool = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 32 * MIB, "inline_bytes": 4096}
     capacity = {"text": MIB, "image": 32 * MIB, "audio": MIB}
-    upper, lower = ArenaPath(small(root, image=pool)), DiskPath(files(root))
-    return TieredPath([Tier(upper, capacity), Tier(lower, {"": 96 * MIB})], TiersOptions())
+    upper, lower = ArenaTransport(small(root, image=pool)), DiskTransport(files(root))
+    return TieredTransport([Tier(upper, capacity), Tier(lower, {"": 96 * MIB})], TiersOptions())
 
 
-def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> TieredPath:
+def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> TieredTransport:
     """An arena that holds 100 messages of 4 KB in the pool of pixels, above 64 MB of files.
 
     Args:
@@ -49,18 +49,18 @@ def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> 
     """
     upper_options = {"checksum": options.pop("checksum")} if "checksum" in options else {}
     limits = {name: options.pop(name) for name in list(options) if name in DiskOptions.model_fields}
-    lower = DiskPath(files(root, **limits), clock=clock)
+    lower = DiskTransport(files(root, **limits), clock=clock)
     moves_itself = options.pop("moves_itself", False)
     inflight = options.pop("max_inflight", None)
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 100 * 8 * KIB, "inline_bytes": 0}
-    upper = ArenaPath(small(root, image=pool, **upper_options), clock=clock)
+    upper = ArenaTransport(small(root, image=pool, **upper_options), clock=clock)
     capacity = {"text": MIB, "image": 100 * 8 * KIB, "audio": MIB}
     rules = TiersOptions(min_bytes=0, interval_seconds=0.002, **options)
     tiers = [Tier(upper, capacity), Tier(lower, {"": 64 * MIB})]
-    return TieredPath(tiers, rules, inflight, clock=clock, background=moves_itself)
+    return TieredTransport(tiers, rules, inflight, clock=clock, background=moves_itself)
 
 
-class Refusing(DiskPath):
+class Refusing(DiskTransport):
     """Files that take no messages while `refuses`."""
 
     refuses = False

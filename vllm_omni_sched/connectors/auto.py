@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import Field
 
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
-from vllm_omni_sched.connectors.base import Path
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.bounds import Seconds
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
-from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
 from vllm_omni_sched.connectors.foreign import ForeignOptions
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
+from vllm_omni_sched.connectors.routing import Presence, RoutedTransport, RoutingOptions, Way
 from vllm_omni_sched.connectors.tiers import TiersOptions
-from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
+from vllm_omni_sched.connectors.tiers.auto import tiered_transport
+from vllm_omni_sched.connectors.transport import Transport
 from vllm_omni_sched.errors import ConfigError
 
 HOST, NETWORK = 0, 1  # distances
@@ -49,7 +49,9 @@ class AutoOptions(RoutingOptions):
 MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
 
 
-def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0) -> Path:
+def auto_transport(
+    options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0
+) -> Transport:
     """Return the path that the options ask for.
 
     Args:
@@ -68,15 +70,19 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | N
             "received, so that tiers would keep each of them forever; unset one of both"
         )
     ways: list[Way] = []
-    arena: ArenaPath | None = None
+    arena: ArenaTransport | None = None
     presence: Presence | None = None
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
-            arena = ArenaPath(options.arena)
-            ways.append(Way(arena if options.cuda_ipc is None else CudaIpcPath(options.cuda_ipc, arena), HOST))
+            arena = (
+                ArenaTransport(options.arena)
+                if options.cuda_ipc is None
+                else CudaIpcTransport(options.cuda_ipc, options.arena)
+            )
+            ways.append(Way(arena, HOST))
             undo.callback(ways[-1].path.close)
         if options.mooncake is not None:
-            ways.append(Way(MooncakePath(options.mooncake), NETWORK))
+            ways.append(Way(MooncakeTransport(options.mooncake), NETWORK))
             undo.callback(ways[-1].path.close)
         for way in more(ways) if more is not None else ():
             ways.append(way)
@@ -88,9 +94,9 @@ def auto_path(options: AutoOptions, more: MoreWays | None = None, stage: str | N
                 presence.announce(stage, replica)
         far = any(way.distance for way in ways)
         compressor = Compressor(options.compression) if far else None
-        path: Path = RoutedPath(ways, options, compressor, presence=presence)
+        path: Transport = RoutedTransport(ways, options, compressor, presence=presence)
         if options.tiers is not None:
             first = path if len(ways) > 1 else ways[0].path  # one path needs no routing
-            path = path_over_tiers(first, options.arena, options.mooncake, options.tiers)
+            path = tiered_transport(first, options.arena, options.mooncake, options.tiers)
         undo.pop_all()
     return path

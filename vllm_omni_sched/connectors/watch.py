@@ -9,8 +9,9 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
 from vllm_omni_sched.connectors.bounds import Seconds
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.transport import InFlight, Traffic
 
 
 class WatchOptions(BaseModel):

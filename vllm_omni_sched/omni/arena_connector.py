@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE, sweep
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.connector import TransportConnector
 from vllm_omni_sched.omni.extra import options_from_extra
 
 
-class ArenaConnector(PathConnector):
+class ArenaConnector(TransportConnector):
     """Connector over `vllm_omni_sched.connectors.arena`.
 
     Args:
@@ -27,7 +27,7 @@ class ArenaConnector(PathConnector):
     def __init__(self, config: dict[str, Any]) -> None:
         options = options_from_extra(ArenaOptions, config, type(self).__name__)
         check_meeting(options, type(self).__name__)
-        super().__init__(config, lambda: ArenaPath(options), options.put_timeout_seconds)
+        super().__init__(config, lambda: ArenaTransport(options), options.put_timeout_seconds)
 
 
 def check_meeting(options: ArenaOptions, connector: str) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vllm_omni_sched.connectors.auto import AutoOptions, MoreWays, auto_path
+from vllm_omni_sched.connectors.auto import AutoOptions, MoreWays, auto_transport
 from vllm_omni_sched.omni.arena_connector import check_meeting
-from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.connector import TransportConnector
 from vllm_omni_sched.omni.extra import ENGINES, options_from_extra
 
 REPLICA_VARIABLE = "VLLM_OMNI_REPLICA_ID"
 
 
-class OmniAutoConnector(PathConnector):
+class OmniAutoConnector(TransportConnector):
     """Connector over `vllm_omni_sched.connectors.routing`.
 
     Args:
@@ -31,7 +31,7 @@ class OmniAutoConnector(PathConnector):
         engine = {key: value for key, value in config.items() if key in ENGINES}
         more = _more(options, engine)
         stage, replica = _served(engine)
-        super().__init__(config, lambda: auto_path(options, more, stage, replica), options.put_timeout_seconds)
+        super().__init__(config, lambda: auto_transport(options, more, stage, replica), options.put_timeout_seconds)
 
 
 def _served(engine: dict[str, Any]) -> tuple[str | None, int]:
@@ -43,6 +43,6 @@ def _served(engine: dict[str, Any]) -> tuple[str | None, int]:
 def _more(options: AutoOptions, engine: dict[str, Any]) -> MoreWays | None:
     if not options.foreign:
         return None
-    from vllm_omni_sched.omni.foreign_path import foreign_ways  # and with it, what they need
+    from vllm_omni_sched.omni.foreign_transport import foreign_ways  # and with it, what they need
 
     return lambda ours: foreign_ways(options.foreign, ours, engine)

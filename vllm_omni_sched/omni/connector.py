@@ -10,8 +10,9 @@ from typing import Any
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status
-from vllm_omni_sched.connectors.times import Times
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
+from vllm_omni_sched.connectors.transport import Health, Status, Transport
 from vllm_omni_sched.connectors.watch import Watch, WatchOptions
 from vllm_omni_sched.errors import ConnectorError
 from vllm_omni_sched.logs import get_logger
@@ -30,7 +31,7 @@ def _edge(from_stage: str, to_stage: str) -> Edge:
     return Edge(str(from_stage), str(to_stage))  # vLLM-Omni also passes numbers
 
 
-class PathConnector(SharedMemoryConnector):
+class TransportConnector(SharedMemoryConnector):
     """A connector of vLLM-Omni that sends through one of our paths.
 
     It subclasses SharedMemoryConnector because vLLM-Omni withdraws the messages of an aborted request from no other
@@ -42,17 +43,17 @@ class PathConnector(SharedMemoryConnector):
         put_timeout_seconds: how long `put` waits for room.
     """
 
-    def __init__(self, config: dict[str, Any], path: Callable[[], Path], put_timeout_seconds: float) -> None:
+    def __init__(self, config: dict[str, Any], path: Callable[[], Transport], put_timeout_seconds: float) -> None:
         super().__init__(config)
         self._put_timeout = put_timeout_seconds
         self.watch = Watch(options_from_extra(WatchOptions, config, type(self).__name__, beside=True))
         self._watching = threading.Lock()
-        self.times: dict[tuple[str, str], Times] = {}  # by one of `TIMES` and the path
-        self._path: Path | None = path()
+        self.times: dict[tuple[str, str], LatencyHistogram] = {}  # by one of `TIMES` and the path
+        self._path: Transport | None = path()
         metrics_of_this_process(self.stage_id).add(self)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Transport:
         """Return the path that messages take.
 
         Raises:
@@ -147,7 +148,7 @@ class PathConnector(SharedMemoryConnector):
     def _took(self, what: str, path: str, seconds: float) -> None:
         times = self.times.get((what, path))
         if times is None:
-            times = self.times.setdefault((what, path), Times())
+            times = self.times.setdefault((what, path), LatencyHistogram())
         times.observe(seconds)
 
     def close(self) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.cuda_ipc import CudaIpcPath
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcTransport
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
 from vllm_omni_sched.omni.arena_connector import check_meeting
-from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.omni.connector import TransportConnector
 from vllm_omni_sched.omni.extra import options_from_extra
 
 
-class CudaIpcConnector(PathConnector):
+class CudaIpcConnector(TransportConnector):
     """Connector over `vllm_omni_sched.connectors.cuda_ipc`; without a CUDA device it warns and is an ArenaConnector.
 
     Args:
@@ -26,6 +25,4 @@ class CudaIpcConnector(PathConnector):
     def __init__(self, config: dict[str, Any]) -> None:
         options = options_from_extra(CudaIpcConnectorOptions, config, type(self).__name__)
         check_meeting(options.arena, type(self).__name__)
-        super().__init__(
-            config, lambda: CudaIpcPath(options, ArenaPath(options.arena)), options.arena.put_timeout_seconds
-        )
+        super().__init__(config, lambda: CudaIpcTransport(options, options.arena), options.arena.put_timeout_seconds)

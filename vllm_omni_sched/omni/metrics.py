@@ -7,19 +7,28 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from vllm_omni_sched.connectors.times import Times
+from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
+from vllm_omni_sched.connectors.transport import Health, Transport
 from vllm_omni_sched.engine.metrics_bridge import PagePublisher
 from vllm_omni_sched.monitor.metrics import PREFIX
 
-if TYPE_CHECKING:
-    from vllm_omni_sched.omni.connector import PathConnector
+
+class Source(Protocol):
+    """A connector as its metrics see it: its transport, its health, and its times by one of `TIMES` and transport."""
+
+    times: dict[tuple[str, str], LatencyHistogram]
+
+    @property
+    def path(self) -> Transport: ...
+
+    def look(self) -> Health: ...
 
 
 @dataclass(frozen=True)
@@ -130,11 +139,11 @@ class ConnectorMetrics(Collector):
     """Metrics of all connectors of this process: their times, and the facts of their paths, read on each scrape."""
 
     def __init__(self) -> None:
-        self._connectors: weakref.WeakSet[PathConnector] = weakref.WeakSet()
+        self._connectors: weakref.WeakSet[Source] = weakref.WeakSet()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def add(self, connector: PathConnector) -> None:
+    def add(self, connector: Source) -> None:
         """Include a connector for as long as it exists."""
         self._connectors.add(connector)
 
@@ -160,10 +169,10 @@ class ConnectorMetrics(Collector):
         yield from self._histograms()
 
     def _histograms(self) -> Iterator[Family]:
-        sums: dict[tuple[str, str], Times] = {}
+        sums: dict[tuple[str, str], LatencyHistogram] = {}
         for connector in list(self._connectors):
             for key, times in list(connector.times.items()):
-                sums.setdefault(key, Times()).add(times)
+                sums.setdefault(key, LatencyHistogram()).add(times)
         for what, (name, text) in TIMES.items():
             family = HistogramMetricFamily(PREFIX + name, text, labels=["path"])
             for (of, path), times in sums.items():

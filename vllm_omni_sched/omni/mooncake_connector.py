@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
-from vllm_omni_sched.omni.connector import PathConnector
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
+from vllm_omni_sched.omni.connector import TransportConnector
 from vllm_omni_sched.omni.extra import options_from_extra
 
 
-class MooncakePoolConnector(PathConnector):
+class MooncakePoolConnector(TransportConnector):
     """Connector over `vllm_omni_sched.connectors.mooncake`.
 
     Args:
@@ -22,4 +22,4 @@ class MooncakePoolConnector(PathConnector):
 
     def __init__(self, config: dict[str, Any]) -> None:
         options = options_from_extra(MooncakeOptions, config, type(self).__name__)
-        super().__init__(config, lambda: MooncakePath(options), options.put_timeout_seconds)
+        super().__init__(config, lambda: MooncakeTransport(options), options.put_timeout_seconds)

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import REVIVE, Arrival, Message, make_message
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.ipc import THEIRS
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
-from vllm_omni_sched.connectors.base import Edge, Path
-from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.transport import Transport
 
 HELD_BYTES = 8 << 30
 
@@ -18,7 +19,7 @@ HELD_BYTES = 8 << 30
 class PathEnd:
     """Of one of our paths."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Transport, device: str) -> None:
         self._path, self._device = path, device
 
     def put(self, edge: tuple[str, str], key: str, tensor: torch.Tensor) -> None:
@@ -65,10 +66,8 @@ def make(variant: str, device: str, directory: str, run: str) -> PathEnd | Their
         return TheirEnd(device)
     pool = {"block_bytes": 16 << 10, "initial_bytes": 64 << 20, "max_bytes": 8 << 30}
     name = f"{run}-{''.join(filter(str.isalnum, variant))}"
-    arena = ArenaPath(
-        ArenaOptions.model_validate({"directory": directory, "arena": name, "modality": "image", "image": pool})
-    )
+    arena = ArenaOptions.model_validate({"directory": directory, "arena": name, "modality": "image", "image": pool})
     if variant == "arena":
-        return PathEnd(arena, device)
+        return PathEnd(ArenaTransport(arena), device)
     options = CudaIpcOptions(min_bytes=1, max_held_bytes=HELD_BYTES, copy_out=not variant.endswith("views"))
-    return PathEnd(CudaIpcPath(options, arena), device)
+    return PathEnd(CudaIpcTransport(options, arena), device)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image, TiffImagePlugin
 
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import ALIGNMENT, REVIVE, Arrival, make_message
 from vllm_omni_sched.errors import CorruptMessageError, PayloadError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message, message_of
 
 

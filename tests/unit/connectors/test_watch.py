@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.transport import InFlight, Traffic
 from vllm_omni_sched.connectors.watch import ADVICE, Alarm, Watch, WatchOptions
 
 EDGE, OTHER = Edge("0", "1"), Edge("1", "2")

@@ -7,6 +7,6 @@ file, which the kernel releases when the process dies.
 """
 
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, PoolOptions
-from vllm_omni_sched.connectors.arena.path import ArenaPath
+from vllm_omni_sched.connectors.arena.transport import ArenaTransport
 
-__all__ = ["ArenaOptions", "ArenaPath", "PoolOptions"]
+__all__ = ["ArenaOptions", "ArenaTransport", "PoolOptions"]

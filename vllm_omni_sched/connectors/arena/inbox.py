@@ -49,7 +49,7 @@ class InboxCounts:
 
 
 class Inbox:
-    """Receives the messages of one process; callers hold the lock of `ArenaPath`.
+    """Receives the messages of one process; callers hold the lock of `ArenaTransport`.
 
     It counts as alive until it is closed and the last view of a message is dropped.
 

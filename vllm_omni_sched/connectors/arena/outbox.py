@@ -18,9 +18,10 @@ from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.sent import OutboxCounts, Receivers, Sent
 from vllm_omni_sched.connectors.arena.storage import Storage
-from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.connectors.transport import InFlight, Traffic
 from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
@@ -32,7 +33,7 @@ all. A lock is held for microseconds, unless its process is stopped."""
 
 
 class Outbox:
-    """Sends the messages of one process; callers hold the lock of `ArenaPath`, receivers may act at any time.
+    """Sends the messages of one process; callers hold `ArenaTransport._send_lock`, receivers may act at any time.
 
     Args:
         directory: directory of the arena.
@@ -168,8 +169,7 @@ class Outbox:
 
     def facts(self) -> dict[str, Any]:
         """Return numbers for `Health.facts`."""
-        counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
-        return {**counts, "in_flight": len(self.sent), **self.storage.facts()}
+        return {**self.counts.facts(), "in_flight": len(self.sent), **self.storage.facts()}
 
     def traffic(self) -> dict[Edge, Traffic]:
         """Return the messages in flight by edge, as of the last `reap`."""

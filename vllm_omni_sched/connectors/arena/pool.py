@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena.extents import Extents
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import MIB, PoolOptions
-from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -44,7 +44,7 @@ class Pool:
             undo.pop_all()
         self.extents = Extents(options.block_bytes)
         self.refused = ""
-        self._books = threading.Lock()
+        self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._closed = threading.Event()
         self._warming: threading.Thread | None = None
@@ -66,7 +66,7 @@ class Pool:
 
     def free(self, offset: int) -> int:
         """Free room; return how many bytes."""
-        with self._books:
+        with self._lock:
             return self.extents.free(offset)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Pool:
         self.memory.close()
 
     def _allocate(self, nbytes: int) -> int | None:
-        with self._books:
+        with self._lock:
             return self.extents.allocate(nbytes)
 
     def _grow(self, nbytes: int) -> bool:
@@ -97,7 +97,7 @@ class Pool:
             except OSError as error:
                 self.refused = os.strerror(error.errno or 0)
                 continue
-            with self._books:
+            with self._lock:
                 self.extents.extend(upto)
             self.refused = ""
             return True

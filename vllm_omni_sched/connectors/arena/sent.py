@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.counts import MessageCounts
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.medium import EdgeCounts
 
 ALIVE_FOR = 0.5
 """Seconds for which a receiver that was found alive is not checked again."""
@@ -31,14 +30,12 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class OutboxCounts(MessageCounts):
+class OutboxCounts(EdgeCounts):
     """Outcomes of messages; ``discarded`` includes messages that were received, and given back by dead receivers."""
 
     inline: int = 0
     given_back: int = 0  # by receivers that died
     damaged: int = 0  # records in the index that were damaged
-    waiting: Counter[Edge] = field(default_factory=Counter)  # messages not known to be received
-    waiting_bytes: Counter[Edge] = field(default_factory=Counter)
 
 
 class Receivers:

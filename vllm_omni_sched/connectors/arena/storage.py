@@ -10,11 +10,11 @@ from typing import Any
 
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
+from vllm_omni_sched.connectors.arena.extents import Extents
 from vllm_omni_sched.connectors.arena.layout import RING, Layout
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.pool import Pool
-from vllm_omni_sched.connectors.arena.room import Extents
 from vllm_omni_sched.connectors.modality import Modality
 
 POOLS = {Modality.TEXT: 1, Modality.IMAGE: 2, Modality.AUDIO: 3}

@@ -10,7 +10,7 @@ another one.
 """
 
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.path import CudaIpcPath
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
+from vllm_omni_sched.connectors.cuda_ipc.transport import CudaIpcTransport
 
-__all__ = ["CudaIpcOptions", "CudaIpcPath", "DeviceShare"]
+__all__ = ["CudaIpcOptions", "CudaIpcTransport", "DeviceShare"]

@@ -14,7 +14,7 @@ import msgspec
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.arena import meeting, notices
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 
 SEES, SHARES = ".sees", ".shares"
 MAX_BYTES = 1 << 16
@@ -23,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(list[str]).decode
 
 
 class Board:
-    """The announcements of one process in an arena's directory; callers hold the lock of `CudaIpcPath`."""
+    """The announcements of one process in an arena's directory; callers hold the lock of `CudaIpcTransport`."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._listing = directory, notices.Listing(directory, clock)

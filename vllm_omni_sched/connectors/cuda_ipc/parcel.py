@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ALIGNMENT, ON_DEVICE, Message
 
 if TYPE_CHECKING:

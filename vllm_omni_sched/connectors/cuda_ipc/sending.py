@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.parcel import Block, Group, Parcel, copy_to, groups, with_handles
 from vllm_omni_sched.connectors.cuda_ipc.plan import Load, ShareReason, plan
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import PACKED, Message
 from vllm_omni_sched.logs import get_logger
 
@@ -37,7 +37,7 @@ class Packed:
         return self.reasons[ShareReason.HELD] > 0
 
 
-class Sending:
+class BlockSender:
     """Makes blocks of device tensors, holds them, and takes them back when their messages are done with.
 
     Args:

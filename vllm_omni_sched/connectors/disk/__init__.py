@@ -5,6 +5,6 @@ name and then renamed. A receiver takes it by renaming it again, so that only on
 """
 
 from vllm_omni_sched.connectors.disk.options import DiskOptions
-from vllm_omni_sched.connectors.disk.path import DiskPath
+from vllm_omni_sched.connectors.disk.transport import DiskTransport
 
-__all__ = ["DiskOptions", "DiskPath"]
+__all__ = ["DiskOptions", "DiskTransport"]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.counts import MessageCounts
 from vllm_omni_sched.connectors.disk import files
 from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.disk.options import DiskOptions
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Message
-from vllm_omni_sched.connectors.turns import Turns
+from vllm_omni_sched.connectors.keyed_lock import KeyedLock
+from vllm_omni_sched.connectors.medium import MessageCounts
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -35,7 +35,7 @@ class Sent:
     put_at: float
 
 
-class Outbox(Turns):
+class Outbox(KeyedLock):
     """Sends the messages of one process. The lock guards its records, and is never held while bytes are written."""
 
     def __init__(self, members: Members, options: DiskOptions, clock: Clock) -> None:

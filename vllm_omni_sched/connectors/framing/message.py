@@ -7,13 +7,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge, new_name
 from vllm_omni_sched.connectors.framing.layout import (
     ALIGNMENT,
-    BYTES,
     CHECKED,
     CHECKSUM,
     HEAD,
@@ -23,13 +21,18 @@ from vllm_omni_sched.connectors.framing.layout import (
     PLACE,
     VERSION,
     Hook,
-    packed,
 )
-from vllm_omni_sched.connectors.framing.values import Values
-from vllm_omni_sched.errors import PayloadError
+from vllm_omni_sched.connectors.framing.values import Packer
 
 if TYPE_CHECKING:
     from vllm_omni_sched.connectors.framing.arrival import Arrival
+
+
+_packers: list[Packer] = []  # that no thread uses now: making an encoder takes longer than encoding most payloads
+_memmove = ctypes.PyDLL(None).memmove  # keeps the interpreter lock: a busy thread that gets it may keep it for 5 ms
+_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+BRIEF = 64 << 10
+"""Up to so many bytes are copied without releasing the interpreter lock: in some ten microseconds."""
 
 
 class Message:
@@ -50,7 +53,7 @@ class Message:
     def __init__(
         self, edge: Edge, key: str, body: bytes, buffers: list[Any], longest: tuple[str, int] | None = None
     ) -> None:
-        self.edge, self.key, self.name = edge, key, name_of(edge, key)
+        self.edge, self.key, self.name = edge, key, new_name(edge, key)
         self.body, self.buffers, self.longest = body, buffers, longest
         self.flags = self.payload_bytes = self.id = 0
         self.next_use_seconds: float | None = None
@@ -131,20 +134,13 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     Raises:
         PayloadError: something in it cannot be sent.
     """
-    values = Values(fallback)
-    if isinstance(payload, (bytes, bytearray, memoryview)):  # msgpack would copy these into the body
-        if isinstance(payload, memoryview) and not payload.c_contiguous:
-            payload = payload.tobytes()
-        values.buffers.append(np.frombuffer(payload, np.uint8))
-        values.longest = "uint8", 1
-        payload = msgspec.msgpack.Ext(BYTES, packed(0))
     try:
-        body = msgspec.msgpack.Encoder(enc_hook=values.hook).encode(payload)
-    except PayloadError:
-        raise
-    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
-        raise PayloadError(f"the payload cannot be sent: {error}") from error
-    return Message(edge, key, body, values.buffers, values.longest)
+        packer = _packers.pop()
+    except IndexError:
+        packer = Packer()
+    body, buffers, longest = packer.pack(payload, fallback)
+    _packers.append(packer)
+    return Message(edge, key, body, buffers, longest)
 
 
 def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
@@ -168,14 +164,18 @@ def _copy(source: Any, target: memoryview, at: int, address: int) -> None:
     """Copy an array or tensor to byte ``at`` of ``target``, which is at ``address``."""
     if isinstance(source, np.ndarray):
         if source.flags.c_contiguous:
-            ctypes.memmove(address, source.ctypes.data, source.nbytes)
+            _move(address, source.ctypes.data, source.nbytes)
         else:
             np.frombuffer(target, source.dtype, source.size, at).reshape(source.shape)[...] = source
         return
     if source.is_cpu and source.is_contiguous():
-        ctypes.memmove(address, source.data_ptr(), source.nbytes)
+        _move(address, source.data_ptr(), source.nbytes)
         return
     import torch
 
     flat = torch.frombuffer(target, dtype=source.dtype, count=source.numel(), offset=at)
     flat.view(source.shape).copy_(source.detach())
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    (_memmove if nbytes <= BRIEF else ctypes.memmove)(target, source, nbytes)

@@ -11,32 +11,57 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vllm_omni_sched.connectors.framing.layout import EMBEDDED, HERE, IMAGE, NDARRAY, TENSOR, VALUE, Hook, packed
+from vllm_omni_sched.connectors.framing.layout import BYTES, EMBEDDED, HERE, IMAGE, NDARRAY, TENSOR, VALUE, Hook, packed
 from vllm_omni_sched.errors import PayloadError
 
 Ext = msgspec.msgpack.Ext
 
 
-class Values:
-    """The arrays of one payload, as msgpack comes upon them.
-
-    Args:
-        fallback: makes plain data of objects that msgspec does not know.
+class Packer:
+    """A msgpack encoder that collects the arrays of payloads: one payload after the other, for one thread at a time.
 
     Attributes:
-        buffers: those that are not in the body.
-        longest: dtype and number of dimensions of the longest array; None without one.
+        buffers: arrays of the last payload that are not in the body.
+        longest: dtype and number of dimensions of its longest array; None without one.
     """
 
-    __slots__ = ("_fallback", "_longest_bytes", "buffers", "longest")
+    __slots__ = ("_encode", "_fallback", "_longest_bytes", "buffers", "longest")
 
-    def __init__(self, fallback: Hook | None) -> None:
-        self._fallback = fallback
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder(enc_hook=self._hook).encode
         self.buffers: list[Any] = []
         self.longest: tuple[str, int] | None = None
-        self._longest_bytes = 0
+        self._reset(None)
 
-    def hook(self, value: Any) -> Any:
+    def pack(self, payload: Any, fallback: Hook | None) -> tuple[bytes, list[Any], tuple[str, int] | None]:
+        """Return the body of a payload, its buffers, and dtype and number of dimensions of its longest array.
+
+        Args:
+            fallback: makes plain data of objects that msgspec does not know.
+
+        Raises:
+            PayloadError: something in it cannot be sent.
+        """
+        self._reset(fallback)
+        try:
+            if isinstance(payload, (bytes, bytearray, memoryview)):  # msgpack would copy these into the body
+                if isinstance(payload, memoryview) and not payload.c_contiguous:
+                    payload = payload.tobytes()
+                self.buffers.append(np.frombuffer(payload, np.uint8))
+                self.longest = "uint8", 1
+                payload = Ext(BYTES, packed(0))
+            return self._encode(payload), self.buffers, self.longest
+        except PayloadError:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
+            raise PayloadError(f"the payload cannot be sent: {error}") from error
+        finally:
+            self._reset(None)  # holds nothing of the payload
+
+    def _reset(self, fallback: Hook | None) -> None:
+        self._fallback, self.buffers, self.longest, self._longest_bytes = fallback, [], None, 0
+
+    def _hook(self, value: Any) -> Any:
         """Return what msgpack writes for ``value``.
 
         Raises:

@@ -9,6 +9,6 @@ Every call into the library runs on a thread of ours and has a deadline (`calls`
 """
 
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.path import MooncakePath
+from vllm_omni_sched.connectors.mooncake.transport import MooncakeTransport
 
-__all__ = ["MooncakeOptions", "MooncakePath"]
+__all__ = ["MooncakeOptions", "MooncakeTransport"]

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import PathClosedError, RendezvousError
+from vllm_omni_sched.errors import RendezvousError, TransportClosedError
 
 MAX_HANGING = 16
 """Most calls that hang at a time; further ones are refused at once."""
@@ -63,12 +63,12 @@ class Calls:
         Raises:
             HangingError: it took longer, or too many others hang: then it never began, and ``late`` was called at once,
                 with None, on this thread.
-            PathClosedError: after `close`; ``late`` is not called.
+            TransportClosedError: after `close`; ``late`` is not called.
         """
         call = _Call(function, arguments)
         with self._lock:
             if self._closed:
-                raise PathClosedError("the path to the Mooncake store was closed before this call")
+                raise TransportClosedError("the path to the Mooncake store was closed before this call")
             hanging = self.hanging
             if hanging < MAX_HANGING:
                 self.in_flight += 1

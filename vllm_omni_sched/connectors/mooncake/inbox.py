@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival
+from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, own_key, read_link
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, RPC, TOO_SMALL, Store
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 from vllm_omni_sched.logs import get_logger
@@ -54,7 +54,9 @@ class _Wanted:
     keys: list[str] = field(default_factory=list)  # where it was seen, newest first
     reading: bool = False
     hanging: bool = False  # a call that was given up still writes to memory of ours: nobody else tries meanwhile
-    taken: tuple[str, Room, int] | None = None  # by a call that was given up: key, where it is, what `claim` said
+    taken: tuple[str, PooledBuffer, int] | None = (
+        None  # by a call that was given up: key, where it is, what `claim` said
+    )
     unreachable: bool = False
 
 
@@ -67,8 +69,8 @@ class Inbox:
     4. If the master dies during the removal, the message is delivered, and a repeated one is refused.
     """
 
-    def __init__(self, store: Store, rooms: Rooms, options: MooncakeOptions, clock: Clock) -> None:
-        self._store, self._rooms, self._options, self._clock = store, rooms, options, clock
+    def __init__(self, store: Store, buffers: BufferPool, options: MooncakeOptions, clock: Clock) -> None:
+        self._store, self._buffers, self._options, self._clock = store, buffers, options, clock
         self._names = Names(options.namespace)
         self._lock = threading.Lock()
         self._wanted: dict[bytes, _Wanted] = {}
@@ -178,12 +180,12 @@ class Inbox:
         return None
 
     def _follow(self, wanted: _Wanted, key: str) -> int | None:
-        room = self._rooms.take(LINK_BYTES) or self._rooms.make(LINK_BYTES)
+        room = self._buffers.take(LINK_BYTES) or self._buffers.make(LINK_BYTES)
         wanted.hanging = True
         code = self._store.get_into(key, room.address, LINK_BYTES, partial(self._comes_late, wanted, key, room))
         wanted.hanging = False
         said = room.data.tobytes()
-        self._rooms.give_back(room)
+        self._buffers.give_back(room)
         if code in (LINK_BYTES, LEASE_OVER):
             return read_link(said)
         self._cannot_be_read(wanted, code)
@@ -192,19 +194,19 @@ class Inbox:
     def _take(self, wanted: _Wanted, key: str) -> Arrival | None:
         """Take a message that can be read and is ours, into room for its edge's largest, or for its size."""
         largest = self._largest.get(wanted.edge)
-        room = self._rooms.take(largest) if largest else None
+        room = self._buffers.take(largest) if largest else None
         while True:
             if room is None:
                 nbytes = self._store.size(key)
                 if nbytes <= 0:
                     self._cannot_be_read(wanted, nbytes)
                     return None
-                if nbytes > self._rooms.nbytes // 4:
+                if nbytes > self._buffers.nbytes // 4:
                     largest = 0  # of this edge, sizes are asked for
                 elif largest != 0:
                     largest = max(largest or 0, nbytes)
                 self._largest[wanted.edge] = largest
-                room = self._rooms.take(nbytes) or self._rooms.make(nbytes)
+                room = self._buffers.take(nbytes) or self._buffers.make(nbytes)
             wanted.hanging = True
             read, claimed = self._store.take(
                 key, room.address, room.data.nbytes, partial(self._comes_late, wanted, key, room)
@@ -212,31 +214,31 @@ class Inbox:
             wanted.hanging = False
             if read > 0 or read == LEASE_OVER:  # what was removed after it was read, was there all the time
                 return self._open(wanted, key, room, claimed)
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             if read != TOO_SMALL:
                 self._cannot_be_read(wanted, read)
                 return None
             room = None
 
-    def _comes_late(self, wanted: _Wanted, key: str, room: Room, answer: Any) -> None:
+    def _comes_late(self, wanted: _Wanted, key: str, room: PooledBuffer, answer: Any) -> None:
         """Handle the end of a call that was given up: a message it has taken is kept for the next `get`."""
         if isinstance(answer, tuple) and answer[1] in (OK, RPC):
             wanted.taken = (key, room, answer[1])
         else:
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
         wanted.hanging = False
 
-    def _open(self, wanted: _Wanted, key: str, room: Room, claimed: int) -> Arrival | None:
+    def _open(self, wanted: _Wanted, key: str, room: PooledBuffer, claimed: int) -> Arrival | None:
         """Return the message that was read, if it is ours."""
         wanted.taken = None
         if claimed not in (OK, RPC):  # somebody else has it, or its sender
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             return None
         data: Any = room.data
         try:
             arrival = Arrival(data, wanted.name)
         except CorruptMessageError:
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             self.counts.corrupt += 1
             raise
         with self._lock:
@@ -247,7 +249,7 @@ class Inbox:
             if len(self._got) > REMEMBERED:
                 self._got.popitem(last=False)
         if repeated:
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             self.counts.repeated += 1
             return None
         self.counts.got += 1
@@ -255,10 +257,10 @@ class Inbox:
         if self._options.copy_out:
             arrival = Arrival(bytearray(data[: arrival.nbytes]), wanted.name, copied=True)
             self.counts.copied_bytes += arrival.nbytes
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
         else:
-            self._rooms.trim(room, arrival.nbytes)
-            self._rooms.lend(room)
+            self._buffers.trim(room, arrival.nbytes)
+            self._buffers.lend(room)
         return arrival
 
     def _cannot_be_read(self, wanted: _Wanted, code: int) -> None:

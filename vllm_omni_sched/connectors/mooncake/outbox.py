@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.framing import Message
-from vllm_omni_sched.connectors.mooncake.books import Books, Sent
+from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
+from vllm_omni_sched.connectors.mooncake.ledger import Ledger, Sent
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, own_key
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import MISSING, OK, MasterGoneError, Store
 from vllm_omni_sched.connectors.mooncake.writer import Writer
 from vllm_omni_sched.errors import RendezvousError
@@ -29,14 +29,14 @@ class Outbox:
         unasked_bytes: bytes put since the master was last asked which messages are gone.
     """
 
-    def __init__(self, store: Store, rooms: Rooms, options: MooncakeOptions, clock: Clock) -> None:
-        self._store, self._rooms, self._options, self._clock = store, rooms, options, clock
+    def __init__(self, store: Store, buffers: BufferPool, options: MooncakeOptions, clock: Clock) -> None:
+        self._store, self._buffers, self._options, self._clock = store, buffers, options, clock
         self._names = Names(options.namespace)
-        self._books = Books(rooms, clock)
-        self._writer = Writer(store, rooms, self._books, self._names)
+        self._ledger = Ledger(buffers, clock)
+        self._writer = Writer(store, buffers, self._ledger, self._names)
         self._restoring = threading.Lock()
-        books = self._books
-        self.sent, self.counts, self.facts, self.traffic = books.sent, books.counts, books.facts, books.traffic
+        ledger = self._ledger
+        self.sent, self.counts, self.facts, self.traffic = ledger.sent, ledger.counts, ledger.facts, ledger.traffic
         self.unasked_bytes = 0
 
     @property
@@ -55,28 +55,28 @@ class Outbox:
             with self._restoring:
                 if not self._writer.life:
                     self._writer.light()
-        if not self._rooms.has(message.nbytes):
+        if not self._buffers.has(message.nbytes):
             self.reap()
-        with self._books.alone(message.name):
+        with self._ledger.alone(message.name):
             held_bytes = self._put(message)
         self.unasked_bytes += held_bytes or 0
         return held_bytes
 
     def discard(self, key: str) -> int:
         """Take back the messages under ``key`` that were not received, on all edges; return how many."""
-        return sum(self.withdraw(name) for name in self._books.names_of(key))
+        return sum(self.withdraw(name) for name in self._ledger.names_of(key))
 
     def withdraw(self, name: bytes) -> bool:
         """Take back the message of that name; return False if it was received."""
-        with self._books.alone(name):
-            sent = self._books.by_name.get(name)
+        with self._ledger.alone(name):
+            sent = self._ledger.by_name.get(name)
             found = sent is not None and self._withdraw(sent)
         self.counts.discarded += found
         return found
 
     def holds(self, name: bytes) -> bool:
         """Return whether the last message of that name waits; True while that is unknown."""
-        sent = self._books.by_name.get(name)
+        sent = self._ledger.by_name.get(name)
         try:
             return sent is not None and (bool(self._store.sick) or self._store.exist([sent.stored]) == [True])
         except RendezvousError:
@@ -84,7 +84,7 @@ class Outbox:
 
     def is_put_again(self, name: bytes, generation: int) -> bool:
         """Return whether the last message of that name is a later one."""
-        sent = self._books.by_name.get(name)
+        sent = self._ledger.by_name.get(name)
         return sent is not None and sent.generation != generation
 
     def reap(self, limit: int | None = None) -> int:
@@ -93,7 +93,7 @@ class Outbox:
         Raises:
             RendezvousError: the store does not answer.
         """
-        some = self._books.oldest_looks(limit)
+        some = self._ledger.oldest_looks(limit)
         done = self.unasked_bytes = 0
         for at in range(0, len(some), BATCH):
             asked = some[at : at + BATCH]
@@ -104,7 +104,7 @@ class Outbox:
                 return done
             gone = [sent for sent, is_there in zip(asked, there, strict=True) if not is_there]
             for sent in gone:
-                done += self._books.consumed(sent)
+                done += self._ledger.consumed(sent)
             self._unlink(gone)
             old = [sent for sent, is_there in zip(asked, there, strict=True) if is_there and self._is_old(sent)]
             done += sum(self._expire(sent) for sent in old)
@@ -117,10 +117,10 @@ class Outbox:
             if self._store.sick:
                 raise MasterGoneError(self._store.sick)
             self.reap()
-            for sent in self._books.waiting():
+            for sent in self._ledger.waiting():
                 if self._clock() >= until:
                     break
-                with self._books.alone(sent.name):
+                with self._ledger.alone(sent.name):
                     self._hand_over(sent)
             if self._writer.life:
                 self._store.remove([self._writer.beacon(self._writer.life)])
@@ -128,7 +128,7 @@ class Outbox:
             logger.warning(
                 "messages in flight could not be handed over to other processes' segments at close: %s", error
             )
-        left = self._books.waiting()
+        left = self._ledger.waiting()
         self.counts.lost += len(left)
         if left:
             logger.error(
@@ -140,18 +140,18 @@ class Outbox:
     def _put(self, message: Message) -> int | None:
         name, nbytes = message.name, message.nbytes
         plain, life = self._names.plain(name), self._writer.life
-        before = self._books.by_name.get(name)
-        generation = self._books.next_generation()
-        stored = plain if self._books.is_fresh(name) else own_key(plain, generation)
+        before = self._ledger.by_name.get(name)
+        generation = self._ledger.next_generation()
+        stored = plain if self._ledger.is_fresh(name) else own_key(plain, generation)
         room = self._writer.room(nbytes)
         try:
             message.write_to(room.data.data, room.address, generation, self._options.checksum)
         except BaseException:
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             raise
         sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, room, self._clock(), life)
         if not self._writer.message(sent, room, self._writer.config):
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             return None
         try:
             if before is not None:
@@ -159,13 +159,13 @@ class Outbox:
             if sent.linked:
                 self._writer.link(sent, self._writer.config)
         except BaseException:  # nobody knows of it, or ever will
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             self._writer.remove_quietly([stored])
             raise
         if not self._options.retain or room.start is None:
             sent.room = None
-            self._rooms.give_back(room)
-        self._books.enter(sent)
+            self._buffers.give_back(room)
+        self._ledger.enter(sent)
         self.counts.put += 1
         self.counts.put_bytes += nbytes
         return nbytes
@@ -175,17 +175,17 @@ class Outbox:
             self.counts.replaced += 1
         else:
             self.counts.consumed += 1
-        self._books.was_taken_back(before.name)
-        self._books.forget(before)
+        self._ledger.was_taken_back(before.name)
+        self._ledger.forget(before)
 
     def _withdraw(self, sent: Sent) -> bool:
         """Take back one message; return False if it was received."""
         code = self._store.remove([sent.stored])[0]
         if code == OK:
-            self._books.was_taken_back(sent.name)
+            self._ledger.was_taken_back(sent.name)
         elif code != MISSING:
             return False
-        if not self._books.forget(sent):
+        if not self._ledger.forget(sent):
             return False
         if sent.linked:
             self._store.remove([link_key(sent.plain)])
@@ -193,8 +193,8 @@ class Outbox:
         return code == OK
 
     def _expire(self, sent: Sent) -> bool:
-        with self._books.alone(sent.name):
-            if not self._books.holds(sent) or not self._withdraw(sent):
+        with self._ledger.alone(sent.name):
+            if not self._ledger.holds(sent) or not self._withdraw(sent):
                 return False
         self.counts.expired += 1
         logger.warning("message %r of edge %s expired, because it was not received in time", sent.key[:80], sent.edge)
@@ -207,8 +207,8 @@ class Outbox:
         """Remove links to messages that are gone."""
         for sent in gone:
             if sent.linked:
-                with self._books.alone(sent.name):
-                    if sent.name not in self._books.by_name:
+                with self._ledger.alone(sent.name):
+                    if sent.name not in self._ledger.by_name:
                         self._store.remove([link_key(sent.plain)])
 
     def _restore(self) -> None:
@@ -221,7 +221,7 @@ class Outbox:
             if not self._store.exist([self._writer.beacon(self._writer.life)])[0]:
                 self._writer.light()
             life = self._writer.life
-            before = [sent for sent in self._books.waiting() if sent.life != life]
+            before = [sent for sent in self._ledger.waiting() if sent.life != life]
             for at in range(0, len(before), BATCH):
                 asked = before[at : at + BATCH]
                 there = self._store.exist([sent.stored for sent in asked])
@@ -229,18 +229,18 @@ class Outbox:
                     if is_there:
                         sent.life = life
                         continue
-                    with self._books.alone(sent.name):
+                    with self._ledger.alone(sent.name):
                         self._put_again(sent, life)
 
     def _put_again(self, sent: Sent, life: int) -> None:
-        if not self._books.holds(sent):
+        if not self._ledger.holds(sent):
             return
         config = self._writer.config
         if sent.linked and sent.room is not None:  # first: what is there is linked, wherever this stops
             self._writer.link(sent, config)
-        room = self._books.begins_to_read(sent)
+        room = self._ledger.begins_to_read(sent)
         if room is None:
-            if not self._books.forget(sent):  # it was got after all
+            if not self._ledger.forget(sent):  # it was got after all
                 return
             self.counts.lost += 1
             logger.error("message %r of %s was lost by the Mooncake master: no copy was left", sent.key[:80], sent.edge)
@@ -252,35 +252,35 @@ class Outbox:
         except HangingError:
             raise  # `_comes_late` is called when nobody reads the copy any more
         except BaseException:
-            self._books.has_read(sent, room)
+            self._ledger.has_read(sent, room)
             raise
-        self._books.has_read(sent, room)
+        self._ledger.has_read(sent, room)
         if code != OK:
             raise RendezvousError(f"the store does not take yet what its master has lost (code {code})")
         sent.life = life
         self.counts.restored += 1
 
-    def _comes_late(self, sent: Sent, room: Room, code: int | None) -> None:
+    def _comes_late(self, sent: Sent, room: PooledBuffer, code: int | None) -> None:
         """Handle a message that was put again by a call that was given up; remove it if it is not ours any more."""
-        self._books.has_read(sent, room)
-        if code == OK and sent.stored not in self._books.sent:
+        self._ledger.has_read(sent, room)
+        if code == OK and sent.stored not in self._ledger.sent:
             self._writer.remove_later(sent.stored)
 
     def _hand_over(self, sent: Sent) -> None:
         """Copy one message to the segment of another process."""
-        if not self._books.holds(sent):
+        if not self._ledger.holds(sent):
             return
-        room = self._books.take_copy(sent)
+        room = self._ledger.take_copy(sent)
         if room is None:
             made = room = self._writer.room(sent.nbytes)
-            code = self._store.get_into(sent.stored, room.address, sent.nbytes, lambda _: self._rooms.give_back(made))
+            code = self._store.get_into(sent.stored, room.address, sent.nbytes, lambda _: self._buffers.give_back(made))
             if code != sent.nbytes:
-                self._rooms.give_back(room)
+                self._buffers.give_back(room)
                 return
-        generation = self._books.next_generation()
+        generation = self._ledger.next_generation()
         copy = replace(sent, stored=own_key(sent.plain, generation), generation=generation, room=None)
         stored = self._writer.message(copy, room, self._writer.leaving)
-        self._rooms.give_back(room)
+        self._buffers.give_back(room)
         if not stored:
             return
         if self._store.replicas(copy.stored) < 2:
@@ -296,4 +296,4 @@ class Outbox:
         else:
             self._store.remove([copy.stored])
             self.counts.consumed += 1
-        self._books.forget(sent)
+        self._ledger.forget(sent)

@@ -13,7 +13,7 @@ from typing import Any
 from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.connectors.mooncake.calls import Calls
 from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
-from vllm_omni_sched.errors import ConfigError, PathClosedError, RendezvousError
+from vllm_omni_sched.errors import ConfigError, RendezvousError, TransportClosedError
 from vllm_omni_sched.extras import how_to_install
 
 OK = 0
@@ -181,7 +181,7 @@ class Store:
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             answer = self.calls.run(self._options.call_timeout_seconds, function, *arguments)
-        except PathClosedError:
+        except TransportClosedError:
             raise
         except RendezvousError as error:
             self.sick = f"the Mooncake master at {self._options.master} does not answer: {error}"

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from vllm_omni_sched.connectors.mooncake.books import Books, Sent
+from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
+from vllm_omni_sched.connectors.mooncake.ledger import Ledger, Sent
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, make_link
-from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, OK, RPC, MasterGoneError, Store
-from vllm_omni_sched.errors import PathClosedError, RendezvousError
+from vllm_omni_sched.errors import RendezvousError, TransportClosedError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -26,17 +26,17 @@ class Writer:
             missing was got.
     """
 
-    def __init__(self, store: Store, rooms: Rooms, books: Books, names: Names) -> None:
-        self._store, self._rooms, self._books = store, rooms, books
+    def __init__(self, store: Store, buffers: BufferPool, ledger: Ledger, names: Names) -> None:
+        self._store, self._buffers, self._ledger = store, buffers, ledger
         self._names, self._lives = names, count(1)
         self.life = 0
         self.config, self.leaving = store.config(), store.config(replicas=2, pinned=False)
 
-    def room(self, nbytes: int) -> Room:
+    def room(self, nbytes: int) -> PooledBuffer:
         """Return room in the region, or otherwise outside it."""
-        return self._books.release(nbytes) or self._rooms.make(nbytes)
+        return self._ledger.release(nbytes) or self._buffers.make(nbytes)
 
-    def message(self, sent: Sent, room: Room, config: Any) -> bool:
+    def message(self, sent: Sent, room: PooledBuffer, config: Any) -> bool:
         """Put what lies in ``room``; False when the store has no room.
 
         Raises:
@@ -45,13 +45,13 @@ class Writer:
         try:
             code = self._write(sent.stored, room, sent.nbytes, config, self.remove_later)
         except HangingError:
-            self._books.was_taken_back(sent.name)
+            self._ledger.was_taken_back(sent.name)
             raise
         if code == OK:
             return True
         if code == NO_ROOM:
             return False
-        self._rooms.give_back(room)
+        self._buffers.give_back(room)
         if code == RPC:
             gone = self._store.gone(code)
             raise MasterGoneError(f"message {sent.key[:80]!r} of {sent.edge} was not put: {gone}")
@@ -67,12 +67,12 @@ class Writer:
         room = self.room(len(link))
         room.data[:] = bytearray(link)
         code = self._write(link_key(sent.plain), room, len(link), config)
-        self._rooms.give_back(room)
+        self._buffers.give_back(room)
         if code != OK:
             raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
 
     def beacon(self, life: int) -> str:
-        return self._names.beacon(self._books.token, life)
+        return self._names.beacon(self._ledger.token, life)
 
     def light(self) -> None:
         """Put a new beacon.
@@ -83,7 +83,7 @@ class Writer:
         room, life = self.room(8), next(self._lives)  # each time another: one that comes late says nothing
         room.data[:] = 1
         code = self._write(self.beacon(life), room, 8, self.config, self.remove_later)
-        self._rooms.give_back(room)
+        self._buffers.give_back(room)
         if code == RPC:
             raise self._store.gone(code)
         if code != OK:
@@ -91,7 +91,7 @@ class Writer:
         self.life = life
 
     def _write(
-        self, key: str, room: Room, nbytes: int, config: Any, came_late: Callable[[str], None] = lambda _: None
+        self, key: str, room: PooledBuffer, nbytes: int, config: Any, came_late: Callable[[str], None] = lambda _: None
     ) -> int:
         """Put what lies in ``room``; whatever it raises, ``room`` is given back, once nobody reads it any more.
 
@@ -100,7 +100,7 @@ class Writer:
         """
 
         def late(code: int | None) -> None:
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             if code == OK:
                 came_late(key)
 
@@ -109,7 +109,7 @@ class Writer:
         except HangingError:
             raise  # `late` gives it back
         except BaseException:
-            self._rooms.give_back(room)
+            self._buffers.give_back(room)
             raise
 
     def remove_later(self, key: str) -> None:
@@ -119,5 +119,5 @@ class Writer:
     def remove_quietly(self, keys: list[str]) -> None:
         try:
             self._store.remove(keys)
-        except (RendezvousError, PathClosedError) as error:
+        except (RendezvousError, TransportClosedError) as error:
             logger.warning("%d objects may stay in the Mooncake store: %s", len(keys), error)

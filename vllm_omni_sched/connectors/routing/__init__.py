@@ -1,7 +1,7 @@
 """The choice of a message's path, by topology, size, health and measured cost, and of compression for it."""
 
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
-from vllm_omni_sched.connectors.routing.path import RoutedPath, Way
 from vllm_omni_sched.connectors.routing.presence import Presence
+from vllm_omni_sched.connectors.routing.transport import RoutedTransport, Way
 
-__all__ = ["Presence", "RoutedPath", "RoutingOptions", "Way"]
+__all__ = ["Presence", "RoutedTransport", "RoutingOptions", "Way"]

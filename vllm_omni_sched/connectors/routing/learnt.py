@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, TransferCost
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.report import REPORT_EVERY, Report

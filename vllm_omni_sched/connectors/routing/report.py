@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.errors import CorruptMessageError
 

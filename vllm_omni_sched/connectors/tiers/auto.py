@@ -6,23 +6,23 @@ import contextlib
 from collections.abc import Mapping
 
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.base import Path
-from vllm_omni_sched.connectors.disk import DiskOptions, DiskPath
+from vllm_omni_sched.connectors.disk import DiskOptions, DiskTransport
 from vllm_omni_sched.connectors.modality import Modality
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.tiers.options import TiersOptions
-from vllm_omni_sched.connectors.tiers.path import TieredPath
 from vllm_omni_sched.connectors.tiers.place import Tier
+from vllm_omni_sched.connectors.tiers.transport import TieredTransport
+from vllm_omni_sched.connectors.transport import Transport
 from vllm_omni_sched.errors import ConfigError
 
 
-def path_over_tiers(
-    first: Path, arena: ArenaOptions | None, mooncake: MooncakeOptions | None, options: TiersOptions
-) -> TieredPath:
+def tiered_transport(
+    first: Transport, arena: ArenaOptions | None, mooncake: MooncakeOptions | None, options: TiersOptions
+) -> TieredTransport:
     """The tiers that the options ask for, below ``first``, which is made of an arena, or a Mooncake store, or both.
 
     Raises:
-        ConfigError: they cannot be; see also `MooncakePath` and `DiskPath`.
+        ConfigError: they cannot be; see also `MooncakeTransport` and `DiskTransport`.
         RendezvousError: the directory of the disk cannot be used, or there is no Mooncake master.
     """
     if arena is None:
@@ -34,14 +34,14 @@ def path_over_tiers(
     with contextlib.ExitStack() as undo:
         for name in options.order:
             if name == "mooncake" and options.mooncake is not None:
-                tiers.append(Tier(MooncakePath(options.mooncake), {"": options.mooncake.segment}))
+                tiers.append(Tier(MooncakeTransport(options.mooncake), {"": options.mooncake.segment}))
             elif name == "disk" and options.disk is not None:
                 disk = options.disk.model_copy(update={"arena": options.disk.arena or arena.arena})
-                tiers.append(Tier(DiskPath(disk), {"": disk.max_bytes}))
+                tiers.append(Tier(DiskTransport(disk), {"": disk.max_bytes}))
             else:
                 continue
             undo.callback(tiers[-1].path.close)
-        path = TieredPath(tiers, options, arena.max_inflight, arena.window_size)
+        path = TieredTransport(tiers, options, arena.max_inflight, arena.window_size)
         undo.pop_all()
     return path
 

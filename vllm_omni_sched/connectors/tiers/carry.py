@@ -9,12 +9,12 @@ from enum import Enum
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Lease, Path
 from vllm_omni_sched.connectors.framing import message_of
 from vllm_omni_sched.connectors.routing.cost import Illness, TransferCost
-from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
+from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.policy import TierReason
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.connectors.transport import Lease, Transport
 from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
@@ -64,9 +64,9 @@ class Carrier:
     """
 
     def __init__(
-        self, paths: Sequence[Path], books: Books, costs: Sequence[Costs], tickets: Tickets | None, clock: Clock
+        self, paths: Sequence[Transport], ledger: Ledger, costs: Sequence[Costs], tickets: Tickets | None, clock: Clock
     ) -> None:
-        self._paths, self._books, self._costs, self._tickets, self._clock = paths, books, costs, tickets, clock
+        self._paths, self._ledger, self._costs, self._tickets, self._clock = paths, ledger, costs, tickets, clock
         self._illness = [Illness() for _ in paths]
         self.counts = MoveCounts()
 
@@ -77,7 +77,7 @@ class Carrier:
     def carry(self, item: Item, target: int, reason: TierReason) -> Iterator[Stage]:
         """Move a message; other threads may act between the yielded stages. Iterate to the end, in one thread."""
         source, began = item.tier, self._clock()
-        with self._books.alone(item.name):
+        with self._ledger.alone(item.name):
             lease = self._lease(item)
         if lease is None:
             self.counts.moves_too_late += 1
@@ -85,7 +85,7 @@ class Carrier:
         if source:
             self._costs[source].out.observe(item.nbytes, self._clock() - began)
         yield Stage.LEASED
-        with self._books.alone(item.name):
+        with self._ledger.alone(item.name):
             put = self._put(item, lease, target)
         if not put:
             return
@@ -100,7 +100,7 @@ class Carrier:
         seconds[name] = seconds.get(name, 0.0) + self._clock() - began
 
     def _lease(self, item: Item) -> Lease | None:
-        if self._books.get(item.name) is not item or item.hand != Hand.NOBODY:
+        if self._ledger.get(item.name) is not item or item.owner != Owner.NOBODY:
             return None
         try:
             lease = self._paths[item.tier].lease(item.edge, item.key)
@@ -108,17 +108,17 @@ class Carrier:
             logger.error(
                 "message %r of edge %s was damaged in its tier, and is lost: %s", item.key[:80], item.edge, error
             )
-            self._books.leave(item)
+            self._ledger.leave(item)
             return None
         if lease is not None and lease.arrival.id != item.id:
             lease.give_back()
             return None
         if lease is not None:
-            item.hand = Hand.MOVER
+            item.owner = Owner.MOVER
         return lease
 
     def _put(self, item: Item, lease: Lease, target: int) -> bool:
-        if self._books.get(item.name) is not item:
+        if self._ledger.get(item.name) is not item:
             lease.consume()
             self.counts.moves_too_late += 1
             return False
@@ -134,14 +134,14 @@ class Carrier:
             self._illness[target].refused(self._clock())
             logger.debug("message %r of %s stays where it is: %s", item.key[:80], item.edge, error)
         finally:
-            item.hand = Hand.NOBODY
+            item.owner = Owner.NOBODY
             if held_bytes is None:
                 self._stay(item, lease)
         if held_bytes is None:
             return False
         self._illness[target].took()
         self._costs[target].into.observe(message.nbytes, self._clock() - began)
-        self._books.move(item, target, held_bytes)
+        self._ledger.move(item, target, held_bytes)
         return True
 
     def _stay(self, item: Item, lease: Lease) -> None:
@@ -152,6 +152,6 @@ class Carrier:
             self.counts.moves_failed += 1
             returned = False
         if not returned:
-            self._books.leave(item)
+            self._ledger.leave(item)
         if self._tickets is not None:
             self._tickets.remove(item.id)

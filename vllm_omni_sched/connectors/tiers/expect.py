@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.resource.rate import Rate
 
 

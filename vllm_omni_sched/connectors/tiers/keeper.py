@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Edge, InFlight, Path, Traffic
-from vllm_omni_sched.connectors.counts import MessageCounts
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Message
-from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
+from vllm_omni_sched.connectors.medium import MessageCounts
 from vllm_omni_sched.connectors.tiers.expect import Waits
+from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
+from vllm_omni_sched.connectors.transport import InFlight, Traffic, Transport
 from vllm_omni_sched.errors import ConnectorError, ReceiverBehindError
 from vllm_omni_sched.logs import get_logger
 
@@ -37,8 +38,10 @@ class TierCounts(MessageCounts):
 class Keeper:
     """Checks messages from time to time, and learns how long they waited."""
 
-    def __init__(self, paths: Sequence[Path], books: Books, waits: Waits, ttl_seconds: float, clock: Clock) -> None:
-        self._paths, self._books, self._waits = paths, books, waits
+    def __init__(
+        self, paths: Sequence[Transport], ledger: Ledger, waits: Waits, ttl_seconds: float, clock: Clock
+    ) -> None:
+        self._paths, self._ledger, self._waits = paths, ledger, waits
         self._ttl_seconds, self._clock = ttl_seconds, clock
         self.lock = threading.Lock()  # of the counts, and of what is learnt
         self.counts = TierCounts()
@@ -50,15 +53,15 @@ class Keeper:
         Raises:
             ReceiverBehindError: it has to get something first.
         """
-        edge, books = message.edge, self._books
+        edge, ledger = message.edge, self._ledger
         for again in (True, False):
-            waiting, nbytes = books.waiting[edge], books.waiting_bytes[edge]
+            waiting, nbytes = ledger.waiting[edge], ledger.waiting_bytes[edge]
             over = max_inflight is not None and waiting >= max_inflight
             over = over or (window is not None and nbytes + message.nbytes > window)
             if not (over and waiting):
                 return
             if again:
-                self.look(books.of_edge(edge))
+                self.look(ledger.of_edge(edge))
         raise ReceiverBehindError(
             f"edge {edge} has {waiting} messages ({nbytes} bytes) that nobody has got (its `max_inflight` or "
             "`window_size`)"
@@ -81,10 +84,10 @@ class Keeper:
 
     def _look_at(self, item: Item, now: float) -> bool:
         late = now - item.put_at > self._ttl_seconds
-        if item.hand != Hand.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
+        if item.owner != Owner.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
             return False
-        with self._books.alone(item.name, wait=False) as alone:
-            if not alone or item.hand != Hand.NOBODY or self._books.get(item.name) is not item:
+        with self._ledger.alone(item.name, wait=False) as alone:
+            if not alone or item.owner != Owner.NOBODY or self._ledger.get(item.name) is not item:
                 return False
             if late:
                 return self._expire(item)
@@ -108,13 +111,13 @@ class Keeper:
         """Return the messages in flight by edge, as of the last check; only its tier knows what receivers hold."""
         with self.lock:
             found = {edge: replace(last, waiting=[], held=[]) for edge, last in self._last.items()}
-        for item in self._books.all():
+        for item in self._ledger.all():
             found.setdefault(item.edge, Traffic()).waiting.append(InFlight(item.put_at, item.nbytes))
         return found
 
     def gone(self, item: Item, why: str) -> bool:
         """Remove a message for a reason, a name in `TierCounts`; return False if it was removed before."""
-        if not self._books.leave(item):
+        if not self._ledger.leave(item):
             return False
         with self.lock:
             setattr(self.counts, why, getattr(self.counts, why) + 1)

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Path
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.modality import Modality
-from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Costs
 from vllm_omni_sched.connectors.tiers.expect import Waits
 from vllm_omni_sched.connectors.tiers.keeper import Keeper
+from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.view import View
+from vllm_omni_sched.connectors.transport import Transport
 from vllm_omni_sched.errors import (
     ConnectorError,
     MessageTooLargeError,
     NoRoomError,
-    PathClosedError,
     ReceiverBehindError,
+    TransportClosedError,
 )
 from vllm_omni_sched.logs import get_logger
 
@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 class Tier:
     """A path and its capacity in bytes, by pool (a `Modality`, or "" for all without a pool of their own)."""
 
-    path: Path
+    path: Transport
     capacity_bytes: Mapping[str, int]
 
     def pools(self) -> dict[str, int]:
@@ -44,15 +44,15 @@ class Placer:
 
     def __init__(
         self,
-        paths: Sequence[Path],
-        books: Books,
+        paths: Sequence[Transport],
+        ledger: Ledger,
         view: View,
         keeper: Keeper,
         waits: Waits,
         costs: Sequence[Costs],
         clock: Clock,
     ) -> None:
-        self._paths, self._books, self._view, self._keeper = paths, books, view, keeper
+        self._paths, self._ledger, self._view, self._keeper = paths, ledger, view, keeper
         self._waits, self._costs, self._clock = waits, costs, clock
 
     def put(self, message: Message, pool: str) -> tuple[int, int]:
@@ -60,19 +60,19 @@ class Placer:
 
         Raises:
             ReceiverBehindError: a tier says so.
-            PathClosedError: one is closed.
+            TransportClosedError: one is closed.
             MessageTooLargeError: no tier will ever have room.
             NoRoomError: none has room now.
         """
         refusals = []
-        with self._books.alone(message.name):
-            before = self._books.get(message.name)
+        with self._ledger.alone(message.name):
+            before = self._ledger.get(message.name)
             for attempt in self._view.placements(message, pool):
                 path, began = self._paths[attempt.tier], self._clock()
                 try:
                     waits = before is not None and self._waits_in(before, attempt.tier)
                     held_bytes = path.put(message, None)
-                except (ReceiverBehindError, PathClosedError):
+                except (ReceiverBehindError, TransportClosedError):
                     raise
                 except ConnectorError as error:
                     refusals.append((path.name, error))
@@ -81,7 +81,7 @@ class Placer:
                 if before is not None:
                     self._replace(before, attempt.tier, waits)
                 expected = self._waits.expected(message.edge)
-                self._books.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
+                self._ledger.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
                 with self._keeper.lock:
                     counts = self._keeper.counts
                     self._costs[attempt.tier].into.observe(message.nbytes, now - began)
@@ -97,12 +97,12 @@ class Placer:
 
     def _waits_in(self, item: Item, tier: int) -> bool:
         """Return whether a message waits in that tier, where another of its name would replace it."""
-        return item.tier == tier and item.hand == Hand.NOBODY and self._paths[tier].holds(item.edge, item.key)
+        return item.tier == tier and item.owner == Owner.NOBODY and self._paths[tier].holds(item.edge, item.key)
 
     def _replace(self, before: Item, tier: int, was_replaced: bool) -> None:
         """Take back a message after another of its name was put, in whatever tier it is."""
-        replaced = was_replaced or before.hand == Hand.MOVER
-        if before.tier != tier and before.hand == Hand.NOBODY:
+        replaced = was_replaced or before.owner == Owner.MOVER
+        if before.tier != tier and before.owner == Owner.NOBODY:
             try:
                 replaced = self._paths[before.tier].withdraw(before.edge, before.key)
             except ConnectorError as error:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.framing import Message
-from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Costs
 from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
+from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.options import TierRules
 from vllm_omni_sched.connectors.tiers.policy import (
     ItemState,
@@ -34,12 +34,12 @@ class View:
         self,
         capacities: Sequence[Mapping[str, int]],
         rules: TierRules,
-        books: Books,
+        ledger: Ledger,
         costs: Sequence[Costs],
         waits: Waits,
         clock: Clock,
     ) -> None:
-        self._capacities, self._rules, self._books = capacities, rules, books
+        self._capacities, self._rules, self._ledger = capacities, rules, ledger
         self._costs, self._waits, self._clock = costs, waits, clock
 
     def placements(self, message: Message, pool: str) -> tuple[Placement, ...]:
@@ -51,7 +51,7 @@ class View:
 
     def moves(self) -> list[tuple[Item, Move]]:
         """Return the moves that should be made now, in order."""
-        items = {item.id: item for item in self._books.all() if item.hand == Hand.NOBODY}
+        items = {item.id: item for item in self._ledger.all() if item.owner == Owner.NOBODY}
         states = [self._state(item) for item in items.values()]
         return [(items[move.id], move) for move in plan(states, self._tiers(), self._rules)]
 
@@ -61,11 +61,11 @@ class View:
 
     def is_worth_a_plan(self) -> bool:
         """Return whether messages may have to move; a cheap check."""
-        used, high, low = self._books.used, self._rules.high_water, self._rules.low_water
+        used, high, low = self._ledger.used, self._rules.high_water, self._rules.low_water
         for number, capacity in enumerate(self._capacities[:-1]):
             if any(used[number, pool] > high * nbytes for pool, nbytes in capacity.items()):
                 return True
-        below = any(self._books.lying[number] for number in range(1, len(self._capacities)))
+        below = any(self._ledger.lying[number] for number in range(1, len(self._capacities)))
         return below and any(used[0, pool] < low * nbytes for pool, nbytes in self._capacities[0].items())
 
     def _state(self, item: Item) -> ItemState:
@@ -77,7 +77,7 @@ class View:
     def _tiers(self) -> list[TierState]:
         states = []
         for number, (capacity, costs) in enumerate(zip(self._capacities, self._costs, strict=True)):
-            pools = {name: Pool(nbytes, self._books.used[number, name]) for name, nbytes in capacity.items()}
+            pools = {name: Pool(nbytes, self._ledger.used[number, name]) for name, nbytes in capacity.items()}
             rate = self._rules.bytes_per_second
             into, out = (
                 Link(cost.seconds(0) or 0.0, cost.bytes_per_second or rate) for cost in (costs.into, costs.out)

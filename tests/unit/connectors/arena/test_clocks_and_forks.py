@@ -13,17 +13,17 @@ import pytest
 
 from tests.support.arena import EDGE, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, Start
-from vllm_omni_sched.connectors.arena import ArenaPath, inbox
-from vllm_omni_sched.connectors.arena.path import BURY_EVERY
+from vllm_omni_sched.connectors.arena import ArenaTransport, inbox
+from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import PathClosedError
+from vllm_omni_sched.errors import TransportClosedError
 
 
 def test_clocks_that_jump(root: str) -> None:
     """One clock, handed in, is all the arena reads: `clock.monotonic_seconds`, the same for all processes of a host."""
     clock = FakeClock()
-    sender = ArenaPath(small(root, ttl_seconds=60), clock=clock)
-    receiver = ArenaPath(small(root, ttl_seconds=60), clock=clock)
+    sender = ArenaTransport(small(root, ttl_seconds=60), clock=clock)
+    receiver = ArenaTransport(small(root, ttl_seconds=60), clock=clock)
     sender.put(make_message(EDGE, "a", 1))
     clock.now -= 900  # back: nothing expires, nothing raises
     assert sender.reap() == 0
@@ -36,7 +36,7 @@ def test_clocks_that_jump(root: str) -> None:
     assert arrival.open()[0, 0] == 1
     del arrival
     assert sender.reap() == 1
-    late = ArenaPath(small(root, ttl_seconds=60), clock=clock)
+    late = ArenaTransport(small(root, ttl_seconds=60), clock=clock)
     late.put(make_message(EDGE, "c", 1))
     assert receiver.get(EDGE, "c") is not None
     for path in (sender, receiver, late):
@@ -47,10 +47,10 @@ def test_a_clock_that_jumps_while_a_new_sender_comes(root: str, monkeypatch: pyt
     """Time stamps of a directory are no proof for ever: receivers look again when they bury."""
     monkeypatch.setattr(inbox, "NEW_SENDERS_AFTER", -1.0)  # of real time, of which none may have passed here
     clock = FakeClock()
-    receiver = ArenaPath(small(root), clock=clock)
+    receiver = ArenaTransport(small(root), clock=clock)
     assert receiver.get(EDGE, "k") is None
     stamp = os.stat(receiver.directory)
-    sender = ArenaPath(small(root), clock=clock)
+    sender = ArenaTransport(small(root), clock=clock)
     sender.put(make_message(EDGE, "k", 1))
     os.utime(receiver.directory, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as if within the same tick
     clock.now += 1
@@ -88,8 +88,8 @@ def test_a_forked_child_inherits_nothing(start: Start) -> None:
     parent.put("a", IN_POOL, 2)
     said = parent.fork_and_use()
     assert said == [
-        f"{PathClosedError.__name__}: the arena was closed by a fork, for the child, before this put",
-        f"{PathClosedError.__name__}: the arena was closed by a fork, for the child, before this get",
+        f"{TransportClosedError.__name__}: the arena was closed by a fork, for the child, before this put",
+        f"{TransportClosedError.__name__}: the arena was closed by a fork, for the child, before this get",
         "0",
         "closed",
     ]
@@ -104,7 +104,7 @@ def test_a_forked_child_inherits_nothing(start: Start) -> None:
 
 def test_two_paths_in_one_process(root: str) -> None:
     """As in a stage of vLLM-Omni, where engine core and worker each have one."""
-    one, two = ArenaPath(small(root)), ArenaPath(small(root))
+    one, two = ArenaTransport(small(root)), ArenaTransport(small(root))
     for sender, receiver in ((one, two), (two, one), (one, one)):
         sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
         arrival = receiver.get(EDGE, "k")

@@ -15,7 +15,7 @@ import pytest
 from tests.support.arena import EDGE, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, write_to_record
 from tests.support.processes import Processes
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, layout
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, layout
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
@@ -93,7 +93,7 @@ SIGNALLING = struct.pack("<Q", 0x7FF0000000000001)
 @pytest.mark.parametrize("said", [*(struct.pack("<d", time) for time in TIMES.values()), SIGNALLING], ids=[*TIMES, "s"])
 def test_a_damaged_time_does_no_harm(options: ArenaOptions, directory: Path, start: Start, said: bytes) -> None:
     """The sender has its own; what a dead one has left behind goes."""
-    sender, receiver = ArenaPath(options), ArenaPath(options)
+    sender, receiver = ArenaTransport(options), ArenaTransport(options)
     sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
     write_to_record(directory, layout.State.READY, layout.PUT_AT, said)
     assert sender.reap() == 0
@@ -232,7 +232,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused(root: str, what: str, who
     elif what == "open to others":
         found.chmod(0o750)
     with pytest.raises(RendezvousError, match=rf"{found} is not a private directory of this user .* `directory`"):
-        ArenaPath(small(root))
+        ArenaTransport(small(root))
     if what in ("a link", "a file"):
         found.unlink()
     else:
@@ -242,7 +242,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused(root: str, what: str, who
 
 def test_a_directory_that_cannot_be_made_is_named(root: str) -> None:
     with pytest.raises(RendezvousError, match=r"cannot make or open /nowhere/vllm-omni-sched-\d+ \(No such file"):
-        ArenaPath(small("/nowhere"))
+        ArenaTransport(small("/nowhere"))
 
 
 @as_root

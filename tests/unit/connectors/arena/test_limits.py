@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaPath, PoolOptions
-from vllm_omni_sched.connectors.arena.path import FIRST_WAIT, LONGEST_WAIT
+from vllm_omni_sched.connectors.arena import ArenaTransport, PoolOptions
 from vllm_omni_sched.connectors.arena.pool import PIECE, Pool
-from vllm_omni_sched.connectors.base import Edge, Status
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import NoRoomError, PathClosedError
+from vllm_omni_sched.connectors.transport import Status
+from vllm_omni_sched.errors import NoRoomError, TransportClosedError
 
-Open = Callable[..., ArenaPath]
+Open = Callable[..., ArenaTransport]
 OTHER = Edge("1", "2")
 
 
@@ -39,11 +39,11 @@ def sleeper() -> Sleeper:
 
 @pytest.fixture
 def open_path(sleeper: Sleeper) -> Iterator[Open]:
-    opened: list[ArenaPath] = []
+    opened: list[ArenaTransport] = []
     with place() as root:
 
-        def open_path(**options: Any) -> ArenaPath:
-            opened.append(ArenaPath(small(root, **options), clock=sleeper.clock, sleep=sleeper))
+        def open_path(**options: Any) -> ArenaTransport:
+            opened.append(ArenaTransport(small(root, **options), clock=sleeper.clock, sleep=sleeper))
             return opened[-1]
 
         yield open_path
@@ -51,7 +51,7 @@ def open_path(sleeper: Sleeper) -> Iterator[Open]:
             path.close()
 
 
-def put(path: ArenaPath, key: str, nbytes: int = 10, edge: Edge = EDGE, deadline: float | None = None) -> int:
+def put(path: ArenaTransport, key: str, nbytes: int = 10, edge: Edge = EDGE, deadline: float | None = None) -> int:
     return path.put(make_message(edge, key, pixels(1, nbytes)), deadline)
 
 
@@ -97,9 +97,13 @@ def test_put_waits_until_its_deadline(open_path: Open, sleeper: Sleeper) -> None
     assert sleeper.slept == []
     with pytest.raises(NoRoomError):
         put(path, "b", deadline=sleeper.clock() + 0.05)
-    assert sleeper.slept[:3] == [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT]
-    assert 0.05 <= sum(sleeper.slept) <= 0.05 + LONGEST_WAIT
-    assert max(sleeper.slept) == LONGEST_WAIT
+    assert sleeper.slept[:3] == [
+        ArenaTransport.first_wait,
+        2 * ArenaTransport.first_wait,
+        4 * ArenaTransport.first_wait,
+    ]
+    assert 0.05 <= sum(sleeper.slept) <= 0.05 + ArenaTransport.longest_wait
+    assert max(sleeper.slept) == ArenaTransport.longest_wait
     with pytest.raises(NoRoomError):
         put(path, "b", deadline=sleeper.clock() - 1)
     assert path.health().facts["refused"] == 3
@@ -121,7 +125,7 @@ def test_put_that_waits_is_told_of_the_close(open_path: Open, sleeper: Sleeper) 
     path = open_path(max_inflight=1)
     put(path, "a")
     sleeper.then[2] = path.close
-    with pytest.raises(PathClosedError):
+    with pytest.raises(TransportClosedError):
         put(path, "b", deadline=sleeper.clock() + 10)
     assert len(sleeper.slept) == 2
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.arena import EDGE, FakeClock, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaPath, inbox, misses
+from vllm_omni_sched.connectors.arena import ArenaTransport, inbox, misses
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.memory import ByteLocks
 from vllm_omni_sched.connectors.framing import make_message
@@ -19,7 +19,7 @@ class Ends:
     """A sender and a receiver, and how often the receiver has searched an index."""
 
     def __init__(self, root: str) -> None:
-        self.sender, self.receiver = (ArenaPath(small(root), clock=FakeClock()) for _ in range(2))
+        self.sender, self.receiver = (ArenaTransport(small(root), clock=FakeClock()) for _ in range(2))
         self.searched = 0
         self.put("first")
         assert self.receiver.get(EDGE, "first") is not None

@@ -15,7 +15,7 @@ import pytest
 from tests.support.arena import EDGE
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, files
 from tests.support.processes import Processes
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.errors import NoRoomError
 
@@ -57,7 +57,7 @@ def test_an_arena_that_goes_while_somebody_enters(
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    path = ArenaPath(options)
+    path = ArenaTransport(options)
     assert os.path.samestat(os.fstat(path._entered), directory.stat())
     path.put(make_message(EDGE, "k", 1))
     assert path.get(EDGE, "k") is not None

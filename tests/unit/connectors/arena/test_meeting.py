@@ -14,8 +14,8 @@ from tests.support.arena import EDGE, pixels, small
 from tests.support.arena_faults import IN_POOL
 from tests.support.tiers import files as disk_options
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaPath, meeting
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
+from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.errors import RendezvousError
@@ -42,7 +42,7 @@ def test_an_arena_that_was_made_again_is_not_removed_by_who_saw_the_old_one_empt
 
 @pytest.mark.parametrize("root", ["/proc", "/proc/self/fd"])
 def test_a_place_where_no_directory_can_be_made_is_an_error_that_names_the_option(root: str) -> None:
-    for make in (lambda: ArenaPath(small(root)), lambda: DiskPath(disk_options(root))):
+    for make in (lambda: ArenaTransport(small(root)), lambda: DiskTransport(disk_options(root))):
         with pytest.raises(RendezvousError, match=rf"cannot make or open {root}/.*connector's option `directory`"):
             make()
 
@@ -74,7 +74,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.usefixtures("umask")
 def test_modes_do_not_follow_the_umask(root: str) -> None:
     """Directories that their user can enter and files that it can open, and nobody else."""
-    path, disk = ArenaPath(small(root)), DiskPath(disk_options(root))
+    path, disk = ArenaTransport(small(root)), DiskTransport(disk_options(root))
     for one in (path, disk):
         one.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
         assert one.get(EDGE, "none") is None

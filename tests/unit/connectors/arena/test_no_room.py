@@ -17,8 +17,8 @@ from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
 from tests.support.descriptors import nothing_left_open
 from tests.support.processes import Processes
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, inbox, meeting, peer
-from vllm_omni_sched.connectors.arena.path import BURY_EVERY
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, inbox, meeting, peer
+from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.framing import ON_DEVICE, make_message
 from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, RendezvousError
 
@@ -40,7 +40,7 @@ def test_a_full_arena_refuses_and_takes_again_when_something_was_got(start: Star
 
 
 def test_a_message_larger_than_its_pool_is_refused_before_its_deadline(options: ArenaOptions) -> None:
-    path = ArenaPath(options, clock=FakeClock(), sleep=lambda _: pytest.fail("waits in vain"))
+    path = ArenaTransport(options, clock=FakeClock(), sleep=lambda _: pytest.fail("waits in vain"))
     with pytest.raises(NoRoomError, match=r"of \d+ bytes on edge 0->1 is larger than pool image may become"):
         path.put(make_message(EDGE, "k", pixels(1, 1 * MIB)), deadline=1e9)
     assert path.health().status.value == "degraded"  # others still get through
@@ -51,7 +51,7 @@ def test_a_message_larger_than_its_pool_is_refused_before_its_deadline(options: 
 def test_no_pool_grows_for_a_message_that_never_fits(root: str, deadline: float | None) -> None:
     """Neither with its pool there already, nor as the first of its pool."""
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 4 * MIB, "inline_bytes": 0}
-    path = ArenaPath(small(root, image=pool, audio=pool), sleep=lambda _: pytest.fail("waits in vain"))
+    path = ArenaTransport(small(root, image=pool, audio=pool), sleep=lambda _: pytest.fail("waits in vain"))
     path.put(make_message(EDGE, "k", pixels(1, 40 * KIB)))
     before = path.health().facts["pools"]
     for payload in (pixels(1, 4 * MIB), np.zeros(2 * MIB, np.int16)):
@@ -65,7 +65,7 @@ def test_no_pool_grows_for_a_message_that_never_fits(root: str, deadline: float 
 def test_no_pool_grows_where_what_it_holds_lies_in_the_way(root: str) -> None:
     """Of 96 MB, those from 20 to 40 are in use: 60 MB have no room until they go, however far the pool grows."""
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 96 * MIB, "inline_bytes": 0}
-    path = ArenaPath(small(root, image=pool))
+    path = ArenaTransport(small(root, image=pool))
     for key in ("a", "b"):
         path.put(make_message(EDGE, key, pixels(1, 20 * MIB - 4 * KIB)))
     assert path.discard("a") == 1
@@ -82,7 +82,7 @@ def test_no_pool_grows_where_what_it_holds_lies_in_the_way(root: str) -> None:
 def test_what_lies_on_a_device_is_not_let_through_as_if_the_ring_would_take_it(root: str) -> None:
     """Such a message is leased, so it goes through a pool, which is smaller than the ring here."""
     pool = {"block_bytes": 64, "initial_bytes": 64 * KIB, "max_bytes": 64 * KIB, "inline_bytes": MIB}
-    path = ArenaPath(small(root, ring_bytes=MIB, text=pool, image=pool, audio=pool))
+    path = ArenaTransport(small(root, ring_bytes=MIB, text=pool, image=pool, audio=pool))
     message = make_message(EDGE, "k", pixels(1, 100 * KIB))
     message.flags |= ON_DEVICE
     with pytest.raises(MessageTooLargeError):
@@ -132,7 +132,7 @@ def test_a_full_file_system_is_a_clean_error(all_processes: Processes, root: str
 def test_ten_thousand_messages_that_nobody_gets(root: str) -> None:
     """Bounded, told by `health`, and gone when they have expired."""
     clock = FakeClock()
-    path = ArenaPath(small(root, ring_bytes=4 * MIB, max_messages=16384, ttl_seconds=60), clock=clock)
+    path = ArenaTransport(small(root, ring_bytes=4 * MIB, max_messages=16384, ttl_seconds=60), clock=clock)
     for i in range(10_000):
         path.put(make_message(EDGE, f"{i}", i))
         clock.now += 0.001
@@ -151,7 +151,7 @@ def test_ten_thousand_messages_that_nobody_gets(root: str) -> None:
 
 
 def test_three_thousand_messages_and_an_index_of_a_thousand(root: str) -> None:
-    path, refused = ArenaPath(small(root, ring_bytes=4 * MIB, max_messages=1024)), 0
+    path, refused = ArenaTransport(small(root, ring_bytes=4 * MIB, max_messages=1024)), 0
     for i in range(3000):
         try:
             path.put(make_message(EDGE, f"{i}", i))
@@ -167,7 +167,7 @@ def test_three_thousand_messages_and_an_index_of_a_thousand(root: str) -> None:
 def test_ten_thousand_messages_that_are_held(root: str) -> None:
     """A put looks at eight messages, however many are held; and asks once whether their holder lives."""
     pool = {"block_bytes": 64, "initial_bytes": 1 * MIB, "max_bytes": 8 * MIB, "inline_bytes": 0}
-    path = ArenaPath(small(root, text=pool, image=pool, max_messages=16384))
+    path = ArenaTransport(small(root, text=pool, image=pool, max_messages=16384))
     held = []
     for i in range(10_000):
         path.put(make_message(EDGE, f"{i}", pixels(1, 8)))
@@ -193,7 +193,7 @@ def test_a_receiver_without_descriptors_or_memory_can_get_a_message_later(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     clock = FakeClock()
-    sender, receiver = ArenaPath(options, clock=clock), ArenaPath(options, clock=clock)
+    sender, receiver = ArenaTransport(options, clock=clock), ArenaTransport(options, clock=clock)
     sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
     real = inbox.open_private
     for works in (lambda path: path.suffix == meeting.OUTBOX, lambda path: False):
@@ -223,7 +223,7 @@ def test_what_cannot_be_made_leaves_nothing_half_made(
     def fails(*_: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    path = ArenaPath(options)
+    path = ArenaTransport(options)
     if what == "os.ftruncate":
         path.put(make_message(EDGE, "small", 1))
     there, refused = files(directory), r"no memory for (an outbox|a pool) in .* \(Cannot allocate memory\)"
@@ -244,7 +244,7 @@ def test_an_inbox_that_cannot_be_made_leaves_nothing(
     def fails(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    path = ArenaPath(options)
+    path = ArenaTransport(options)
     for what in ("pathlib.Path.rename", "fcntl.flock"):
         with monkeypatch.context() as patch:
             patch.setattr(what, fails)
@@ -257,7 +257,7 @@ def test_an_inbox_that_cannot_be_made_leaves_nothing(
 def test_health_looks_after_the_dead_where_nobody_asks_for_messages(start: Start, options: ArenaOptions) -> None:
     clock, producer = FakeClock(), start()
     producer.put("k", IN_POOL, 1)
-    receiver = ArenaPath(options, clock=clock)
+    receiver = ArenaTransport(options, clock=clock)
     assert receiver.get(EDGE, "k") is not None
     producer.kill()
     assert receiver.health().facts["senders"] == 1

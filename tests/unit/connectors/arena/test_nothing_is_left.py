@@ -28,9 +28,9 @@ def test_nothing_is_left_by_a_process_that_ends_and_has_not_closed(root: str) ->
     program = f"""if True:
         import numpy
         from tests.support.arena import EDGE, small
-        from vllm_omni_sched.connectors.arena import ArenaPath
+        from vllm_omni_sched.connectors.arena import ArenaTransport
         from vllm_omni_sched.connectors.framing import make_message
-        path = ArenaPath(small({root!r}))
+        path = ArenaTransport(small({root!r}))
         path.put(make_message(EDGE, "k", numpy.ones((1, 10000))))
         held = path.get(EDGE, "k").open()
         print(held.sum())

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.arena import place
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, meeting
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, meeting
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.errors import ConfigError
 
@@ -77,7 +77,7 @@ def test_an_arena_named_in_the_environment_is_checked_too(named: str, monkeypatc
         place() as root,
         pytest.raises(ConfigError, match=r"environment variable VLLM_OMNI_SCHED_ARENA must be 1 to 64"),
     ):
-        ArenaPath(ArenaOptions(directory=root))
+        ArenaTransport(ArenaOptions(directory=root))
 
 
 def test_an_arena_has_its_name_from_the_options_or_the_environment_or_the_process(
@@ -87,7 +87,7 @@ def test_an_arena_has_its_name_from_the_options_or_the_environment_or_the_proces
     with place() as root:
         for named, arena in (("", None), ("b", None), ("b", "c")):
             monkeypatch.setenv(meeting.ARENA_VARIABLE, named)
-            path = ArenaPath(ArenaOptions(directory=root, arena=arena))
+            path = ArenaTransport(ArenaOptions(directory=root, arena=arena))
             names.append(path.directory.name)
             path.close()
     assert names[0].startswith("pid-")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, small
 from tests.support.processes import Process
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.watch import Alarm, Watch, WatchOptions
 
@@ -22,7 +22,7 @@ class Sender:
 
     def __init__(self, options: ArenaOptions) -> None:
         self.clock = FakeClock()
-        self.path = ArenaPath(options, clock=self.clock)
+        self.path = ArenaTransport(options, clock=self.clock)
         self.watch = Watch(WatchOptions(stall_seconds=10, leak_seconds=100))
 
     def put(self, key: str, nbytes: int = 10) -> None:

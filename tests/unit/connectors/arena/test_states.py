@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 from tests.support.arena import EDGE, MIB, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaPath, layout, meeting
+from vllm_omni_sched.connectors.arena import ArenaTransport, layout, meeting
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.layout import Layout, State
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import make_message
 
 SMALL, LARGE = 100, 20_000
 
 
 @pytest.fixture
-def path() -> Iterator[ArenaPath]:
+def path() -> Iterator[ArenaTransport]:
     with place() as root:
-        path = ArenaPath(small(root))
+        path = ArenaTransport(small(root))
         yield path
         path.close()
 
 
-def put(path: ArenaPath, key: str, nbytes: int = LARGE, fill: int = 1) -> None:
+def put(path: ArenaTransport, key: str, nbytes: int = LARGE, fill: int = 1) -> None:
     path.put(make_message(EDGE, key, pixels(fill, nbytes)))
 
 
@@ -54,7 +54,7 @@ def test_who_looks_without_a_lock_sees_one_state_or_the_other(tmp_path: Path) ->
 
 
 def test_a_slot_that_looks_free_for_a_moment_is_not_used_again(
-    path: ArenaPath, monkeypatch: pytest.MonkeyPatch
+    path: ArenaTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(path, "k")
     arrival = path.get(EDGE, "k")
@@ -70,7 +70,9 @@ def test_a_slot_that_looks_free_for_a_moment_is_not_used_again(
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_who_cannot_be_looked_at_is_not_dead(path: ArenaPath, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_who_cannot_be_looked_at_is_not_dead(
+    path: ArenaTransport, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     put(path, "k")
     assert path.get(EDGE, "k") is not None
     (inbox,) = path.directory.glob("*.in")
@@ -84,7 +86,7 @@ def test_who_cannot_be_looked_at_is_not_dead(path: ArenaPath, monkeypatch: pytes
     assert meeting.is_alive(inbox)
 
 
-def test_a_message_in_the_ring_is_leased_by_its_sender_alone(path: ArenaPath) -> None:
+def test_a_message_in_the_ring_is_leased_by_its_sender_alone(path: ArenaTransport) -> None:
     put(path, "k", SMALL)
     assert path._outbox is not None
     index, digest = path._outbox._index, layout.digest_of(name_of(EDGE, "k"))
@@ -97,7 +99,7 @@ def test_a_message_in_the_ring_is_leased_by_its_sender_alone(path: ArenaPath) ->
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
-def test_a_lease_of_the_sender_is_no_receipt(path: ArenaPath, nbytes: int) -> None:
+def test_a_lease_of_the_sender_is_no_receipt(path: ArenaTransport, nbytes: int) -> None:
     put(path, "k", nbytes)
     lease = path.lease(EDGE, "k")
     assert lease is not None
@@ -108,7 +110,7 @@ def test_a_lease_of_the_sender_is_no_receipt(path: ArenaPath, nbytes: int) -> No
 
 
 def test_a_lease_is_given_back_though_somebody_looks_at_the_slot(
-    path: ArenaPath, monkeypatch: pytest.MonkeyPatch
+    path: ArenaTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(path, "k")
     lease = path.lease(EDGE, "k")
@@ -121,7 +123,7 @@ def test_a_lease_is_given_back_though_somebody_looks_at_the_slot(
     assert path.get(EDGE, "k") is not None
 
 
-def test_a_lease_that_outlives_its_path_gives_nothing_back(path: ArenaPath) -> None:
+def test_a_lease_that_outlives_its_path_gives_nothing_back(path: ArenaTransport) -> None:
     put(path, "k")
     lease = path.lease(EDGE, "k")
     assert lease is not None
@@ -129,7 +131,7 @@ def test_a_lease_that_outlives_its_path_gives_nothing_back(path: ArenaPath) -> N
     assert not lease.give_back()
 
 
-def test_what_was_got_and_is_put_again_counts_as_got(path: ArenaPath) -> None:
+def test_what_was_got_and_is_put_again_counts_as_got(path: ArenaTransport) -> None:
     put(path, "k", SMALL)
     assert path.get(EDGE, "k") is not None
     put(path, "k", SMALL)
@@ -137,13 +139,13 @@ def test_what_was_got_and_is_put_again_counts_as_got(path: ArenaPath) -> None:
     assert traffic.got_at is not None
 
 
-def test_long_keys_are_not_remembered(path: ArenaPath) -> None:
-    from vllm_omni_sched.connectors import base
+def test_long_keys_are_not_remembered(path: ArenaTransport) -> None:
+    from vllm_omni_sched.connectors import edge
 
-    before = base._cached_name.cache_info().currsize, layout._cached_digest.cache_info().currsize
+    before = edge._cached_name.cache_info().currsize, layout._cached_digest.cache_info().currsize
     for i in range(5):
         key = f"{i}" * MIB
         assert path.get(Edge("long", "keys"), key) is None
-    assert (base._cached_name.cache_info().currsize, layout._cached_digest.cache_info().currsize) == before
+    assert (edge._cached_name.cache_info().currsize, layout._cached_digest.cache_info().currsize) == before
     assert path._inbox is not None
     assert len(path._inbox._misses) == 0

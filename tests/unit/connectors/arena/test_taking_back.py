@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.arena import EDGE, MIB, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING
-from vllm_omni_sched.connectors.arena import ArenaPath
+from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.arena.memory import ByteLocks
 from vllm_omni_sched.connectors.framing import make_message
 
@@ -35,7 +35,7 @@ class Looker:
             self.let_go()
 
     @contextmanager
-    def at_the_only_message(self, path: ArenaPath) -> Iterator[None]:
+    def at_the_only_message(self, path: ArenaTransport) -> Iterator[None]:
         outbox = path._outbox
         assert outbox is not None
         (slot,) = outbox.sent
@@ -56,20 +56,20 @@ def looker() -> Looker:
 
 
 @pytest.fixture
-def ends(root: str, looker: Looker) -> Iterator[tuple[ArenaPath, ArenaPath]]:
+def ends(root: str, looker: Looker) -> Iterator[tuple[ArenaTransport, ArenaTransport]]:
     pool = {"block_bytes": 4096, "initial_bytes": 65536, "max_bytes": MIB, "inline_bytes": 1024}
     options = small(root, image=pool, ttl_seconds=60)
-    sender, receiver = (ArenaPath(options, clock=looker.clock, sleep=looker.sleep) for _ in range(2))
+    sender, receiver = (ArenaTransport(options, clock=looker.clock, sleep=looker.sleep) for _ in range(2))
     yield sender, receiver
     sender.close()
     receiver.close()
 
 
-def put(path: ArenaPath, value: int, nbytes: int) -> None:
+def put(path: ArenaTransport, value: int, nbytes: int) -> None:
     path.put(make_message(EDGE, "k", pixels(value, nbytes)))
 
 
-def got(path: ArenaPath) -> list[int]:
+def got(path: ArenaTransport) -> list[int]:
     """All that can be got under the key."""
     found = []
     while (arrival := path.get(EDGE, "k")) is not None:
@@ -77,7 +77,7 @@ def got(path: ArenaPath) -> list[int]:
     return found
 
 
-def facts(path: ArenaPath) -> dict[str, int]:
+def facts(path: ArenaTransport) -> dict[str, int]:
     found = path.health().facts
     return {name: found[name] for name in ("discarded", "replaced", "consumed", "expired", "in_flight")}
 
@@ -85,7 +85,7 @@ def facts(path: ArenaPath) -> dict[str, int]:
 @SIZES
 @pytest.mark.parametrize("how", ["discard", "withdraw"])
 def test_it_waits_for_who_looks_and_then_takes_the_message_back(
-    ends: tuple[ArenaPath, ArenaPath], looker: Looker, nbytes: int, how: str
+    ends: tuple[ArenaTransport, ArenaTransport], looker: Looker, nbytes: int, how: str
 ) -> None:
     sender, receiver = ends
     put(sender, 1, nbytes)
@@ -100,7 +100,7 @@ def test_it_waits_for_who_looks_and_then_takes_the_message_back(
 @SIZES
 @pytest.mark.parametrize("how", ["discard", "withdraw"])
 def test_what_it_did_not_take_back_can_be_got(
-    ends: tuple[ArenaPath, ArenaPath], looker: Looker, nbytes: int, how: str
+    ends: tuple[ArenaTransport, ArenaTransport], looker: Looker, nbytes: int, how: str
 ) -> None:
     """Its looker is stopped: after a tenth of a second it says no, and no it is, however often the sender looks."""
     sender, receiver = ends
@@ -118,7 +118,7 @@ def test_what_it_did_not_take_back_can_be_got(
 
 @SIZES
 def test_a_second_put_replaces_what_a_stopped_process_looks_at(
-    ends: tuple[ArenaPath, ArenaPath], looker: Looker, nbytes: int
+    ends: tuple[ArenaTransport, ArenaTransport], looker: Looker, nbytes: int
 ) -> None:
     sender, receiver = ends
     put(sender, 1, nbytes)
@@ -130,7 +130,7 @@ def test_a_second_put_replaces_what_a_stopped_process_looks_at(
 
 @SIZES
 def test_a_message_that_is_looked_at_when_it_is_late_expires_later(
-    ends: tuple[ArenaPath, ArenaPath], looker: Looker, nbytes: int
+    ends: tuple[ArenaTransport, ArenaTransport], looker: Looker, nbytes: int
 ) -> None:
     sender, _ = ends
     put(sender, 1, nbytes)

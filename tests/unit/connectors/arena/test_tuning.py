@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath, tuning
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, tuning
 from vllm_omni_sched.connectors.arena.inbox import TELL_EVERY
-from vllm_omni_sched.connectors.arena.path import TUNE_EVERY
+from vllm_omni_sched.connectors.arena.transport import TUNE_EVERY
 from vllm_omni_sched.connectors.arena.tuning import MEASURED, RANGE, ReceivingCost, limit_of
 from vllm_omni_sched.connectors.framing import make_message
 
@@ -77,7 +77,7 @@ def options() -> Iterator[ArenaOptions]:
         yield small(root, image=POOL, ring_bytes=1 * MIB)
 
 
-def send(path: ArenaPath, count: int, nbytes: int) -> int:
+def send(path: ArenaTransport, count: int, nbytes: int) -> int:
     """To oneself; how many went through the ring."""
     before = path.health().facts.get("inline", 0)
     for i in range(count):
@@ -88,7 +88,7 @@ def send(path: ArenaPath, count: int, nbytes: int) -> int:
 
 @pytest.mark.parametrize(("tune_inline", "inline"), [(True, 1), (False, 0)])
 def test_senders_do_as_receivers_tell(options: ArenaOptions, tune_inline: bool, inline: int) -> None:
-    path = ArenaPath(options.model_copy(update={"tune_inline": tune_inline}))
+    path = ArenaTransport(options.model_copy(update={"tune_inline": tune_inline}))
     assert send(path, 1, 30 * KIB) == 0
     (inbox,) = path.directory.glob("*.in")
     tuning.tell(inbox, 32.0 * KIB)
@@ -100,7 +100,7 @@ def test_senders_do_as_receivers_tell(options: ArenaOptions, tune_inline: bool, 
 
 
 def test_receivers_tell_now_and_then(options: ArenaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ArenaPath(options)
+    path = ArenaTransport(options)
     monkeypatch.setattr(ReceivingCost, "limit_bytes", 5000.0)
     said: list[Any] = []
     monkeypatch.setattr(tuning, "tell", lambda inbox, limit: said.append((Path(inbox).suffix, limit)))

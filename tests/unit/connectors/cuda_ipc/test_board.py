@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.arena import FakeClock
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.base import Edge
 from vllm_omni_sched.connectors.cuda_ipc.board import Board
+from vllm_omni_sched.connectors.edge import Edge
 
 AB, BC = Edge("a", "b"), Edge("b", "c")
 

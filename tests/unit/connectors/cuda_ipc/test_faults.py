@@ -183,8 +183,8 @@ def test_a_forked_child_inherits_nothing(start: Start) -> None:
     consumer, producer = start(), start()
     producer.put("a", BIG, 3)
     told = producer.fork_and_use()
-    assert told[0].startswith("PathClosedError")
-    assert told[1].startswith("PathClosedError")
+    assert told[0].startswith("TransportClosedError")
+    assert told[1].startswith("TransportClosedError")
     assert told[2:] == ["0", "closed"]
     assert consumer.get("a") == (BIG, 3)
     assert held(producer) == (0, 0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_omni_sched.connectors.cuda_ipc import driver, path
+from vllm_omni_sched.connectors.cuda_ipc import driver, transport
 from vllm_omni_sched.connectors.cuda_ipc.driver import NO_COUNTER, Exported, TorchCuda
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 
@@ -164,7 +164,7 @@ def test_a_block_of_its_own_is_waited_for_and_held_as_one_of_another_process(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_nothing_is_taken_into_use() -> None:
-    assert not path.has_cuda()
+    assert not transport.has_cuda()
     assert TorchCuda().uuids() == []
     assert TorchCuda().index_of(torch.zeros(3)) is None
     TorchCuda().collect()

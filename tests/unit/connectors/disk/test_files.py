@@ -13,15 +13,15 @@ from tests.support.arena import EDGE, KIB, LONG, FakeClock, pixels
 from tests.support.processes import Processes
 from tests.support.tiers import files, messages
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.base import Status
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.transport import Status
 from vllm_omni_sched.errors import CorruptMessageError, MessageTooLargeError, NoRoomError, RendezvousError
 
 
 def test_messages_in_files_that_nobody_gets_expire_and_are_counted(root: str, directory: Path) -> None:
     clock = FakeClock()
-    path = DiskPath(files(root, ttl_seconds=60), clock=clock)
+    path = DiskTransport(files(root, ttl_seconds=60), clock=clock)
     for i in range(20):
         path.put(make_message(EDGE, f"{i}", pixels(1, 3000)))
     clock.now += 61
@@ -41,7 +41,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_a_corrupt_message_and_gone(root: str, directory: Path, damage: str) -> None:
-    path = DiskPath(files(root))
+    path = DiskTransport(files(root))
     path.put(make_message(EDGE, "k", pixels(1, 3000)))
     (file,) = directory.glob("*.msg")
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_a_corrupt_message_and_gone(root: str, directory: Path
 
 
 def test_files_are_private(root: str, directory: Path) -> None:
-    path = DiskPath(files(root))
+    path = DiskTransport(files(root))
     path.put(make_message(EDGE, "k", pixels(1, 3000)))
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in directory.iterdir()} == {0o600}
@@ -67,14 +67,14 @@ def test_files_are_private(root: str, directory: Path) -> None:
     os.mkdir(f"{root}/open", 0o777)
     os.mkdir(f"{root}/open/vllm-omni-sched-{os.geteuid()}", 0o755)
     with pytest.raises(RendezvousError, match="not a private directory of this user"):
-        DiskPath(files(f"{root}/open"))
+        DiskTransport(files(f"{root}/open"))
     os.rmdir(f"{root}/open/vllm-omni-sched-{os.geteuid()}")
     os.rmdir(f"{root}/open")
 
 
 def test_a_file_that_may_not_get_so_long_is_no_room(root: str, directory: Path) -> None:
     """As a quota would say; what was begun goes, and what is there can be got."""
-    path = DiskPath(files(root))
+    path = DiskTransport(files(root))
     path.put(make_message(EDGE, "k", pixels(1, 3000)))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * KIB, before[1]))
@@ -110,14 +110,14 @@ def test_a_file_system_that_is_full_is_no_room(all_processes: Processes, root: s
 
 
 def test_what_is_larger_than_the_disk_may_get_is_refused_at_once(root: str) -> None:
-    path = DiskPath(files(root, max_bytes=64 * KIB))
+    path = DiskTransport(files(root, max_bytes=64 * KIB))
     with pytest.raises(MessageTooLargeError, match=r"raise its max_bytes \(65536\)"):
         path.put(make_message(EDGE, "k", pixels(1, 70 * KIB)), monotonic_seconds() + LONG)
     path.close()
 
 
 def test_two_senders_of_one_key_and_foreign_files(root: str, directory: Path) -> None:
-    first, second = DiskPath(files(root)), DiskPath(files(root))
+    first, second = DiskTransport(files(root)), DiskTransport(files(root))
     (directory / "foreign.txt").write_text("left alone")
     first.put(make_message(EDGE, "k", np.arange(3)))
     second.put(make_message(EDGE, "k", np.arange(4)))

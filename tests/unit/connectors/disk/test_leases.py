@@ -12,31 +12,31 @@ import pytest
 from tests.support.arena import EDGE, pixels
 from tests.support.tiers import files, messages
 from vllm_omni_sched.connectors import disk
-from vllm_omni_sched.connectors.base import Lease
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.disk.files import Stamp
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.transport import Lease
 from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
 
 @pytest.fixture
-def path(root: str) -> Iterator[DiskPath]:
+def path(root: str) -> Iterator[DiskTransport]:
     """With one message."""
-    path = DiskPath(files(root))
+    path = DiskTransport(files(root))
     path.put(make_message(EDGE, "k", pixels(3, 3000)))
     yield path
     path.close()
 
 
-def waits(path: DiskPath) -> bool:
-    """Whether the message can be got, and is in the books."""
+def waits(path: DiskTransport) -> bool:
+    """Whether the message can be got, and is in the records."""
     facts = path.health().facts
     assert (facts["in_flight"], facts["in_flight_bytes"] > 3000) == (1, True)
     return path.holds(EDGE, "k") and path.discard("k") == 1
 
 
 def test_a_message_that_is_given_back_while_others_are_looked_at_is_not_taken_for_got(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch
+    path: DiskTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamp_of = disk.files.stamp_of
     leases: list[Lease | None] = []
@@ -58,7 +58,7 @@ def test_a_message_that_is_given_back_while_others_are_looked_at_is_not_taken_fo
 
 
 def test_a_message_leased_after_it_was_looked_at_is_not_taken_for_got(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch
+    path: DiskTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamp_of = disk.files.stamp_of
     leases: list[Lease] = []
@@ -78,7 +78,7 @@ def test_a_message_leased_after_it_was_looked_at_is_not_taken_for_got(
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_message_that_is_being_leased_is_not_taken_for_got_and_not_leased_twice(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch, another: bool
+    path: DiskTransport, monkeypatch: pytest.MonkeyPatch, another: bool
 ) -> None:
     read = disk.files.read
 
@@ -94,7 +94,7 @@ def test_a_message_that_is_being_leased_is_not_taken_for_got_and_not_leased_twic
     assert waits(path)
 
 
-def test_a_message_put_while_the_one_before_it_is_leased_is_its_own(path: DiskPath) -> None:
+def test_a_message_put_while_the_one_before_it_is_leased_is_its_own(path: DiskTransport) -> None:
     """In both ways: it is looked at, and it can be leased."""
     lease = path.lease(EDGE, "k")
     assert lease is not None
@@ -114,7 +114,7 @@ def test_a_message_put_while_the_one_before_it_is_leased_is_its_own(path: DiskPa
     ("error", "told"), [(OSError(24, "Too many open files"), RendezvousError), (MemoryError(), MemoryError)]
 )
 def test_a_message_that_cannot_be_read_for_a_lease_waits_still(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[Exception]
+    path: DiskTransport, monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[Exception]
 ) -> None:
     def fails(_: Path) -> np.ndarray:
         path.reap()
@@ -128,7 +128,7 @@ def test_a_message_that_cannot_be_read_for_a_lease_waits_still(
 
 
 def test_a_message_that_cannot_be_renamed_for_a_lease_waits_still(
-    path: DiskPath, monkeypatch: pytest.MonkeyPatch
+    path: DiskTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -140,7 +140,7 @@ def test_a_message_that_cannot_be_renamed_for_a_lease_waits_still(
     assert waits(path)
 
 
-def test_a_damaged_file_that_its_sender_leases_is_gone(path: DiskPath, directory: Path) -> None:
+def test_a_damaged_file_that_its_sender_leases_is_gone(path: DiskTransport, directory: Path) -> None:
     (file,) = directory.glob("*.msg")
     stamp = file.stat()
     data = file.read_bytes()

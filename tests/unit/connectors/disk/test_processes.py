@@ -10,10 +10,10 @@ import pytest
 from tests.support.arena import EDGE, Ahead, pixels
 from tests.support.processes import Process
 from tests.support.tiers import files, messages
-from vllm_omni_sched.connectors.base import Status
-from vllm_omni_sched.connectors.disk import DiskPath
-from vllm_omni_sched.connectors.disk.path import SWEEP_EVERY
+from vllm_omni_sched.connectors.disk import DiskTransport
+from vllm_omni_sched.connectors.disk.transport import SWEEP_EVERY
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.transport import Status
 
 TTL = 600.0
 
@@ -32,7 +32,7 @@ def test_a_sender_of_files_killed_in_put(
     start: Callable[[], Process], root: str, directory: Path, where: str, there: bool
 ) -> None:
     clock = Ahead()
-    receiver = DiskPath(files(root), clock=clock)
+    receiver = DiskTransport(files(root), clock=clock)
     sender = start()
     sender.die_at(where)
     sender.dies("put", "k", 5000, 7)
@@ -51,7 +51,7 @@ def test_a_receiver_of_files_killed_in_get_gives_its_message_back(
     start: Callable[[], Process], root: str, directory: Path, where: str
 ) -> None:
     clock = Ahead()
-    sender, receiver = DiskPath(files(root), clock=clock), start()
+    sender, receiver = DiskTransport(files(root), clock=clock), start()
     sender.put(make_message(EDGE, "k", {"x": pixels(3, 5000)}))
     receiver.die_at(where)
     receiver.dies("get", "k")
@@ -66,7 +66,7 @@ def test_a_receiver_of_files_killed_in_get_gives_its_message_back(
 
 def test_what_a_sender_of_files_has_put_outlives_it_and_expires(start: Callable[[], Process], root: str) -> None:
     clock = Ahead()
-    receiver, sender = DiskPath(files(root), clock=clock), start()
+    receiver, sender = DiskTransport(files(root), clock=clock), start()
     sender.put_many(10, 3000)
     sender.kill()
     arrival = receiver.get(EDGE, "m3")
@@ -86,6 +86,6 @@ def test_a_forked_child_is_told_that_files_are_not_its_own(start: Callable[[], P
     process = start()
     process.put("a", 3000, 1)
     said = process.fork_and_use()
-    assert [line.split(":")[0] for line in said] == ["PathClosedError", "PathClosedError", "0", "closed"]
+    assert [line.split(":")[0] for line in said] == ["TransportClosedError", "TransportClosedError", "0", "closed"]
     assert process.get("a") == (3000, 1)
     process.close()

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.mooncake import Deployment, why_not
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +20,12 @@ def shared(mooncake: None) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def sender(shared: Deployment) -> MooncakePath:
+def sender(shared: Deployment) -> MooncakeTransport:
     return shared.path(ttl_seconds=3600)
 
 
 @pytest.fixture(scope="module")
-def receiver(shared: Deployment) -> MooncakePath:
+def receiver(shared: Deployment) -> MooncakeTransport:
     return shared.path()
 
 

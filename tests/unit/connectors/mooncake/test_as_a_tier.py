@@ -9,24 +9,24 @@ import numpy as np
 from tests.support.arena import KIB, MIB, pixels, place, small
 from tests.support.mooncake import Deployment, received
 from tests.support.tiers import files
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Edge
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.arena import ArenaTransport
+from vllm_omni_sched.connectors.disk import DiskTransport
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakePath
-from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
+from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
 
 EDGE = Edge("0", "1")
 PAYLOAD = 90 * KIB
 
 
-def over(root: str, store: MooncakePath) -> TieredPath:
+def over(root: str, store: MooncakeTransport) -> TieredTransport:
     tiers = [
-        Tier(ArenaPath(small(root)), {"text": MIB, "image": MIB, "audio": MIB}),
+        Tier(ArenaTransport(small(root)), {"text": MIB, "image": MIB, "audio": MIB}),
         Tier(store, {"": 2 * MIB}),
-        Tier(DiskPath(files(root)), {"": 96 * MIB}),
+        Tier(DiskTransport(files(root)), {"": 96 * MIB}),
     ]
-    return TieredPath(tiers, TiersOptions(min_bytes=0, high_water=0.5, low_water=0.3), background=False)
+    return TieredTransport(tiers, TiersOptions(min_bytes=0, high_water=0.5, low_water=0.3), background=False)
 
 
 def test_a_path_tells_what_waits_and_leases_it(shared: Deployment, inside: None) -> None:

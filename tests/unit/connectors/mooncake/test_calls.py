@@ -4,7 +4,7 @@ import pytest
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.mooncake.calls import MAX_HANGING, Calls, HangingError
-from vllm_omni_sched.errors import PathClosedError
+from vllm_omni_sched.errors import TransportClosedError
 
 
 def test_a_call_returns_or_raises_what_the_function_does() -> None:
@@ -68,7 +68,7 @@ def test_after_close_no_call_begins_and_close_waits_for_those_in_flight() -> Non
     assert begun.wait(5)
     assert calls.close(5)
     assert ended == [True]
-    with pytest.raises(PathClosedError):
+    with pytest.raises(TransportClosedError):
         calls.run(5, len, "")
     caller.join()
 

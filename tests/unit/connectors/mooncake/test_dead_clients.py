@@ -8,8 +8,8 @@ import pytest
 from tests.support.mooncake import Child, Deployment, Master, received
 from tests.support.mooncake_faults import EDGE, MIB, SOON, put
 from tests.support.namespaces import Namespace
-from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
+from vllm_omni_sched.connectors.transport import Status
 
 SENDS = """
 for i in range(3):
@@ -144,7 +144,7 @@ def test_a_process_that_forgets_to_close_ends_well(own: Deployment) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_leaves_its_parents_path_alone(own: Deployment) -> None:
     child = own.child(FORKS)
-    assert child.heard() == "PathClosedError PathClosedError closed"
+    assert child.heard() == "TransportClosedError TransportClosedError closed"
     assert child.heard() == "1 2"
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.mooncake import Deployment, received
 from tests.support.mooncake_faults import EDGE, MIB, SOON, put, stop_asking, wait_for
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, MasterGoneError
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
@@ -65,7 +65,7 @@ def test_a_put_that_fails_half_way_leaves_nothing(own: Deployment, monkeypatch: 
     assert (len(failed), len(stored)) == (1, 1)
     assert sender._store.exist(stored) == [False]
     assert sender.discard("k") == (fails == "to replace")
-    assert sender._rooms.used_bytes == 0
+    assert sender._buffers.used_bytes == 0
 
 
 def test_memory_that_a_hanging_call_reads_comes_back_when_it_ends(
@@ -88,10 +88,10 @@ def test_memory_that_a_hanging_call_reads_comes_back_when_it_ends(
     monkeypatch.setattr(sender._store, "put_from", hangs)
     wait_for(lambda: sender.reap() or ends)
     assert sender.discard("k") == 0  # the master does not have it
-    assert sender._rooms.used_bytes >= sent.nbytes
+    assert sender._buffers.used_bytes >= sent.nbytes
     for end in ends:
         end(None)
-    assert sender._rooms.used_bytes == 0
+    assert sender._buffers.used_bytes == 0
 
 
 def test_what_was_taken_after_all_is_there_for_the_next_get(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_what_was_taken_after_all_is_there_for_the_next_get(own: Deployment, mon
     assert receiver.get(EDGE, "late") is None
 
 
-def fill(path: MooncakePath) -> tuple[int, str]:
+def fill(path: MooncakeTransport) -> tuple[int, str]:
     """Put messages of 1 MiB until there is no room: how many, and what is said then."""
     for count in range(1000):
         try:
@@ -170,6 +170,6 @@ def test_copies_make_way_for_new_messages(own: Deployment) -> None:
 def test_closing_while_calls_are_in_flight(own: Deployment) -> None:
     """Any call into the library after its close would kill the process."""
     child = own.child(CLOSES)
-    assert child.heard() == "PathClosedError 6"
+    assert child.heard() == "TransportClosedError 6"
     child.process.stdin.close()  # type: ignore[union-attr]
     assert child.process.wait(SOON) == 0, child.errors()[-2000:]

@@ -11,10 +11,10 @@ import pytest
 from tests.support.mooncake import Deployment, received
 from tests.support.mooncake_faults import EDGE, SOON, is_status, put, stop_asking, wait_for
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.base import Status
-from vllm_omni_sched.connectors.lately import LATELY
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM
+from vllm_omni_sched.connectors.recent_losses import RECENT_SECONDS
+from vllm_omni_sched.connectors.transport import Status
 from vllm_omni_sched.errors import RendezvousError
 
 
@@ -142,11 +142,11 @@ def test_what_the_master_lost_and_nobody_has_a_copy_of_is_said(
 
 def test_what_went_wrong_is_spoken_of_for_a_while(own: Deployment) -> None:
     later = [0.0]
-    with closing(MooncakePath(own.options(), clock=lambda: monotonic_seconds() + later[0])) as path:
+    with closing(MooncakeTransport(own.options(), clock=lambda: monotonic_seconds() + later[0])) as path:
         stop_asking(path)
         path._outbox.counts.expired += 1
         assert (path.health().status, path.health().reason) == (Status.DEGRADED, "1 expired")
-        later[0] += LATELY + 1
+        later[0] += RECENT_SECONDS + 1
         assert path.health().status is Status.HEALTHY
         path._outbox.counts.expired += 1
         assert (path.health().status, path.health().reason) == (Status.DEGRADED, "2 expired")

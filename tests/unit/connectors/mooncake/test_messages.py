@@ -11,27 +11,28 @@ import torch
 
 from tests.support.mooncake import Deployment, arrived, received
 from tests.support.mooncake_faults import wait_for
-from vllm_omni_sched.connectors.base import Edge, Status, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.names import Names
-from vllm_omni_sched.errors import CorruptMessageError, PathClosedError, ReceiverBehindError
+from vllm_omni_sched.connectors.transport import Status
+from vllm_omni_sched.errors import CorruptMessageError, ReceiverBehindError, TransportClosedError
 
 pytestmark = pytest.mark.usefixtures("inside")
 EDGE, OTHER = Edge("0", "1"), Edge("1", "2")
 MIB = 1 << 20
 
 
-def put(path: MooncakePath, key: str, payload: Any, edge: Edge = EDGE, deadline: float | None = None) -> int:
+def put(path: MooncakeTransport, key: str, payload: Any, edge: Edge = EDGE, deadline: float | None = None) -> int:
     return path.put(make_message(edge, key, payload), deadline)
 
 
-def test_nothing_is_there_before_it_is_put(receiver: MooncakePath) -> None:
+def test_nothing_is_there_before_it_is_put(receiver: MooncakeTransport) -> None:
     assert receiver.get(EDGE, "never") is None
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, MIB, 64 * MIB, 150 * MIB])
-def test_bytes_arrive(sender: MooncakePath, receiver: MooncakePath, nbytes: int) -> None:
+def test_bytes_arrive(sender: MooncakeTransport, receiver: MooncakeTransport, nbytes: int) -> None:
     """The last size is larger than the registered region: it has memory of its own on both sides."""
     sent = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     assert put(sender, "bytes", sent) >= nbytes
@@ -43,14 +44,14 @@ def test_bytes_arrive(sender: MooncakePath, receiver: MooncakePath, nbytes: int)
 
 
 @pytest.mark.parametrize("payload", [b"", {}, None, "", []])
-def test_a_payload_of_nothing_arrives(sender: MooncakePath, receiver: MooncakePath, payload: Any) -> None:
+def test_a_payload_of_nothing_arrives(sender: MooncakeTransport, receiver: MooncakeTransport, payload: Any) -> None:
     put(sender, "nothing", payload)
     arrival = arrived(receiver, EDGE, "nothing")
     assert arrival is not None
     assert arrival.open() == payload
 
 
-def test_tensors_arrive_as_views(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_tensors_arrive_as_views(sender: MooncakeTransport, receiver: MooncakeTransport) -> None:
     payload = {"hidden": torch.randn(7, 300, 5).to(torch.bfloat16), "ids": torch.arange(9), "text": "ok"}
     put(sender, "k", payload)
     got = received(receiver, EDGE, "k")
@@ -60,7 +61,7 @@ def test_tensors_arrive_as_views(sender: MooncakePath, receiver: MooncakePath) -
 
 
 def test_memory_of_a_message_is_its_receivers_until_the_last_view_is_gone(
-    sender: MooncakePath, receiver: MooncakePath
+    sender: MooncakeTransport, receiver: MooncakeTransport
 ) -> None:
     gc.collect()
     free = receiver.health().facts["buffer_used_bytes"]
@@ -77,14 +78,14 @@ def test_memory_of_a_message_is_its_receivers_until_the_last_view_is_gone(
     assert receiver.health().facts["buffer_used_bytes"] == free
 
 
-def test_the_same_key_on_two_edges_is_two_messages(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_the_same_key_on_two_edges_is_two_messages(sender: MooncakeTransport, receiver: MooncakeTransport) -> None:
     put(sender, "same", "first", EDGE)
     put(sender, "same", "second", OTHER)
     assert received(receiver, OTHER, "same") == "second"
     assert received(receiver, EDGE, "same") == "first"
 
 
-def test_the_last_put_is_what_arrives(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_the_last_put_is_what_arrives(sender: MooncakeTransport, receiver: MooncakeTransport) -> None:
     """Mooncake's own `put` says 0 for a key that is there, and keeps what it had."""
     for payload in ("one", "two!", "three", "four"):
         put(sender, "again", payload)
@@ -96,7 +97,7 @@ def test_the_last_put_is_what_arrives(sender: MooncakePath, receiver: MooncakePa
 
 
 def test_what_a_process_before_us_left_is_replaced(
-    shared: Deployment, sender: MooncakePath, receiver: MooncakePath
+    shared: Deployment, sender: MooncakeTransport, receiver: MooncakeTransport
 ) -> None:
     before = shared.path()
     put(before, "left", "old")
@@ -106,7 +107,7 @@ def test_what_a_process_before_us_left_is_replaced(
     assert receiver.get(EDGE, "left") is None
 
 
-def test_what_is_discarded_does_not_arrive(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_what_is_discarded_does_not_arrive(sender: MooncakeTransport, receiver: MooncakeTransport) -> None:
     put(sender, "abort", 1, EDGE)
     put(sender, "abort", 2, OTHER)
     put(sender, "stays", 3)
@@ -119,7 +120,7 @@ def test_what_is_discarded_does_not_arrive(sender: MooncakePath, receiver: Moonc
     assert sender.discard("stays") == 0
 
 
-def test_looking_for_what_is_not_there_is_cheap_for_the_master(receiver: MooncakePath) -> None:
+def test_looking_for_what_is_not_there_is_cheap_for_the_master(receiver: MooncakeTransport) -> None:
     names, seconds = [f"soon{i}" for i in range(40)], 1.0
     before, asked = receiver.health().facts["looks"], 0
     until = time.monotonic() + seconds
@@ -132,7 +133,7 @@ def test_looking_for_what_is_not_there_is_cheap_for_the_master(receiver: Mooncak
     assert asked > 10 * looks
 
 
-def test_who_waits_is_served_soon(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_who_waits_is_served_soon(sender: MooncakeTransport, receiver: MooncakeTransport) -> None:
     assert receiver.get(EDGE, "late") is None
     took = []
     waiter = threading.Thread(target=lambda: took.append((received(receiver, EDGE, "late"), time.monotonic())))
@@ -146,12 +147,12 @@ def test_who_waits_is_served_soon(sender: MooncakePath, receiver: MooncakePath) 
 
 
 def test_each_message_is_got_once_by_two_receivers(
-    shared: Deployment, sender: MooncakePath, receiver: MooncakePath
+    shared: Deployment, sender: MooncakeTransport, receiver: MooncakeTransport
 ) -> None:
     second, got, count = shared.path(), [], 60
     done = threading.Event()
 
-    def receives(path: MooncakePath) -> None:
+    def receives(path: MooncakeTransport) -> None:
         with shared.inside():
             while not done.is_set():
                 for i in range(count):
@@ -174,7 +175,7 @@ def test_each_message_is_got_once_by_two_receivers(
 
 
 def test_replacing_while_somebody_reads_never_mixes(
-    shared: Deployment, sender: MooncakePath, receiver: MooncakePath
+    shared: Deployment, sender: MooncakeTransport, receiver: MooncakeTransport
 ) -> None:
     """Each message is all one number, of its own size; numbers only grow."""
     done, seen, mixed = threading.Event(), [], []
@@ -203,7 +204,7 @@ def test_replacing_while_somebody_reads_never_mixes(
 
 
 def test_a_message_that_nobody_gets_expires_and_is_counted(
-    shared: Deployment, receiver: MooncakePath, caplog: pytest.LogCaptureFixture
+    shared: Deployment, receiver: MooncakeTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     short = shared.path(ttl_seconds=0.3)
     put(short, "old", "news")
@@ -215,7 +216,7 @@ def test_a_message_that_nobody_gets_expires_and_is_counted(
     assert health.facts["in_flight"] == 0
 
 
-def test_copies_go_when_their_messages_were_got(sender: MooncakePath, receiver: MooncakePath) -> None:
+def test_copies_go_when_their_messages_were_got(sender: MooncakeTransport, receiver: MooncakeTransport) -> None:
     put(sender, "copy", np.zeros(MIB, np.uint8))
     assert sender.health().facts["buffer_used_bytes"] >= MIB
     assert received(receiver, EDGE, "copy") is not None
@@ -224,7 +225,7 @@ def test_copies_go_when_their_messages_were_got(sender: MooncakePath, receiver: 
 
 
 def test_what_is_no_message_of_ours_is_said_and_removed(
-    shared: Deployment, sender: MooncakePath, receiver: MooncakePath
+    shared: Deployment, sender: MooncakeTransport, receiver: MooncakeTransport
 ) -> None:
     stored = Names("omni").plain(name_of(EDGE, "bad"))
     raw = sender._store._client
@@ -236,7 +237,7 @@ def test_what_is_no_message_of_ours_is_said_and_removed(
     receiver._inbox.counts.corrupt = 0
 
 
-def test_copies_out_when_asked_for(shared: Deployment, sender: MooncakePath) -> None:
+def test_copies_out_when_asked_for(shared: Deployment, sender: MooncakeTransport) -> None:
     path = shared.path(copy_out=True)
     put(sender, "copied", np.arange(100000))
     got = received(path, EDGE, "copied")
@@ -244,7 +245,7 @@ def test_copies_out_when_asked_for(shared: Deployment, sender: MooncakePath) -> 
     assert np.array_equal(got, np.arange(100000))
 
 
-def test_put_waits_for_the_receiver_of_its_edge(shared: Deployment, receiver: MooncakePath) -> None:
+def test_put_waits_for_the_receiver_of_its_edge(shared: Deployment, receiver: MooncakeTransport) -> None:
     path = shared.path(max_inflight=2)
     put(path, "w0", 0)
     put(path, "w1", 1)
@@ -263,15 +264,15 @@ def test_after_close_everything_says_so(shared: Deployment) -> None:
     path = shared.path()
     path.close()
     path.close()
-    with pytest.raises(PathClosedError):
+    with pytest.raises(TransportClosedError):
         put(path, "k", 1)
-    with pytest.raises(PathClosedError):
+    with pytest.raises(TransportClosedError):
         path.get(EDGE, "k")
     assert (path.discard("k"), path.reap()) == (0, 0)
     assert path.health().status is Status.CLOSED
 
 
-def test_what_was_got_outlives_the_path(shared: Deployment, sender: MooncakePath) -> None:
+def test_what_was_got_outlives_the_path(shared: Deployment, sender: MooncakeTransport) -> None:
     path = shared.path()
     put(sender, "kept", torch.arange(100000))
     got = received(path, EDGE, "kept")
@@ -280,7 +281,7 @@ def test_what_was_got_outlives_the_path(shared: Deployment, sender: MooncakePath
     assert torch.equal(got, torch.arange(100000))
 
 
-def test_what_waits_and_what_was_got_is_told_by_edge(shared: Deployment, receiver: MooncakePath) -> None:
+def test_what_waits_and_what_was_got_is_told_by_edge(shared: Deployment, receiver: MooncakeTransport) -> None:
     sender = shared.path()  # nothing was got from it before
     for key in "ab":
         put(sender, key, b"x" * 1000)

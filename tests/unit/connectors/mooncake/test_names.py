@@ -1,7 +1,7 @@
 import pytest
 
-from vllm_omni_sched.connectors.arena.room import Extents
-from vllm_omni_sched.connectors.base import Edge, name_of
+from vllm_omni_sched.connectors.arena.extents import Extents
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, make_link, own_key, read_link
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.mooncake import Deployment, received
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakePath
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 
 pytestmark = pytest.mark.usefixtures("inside")
 EDGE = Edge("0", "1")
@@ -28,7 +28,7 @@ class Counted:
         return getattr(self._client, name)
 
 
-def counted(path: MooncakePath) -> Counter[str]:
+def counted(path: MooncakeTransport) -> Counter[str]:
     """Of calls from now on, when nothing but `get` and `put` asks the master."""
     path._closed = True
     path._wake.set()
@@ -38,7 +38,7 @@ def counted(path: MooncakePath) -> Counter[str]:
     return client.calls
 
 
-def put(path: MooncakePath, key: str) -> None:
+def put(path: MooncakeTransport, key: str) -> None:
     path.put(make_message(EDGE, key, np.zeros(100_000, np.uint8)))
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from vllm_omni_sched.connectors.mooncake.writer import Writer
-from vllm_omni_sched.errors import PathClosedError, RendezvousError
+from vllm_omni_sched.errors import RendezvousError, TransportClosedError
 
 
 class ClosedStore:
@@ -23,7 +23,7 @@ class ClosedStore:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [PathClosedError("closed before this call"), RendezvousError("no master")])
+@pytest.mark.parametrize("error", [TransportClosedError("closed before this call"), RendezvousError("no master")])
 def test_a_removal_that_comes_too_late_is_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """Removals run on threads of their own, which may begin when the path is closed already."""
     writer = Writer(cast("Any", ClosedStore(error)), *cast("Any", [SimpleNamespace()] * 3))

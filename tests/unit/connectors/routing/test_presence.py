@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.arena import place, small
 from tests.support.paths import ScriptedPath
-from vllm_omni_sched.connectors.arena import ArenaPath, meeting
+from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
 from vllm_omni_sched.connectors.arena.notices import SETTLES
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.routing import Presence, RoutedPath, RoutingOptions, Way
+from vllm_omni_sched.connectors.routing import Presence, RoutedTransport, RoutingOptions, Way
 from vllm_omni_sched.connectors.routing.presence import CHECK_EVERY
 from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
@@ -69,14 +69,14 @@ def root() -> Iterator[str]:
 
 
 @pytest.fixture
-def arena(root: str) -> Iterator[ArenaPath]:
-    path = ArenaPath(small(root))
+def arena(root: str) -> Iterator[ArenaTransport]:
+    path = ArenaTransport(small(root))
     yield path
     path.close()
 
 
 @pytest.fixture
-def processes(arena: ArenaPath) -> Iterator[Any]:
+def processes(arena: ArenaTransport) -> Iterator[Any]:
     made: list[Process] = []
 
     def start(**said: Any) -> Process:
@@ -91,12 +91,12 @@ def processes(arena: ArenaPath) -> Iterator[Any]:
 class Sender:
     """Of stage 0, with the arena and a path between hosts; `used` says which way a message went."""
 
-    def __init__(self, arena: ArenaPath, **options: Any) -> None:
+    def __init__(self, arena: ArenaTransport, **options: Any) -> None:
         self.now = [100.0]
         self.far = ScriptedPath("far", self.now)
         self.presence = Presence(arena.directory, lambda: self.now[0])
         made = RoutingOptions(trial_every=10**6, **options)
-        self.path = RoutedPath([Way(arena, 0), Way(self.far, 1)], made, None, lambda: self.now[0], self.presence)
+        self.path = RoutedTransport([Way(arena, 0), Way(self.far, 1)], made, None, lambda: self.now[0], self.presence)
 
     def used(self, target: str = "1") -> str:
         before = len(self.far.puts)
@@ -108,7 +108,7 @@ class Sender:
 
 
 def test_a_stage_that_has_not_announced_itself_is_sent_to_between_hosts_until_it_does(
-    arena: ArenaPath, processes: Any
+    arena: ArenaTransport, processes: Any
 ) -> None:
     sender = Sender(arena)
     assert [sender.used(), sender.used()] == ["far", "far"]
@@ -120,15 +120,17 @@ def test_a_stage_that_has_not_announced_itself_is_sent_to_between_hosts_until_it
     assert sender.path.health().facts["stages_here"] == {"1": True, "2": False}
 
 
-def test_a_stage_of_another_host_is_not_here_though_the_directory_is_shared(arena: ArenaPath, processes: Any) -> None:
+def test_a_stage_of_another_host_is_not_here_though_the_directory_is_shared(
+    arena: ArenaTransport, processes: Any
+) -> None:
     sender = Sender(arena)
     processes(host="another boot")
     assert sender.used() == "far"
 
 
-def test_stages_of_other_arenas_are_not_here(arena: ArenaPath) -> None:
+def test_stages_of_other_arenas_are_not_here(arena: ArenaTransport) -> None:
     with place() as elsewhere:
-        other = ArenaPath(small(elsewhere))
+        other = ArenaTransport(small(elsewhere))
         process = Process(other.directory)
         try:
             assert Sender(arena).used() == "far"
@@ -139,7 +141,7 @@ def test_stages_of_other_arenas_are_not_here(arena: ArenaPath) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "close"])
-def test_a_stage_that_ends_is_not_here_any_more(arena: ArenaPath, processes: Any, end: str) -> None:
+def test_a_stage_that_ends_is_not_here_any_more(arena: ArenaTransport, processes: Any, end: str) -> None:
     sender, process = Sender(arena), processes()
     assert sender.used() == "arena"
     getattr(process, end)()
@@ -147,7 +149,7 @@ def test_a_stage_that_ends_is_not_here_any_more(arena: ArenaPath, processes: Any
     assert sender.used() == "far"
 
 
-def test_what_the_dead_have_left_is_taken_away(arena: ArenaPath, processes: Any) -> None:
+def test_what_the_dead_have_left_is_taken_away(arena: ArenaTransport, processes: Any) -> None:
     processes().kill()
     own = arena.directory / f"own{meeting.INBOX}"
     own.touch()
@@ -157,7 +159,7 @@ def test_what_the_dead_have_left_is_taken_away(arena: ArenaPath, processes: Any)
     assert not set(arena.directory.glob(f"*{meeting.STAGE}"))
 
 
-def test_all_replicas_of_a_stage_have_to_be_here(arena: ArenaPath, processes: Any) -> None:
+def test_all_replicas_of_a_stage_have_to_be_here(arena: ArenaTransport, processes: Any) -> None:
     sender, of_two = Sender(arena), Sender(arena, replicas={"1": 2})
     processes(replica=1)
     assert [sender.used(), of_two.used()] == ["far", "far"]  # replica 0 is somewhere else
@@ -165,34 +167,34 @@ def test_all_replicas_of_a_stage_have_to_be_here(arena: ArenaPath, processes: An
     assert [sender.used(), of_two.used()] == ["arena", "arena"]
 
 
-def test_of_two_replicas_one_here_is_not_enough(arena: ArenaPath, processes: Any) -> None:
+def test_of_two_replicas_one_here_is_not_enough(arena: ArenaTransport, processes: Any) -> None:
     sender = Sender(arena, replicas={"1": 2})
     processes(replica=0)
     processes(replica=0)  # the other process of the same replica
     assert sender.used() == "far"
 
 
-def test_edges_know_better(arena: ArenaPath, processes: Any) -> None:
+def test_edges_know_better(arena: ArenaTransport, processes: Any) -> None:
     sender = Sender(arena, edges={"0->1": ["arena"], "0->2": ["far"]})
     processes(stage="2")
     assert [sender.used("1"), sender.used("2")] == ["arena", "far"]
 
 
-def test_with_the_arena_alone_it_is_as_it_was(arena: ArenaPath) -> None:
+def test_with_the_arena_alone_it_is_as_it_was(arena: ArenaTransport) -> None:
     presence = Presence(arena.directory)
-    path = RoutedPath([Way(arena, 0)], RoutingOptions(), presence=presence)
+    path = RoutedTransport([Way(arena, 0)], RoutingOptions(), presence=presence)
     path.put(make_message(Edge("0", "1"), "k", 1))
     assert presence.listings == 0
 
 
-def test_a_path_between_hosts_that_is_full_is_not_replaced_by_one_that_does_not_reach(arena: ArenaPath) -> None:
+def test_a_path_between_hosts_that_is_full_is_not_replaced_by_one_that_does_not_reach(arena: ArenaTransport) -> None:
     sender = Sender(arena)
     sender.far.fails = NoRoomError("full")
     with pytest.raises(NoRoomError, match="full"):
         sender.used()
 
 
-def test_the_directory_is_listed_when_it_has_changed_and_now_and_then(arena: ArenaPath, processes: Any) -> None:
+def test_the_directory_is_listed_when_it_has_changed_and_now_and_then(arena: ArenaTransport, processes: Any) -> None:
     sender = Sender(arena)
     processes()
     for _ in range(3):
@@ -208,14 +210,16 @@ def test_the_directory_is_listed_when_it_has_changed_and_now_and_then(arena: Are
     assert sender.presence.listings == before + 1
 
 
-def test_strange_files_are_passed_over(arena: ArenaPath) -> None:
+def test_strange_files_are_passed_over(arena: ArenaTransport) -> None:
     for name in ("x", "a-b-c-d", "a-1", "----"):
         (arena.directory / f"{name}{meeting.STAGE}").touch()
     assert not Presence(arena.directory).is_here("1")
 
 
 @pytest.mark.parametrize("step", ["live", "rename"])
-def test_what_cannot_be_announced_leaves_nothing(arena: ArenaPath, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_what_cannot_be_announced_leaves_nothing(
+    arena: ArenaTransport, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     def fails(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -232,7 +236,9 @@ def test_what_cannot_be_announced_leaves_nothing(arena: ArenaPath, monkeypatch: 
     presence.close()
 
 
-def test_a_directory_that_could_not_be_read_is_read_again(arena: ArenaPath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_could_not_be_read_is_read_again(
+    arena: ArenaTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -248,7 +254,7 @@ def test_a_directory_that_could_not_be_read_is_read_again(arena: ArenaPath, monk
     presence.close()
 
 
-def test_close_takes_back_what_was_announced(arena: ArenaPath) -> None:
+def test_close_takes_back_what_was_announced(arena: ArenaTransport) -> None:
     presence = Presence(arena.directory)
     presence.announce("1")
     assert Presence(arena.directory).is_here("1")

@@ -8,10 +8,11 @@ import pytest
 
 from tests.support.arena import EDGE, LONG, pixels
 from tests.support.tiers import PAYLOAD, small_tiers
-from vllm_omni_sched.connectors.base import Edge, Lease, Path
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message
-from vllm_omni_sched.connectors.tiers import TieredPath
+from vllm_omni_sched.connectors.tiers import TieredTransport
 from vllm_omni_sched.connectors.tiers.yielding import GetsFirst
+from vllm_omni_sched.connectors.transport import Lease, Transport
 
 A_MOMENT = 0.2  # in which a mover that does not give way would have gone on
 
@@ -51,7 +52,7 @@ def test_receivers_that_never_stop_asking_do_not_stop_it(monkeypatch: pytest.Mon
 class Told:
     """Files that say what is done with them; a get that comes while the first message is moved takes a while."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, path: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
         self.receiver: threading.Thread | None = None
         self.wants = lambda: None
@@ -84,14 +85,14 @@ def test_a_get_that_comes_while_messages_are_to_be_moved_goes_first(root: str, m
     path = small_tiers(root, long_wait_seconds=0.001, low_water=0.5, soon_seconds=100.0)
     for number in range(60):
         path.put(make_message(EDGE, f"{number}", {"x": pixels(number, PAYLOAD)}))
-    below = sorted((item for item in path.books.all() if item.tier), key=lambda item: int(item.key))
+    below = sorted((item for item in path.ledger.all() if item.tier), key=lambda item: int(item.key))
     assert len(below) >= 4
     for place, item in enumerate(below):
         path.expect(EDGE, item.key, 50.0 + place)
-    while (there := path.books.used[0, "image"]) > 0.3 * 100 * 8 * 1024:
-        assert path.get(EDGE, next(item.key for item in path.books.all() if not item.tier)) is not None
+    while (there := path.ledger.used[0, "image"]) > 0.3 * 100 * 8 * 1024:
+        assert path.get(EDGE, next(item.key for item in path.ledger.all() if not item.tier)) is not None
         path.reap()
-        assert path.books.used[0, "image"] < there
+        assert path.ledger.used[0, "image"] < there
     wanted = below[-1].key
     told = Told(path._paths[1], monkeypatch)
     told.wants = lambda: path.get(EDGE, wanted)  # type: ignore[assignment, return-value]
@@ -103,16 +104,16 @@ def test_a_get_that_comes_while_messages_are_to_be_moved_goes_first(root: str, m
     path.close()
 
 
-def some_below(root: str) -> tuple[TieredPath, list[str]]:
+def some_below(root: str) -> tuple[TieredTransport, list[str]]:
     """Tiers whose clock stands still, with room in the arena, and the keys of messages that lie in files."""
     path = small_tiers(root, clock=lambda: 100.0, long_wait_seconds=0.001, low_water=0.5, soon_seconds=1.0)
     for number in range(60):
         path.put(make_message(EDGE, f"{number}", {"x": pixels(number, PAYLOAD)}))
-    for item in path.books.all():
+    for item in path.ledger.all():
         if not item.tier:
             assert path.get(EDGE, item.key) is not None
     path.reap()
-    below = [item.key for item in path.books.all()]
+    below = [item.key for item in path.ledger.all()]
     assert len(below) > 2
     return path, below
 

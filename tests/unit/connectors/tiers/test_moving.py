@@ -15,10 +15,10 @@ from tests.support.arena import EDGE, KIB, LONG, pixels
 from tests.support.processes import Process, Processes
 from tests.support.tiers import DOWN, MANY, PAYLOAD, small_tiers
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Status
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers.carry import Stage
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.connectors.transport import Status
 from vllm_omni_sched.errors import NoRoomError, ReceiverBehindError, RendezvousError
 
 
@@ -28,7 +28,7 @@ def test_two_thousand_messages_and_an_arena_that_holds_a_hundred(root: str) -> N
     most = 0
     for i in range(2000):
         sender.put(make_message(EDGE, f"m{i}", {"x": pixels(i % 251, PAYLOAD)}))
-        most = max(most, sender.books.used[0, "image"])
+        most = max(most, sender.ledger.used[0, "image"])
     assert 0 < most <= 800 * KIB
     until = monotonic_seconds() + LONG
     while not sender.health().facts["moved"] and monotonic_seconds() < until:

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from tests.support.paths import ScriptedPath
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.auto import AutoOptions, auto_path
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
-from vllm_omni_sched.connectors.routing import RoutedPath
-from vllm_omni_sched.connectors.tiers import Tier, TieredPath, TiersOptions
-from vllm_omni_sched.connectors.tiers.auto import path_over_tiers
+from vllm_omni_sched.connectors.routing import RoutedTransport
+from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
+from vllm_omni_sched.connectors.tiers.auto import tiered_transport
 from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
 from vllm_omni_sched.connectors.tiers.policy import (
     ItemState,
@@ -148,7 +148,9 @@ def test_what_is_overdue_is_expected_later_and_later() -> None:
 def test_messages_come_up_into_whatever_pools_the_first_tier_has(pools: dict[str, int]) -> None:
     clock = [0.0]
     upper, lower = ScriptedPath("upper", clock), ScriptedPath("lower", clock)
-    path = TieredPath([Tier(upper, pools), Tier(lower, {"": 4000})], RULES, clock=lambda: clock[0], background=False)
+    path = TieredTransport(
+        [Tier(upper, pools), Tier(lower, {"": 4000})], RULES, clock=lambda: clock[0], background=False
+    )
     for key, hint in (("a", 0.0), ("b", 0.0), ("late", 100.0)):
         message = make_message(Edge("0", "1"), key, {"x": np.zeros((1, 900), np.uint8)})
         message.next_use_seconds = hint
@@ -175,24 +177,24 @@ def test_tiers_that_cannot_be() -> None:
     one, two = (Tier(ScriptedPath(name, [0.0]), {"": 1000}) for name in ("one", "two"))
     for tiers in ([one], [one, one]):
         with pytest.raises(ConfigError, match="at least two paths, with different names"):
-            TieredPath(tiers, RULES)
+            TieredTransport(tiers, RULES)
     with pytest.raises(ConfigError, match="needs room"):
-        TieredPath([one, Tier(two.path, {"": 0})], RULES)
+        TieredTransport([one, Tier(two.path, {"": 0})], RULES)
     with pytest.raises(ConfigError, match="`arena` is null"):
-        path_over_tiers(one.path, None, None, TiersOptions())
+        tiered_transport(one.path, None, None, TiersOptions())
     store = MooncakeOptions()
     with pytest.raises(ConfigError, match="unset one of both"):
-        path_over_tiers(one.path, ArenaOptions(), store, TiersOptions(mooncake=store))
+        tiered_transport(one.path, ArenaOptions(), store, TiersOptions(mooncake=store))
 
 
 def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> None:
-    """Nothing would ever leave the books: after `max_inflight` messages their sender would be stopped for good."""
+    """Nothing would ever leave the ledger: after `max_inflight` messages their sender would be stopped for good."""
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a"}, "foreign": {"x": {"name": "X"}}}
-    auto_path(AutoOptions.model_validate(options)).close()
+    auto_transport(AutoOptions.model_validate(options)).close()
     with pytest.raises(
         ConfigError, match=r"`tiers` and `foreign` exclude each other: .* do not report when a message was received"
     ):
-        auto_path(AutoOptions.model_validate(options | {"tiers": {"disk": {"directory": str(tmp_path)}}}))
+        auto_transport(AutoOptions.model_validate(options | {"tiers": {"disk": {"directory": str(tmp_path)}}}))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,18 +213,18 @@ def test_no_tier_drops_messages_before_all_do(named: str, options: dict[str, Any
     assert given.arena is not None
     assert given.tiers is not None
     with pytest.raises(ConfigError, match=rf"`{named}.ttl_seconds` \(60\) is below `tiers.ttl_seconds` \(6"):
-        path_over_tiers(ScriptedPath("first", [0.0]), given.arena, given.mooncake, given.tiers)
+        tiered_transport(ScriptedPath("first", [0.0]), given.arena, given.mooncake, given.tiers)
 
 
 def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a", "max_inflight": 7}}
-    path = auto_path(AutoOptions.model_validate(options))
-    assert isinstance(path, RoutedPath)  # as before
+    path = auto_transport(AutoOptions.model_validate(options))
+    assert isinstance(path, RoutedTransport)  # as before
     path.close()
     options["tiers"] = {"disk": {"directory": str(tmp_path / "disk")}, "high_water": 0.9}
     (tmp_path / "disk").mkdir()
-    path = auto_path(AutoOptions.model_validate(options))
-    assert isinstance(path, TieredPath)
+    path = auto_transport(AutoOptions.model_validate(options))
+    assert isinstance(path, TieredTransport)
     facts = path.health().facts
     assert facts["tier_bytes"] == {"arena": 0, "disk": 0}
     assert facts["arena"]["status"] == "healthy"

@@ -10,14 +10,14 @@ import pytest
 from tests.support.arena import EDGE, Ahead
 from tests.support.processes import Process
 from tests.support.tiers import DOWN, MANY, PAYLOAD, small_tiers
-from vllm_omni_sched.connectors.arena.path import BURY_EVERY
-from vllm_omni_sched.connectors.disk.path import SWEEP_EVERY
-from vllm_omni_sched.connectors.tiers import TieredPath
+from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
+from vllm_omni_sched.connectors.disk.transport import SWEEP_EVERY
+from vllm_omni_sched.connectors.tiers import TieredTransport
 
 TTL = 600.0
 
 
-def get_all(path: TieredPath, count: int, clock: Ahead) -> dict[int, int]:
+def get_all(path: TieredTransport, count: int, clock: Ahead) -> dict[int, int]:
     """How often each message is there, if one asks again and again, for longer than anything is given back after."""
     got = dict.fromkeys(range(count), 0)
     for _ in range(4):
@@ -124,6 +124,6 @@ def test_a_forked_child_is_told_that_tiers_are_not_its_own(start: Callable[..., 
     process = start(moves_itself=True, **DOWN)
     process.put_many(90, PAYLOAD)
     said = process.fork_and_use()
-    assert [line.split(":")[0] for line in said] == ["PathClosedError", "PathClosedError", "0", "closed"]
+    assert [line.split(":")[0] for line in said] == ["TransportClosedError", "TransportClosedError", "0", "closed"]
     assert process.get("m1") == (PAYLOAD, 1)
     process.close()

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, FakeClock, pixels
 from tests.support.tiers import small_tiers
-from vllm_omni_sched.connectors.disk import DiskPath, files
+from vllm_omni_sched.connectors.disk import DiskTransport, files
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers import TieredPath
+from vllm_omni_sched.connectors.tiers import TieredTransport
 from vllm_omni_sched.errors import RendezvousError
 
 TTL = 600.0
@@ -25,23 +25,23 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def sender(root: str, clock: FakeClock) -> Iterator[TieredPath]:
+def sender(root: str, clock: FakeClock) -> Iterator[TieredTransport]:
     path = small_tiers(root, clock, ttl_seconds=TTL)
     yield path
     path.close()
 
 
-def put(path: TieredPath, key: str, hint: float | None = None) -> str:
+def put(path: TieredTransport, key: str, hint: float | None = None) -> str:
     """Returns the tier."""
     message = make_message(EDGE, key, {"x": pixels(1, 6 * KIB)})
     message.next_use_seconds = hint
     path.put(message)
-    item = path.books.get(message.name)
+    item = path.ledger.get(message.name)
     assert item is not None
     return path._paths[item.tier].name
 
 
-def put_below(path: TieredPath, key: str) -> None:
+def put_below(path: TieredTransport, key: str) -> None:
     for i in range(80):  # the arena is filling up
         put(path, f"fill {i}")
     assert put(path, key, hint=1e6) == "disk"
@@ -50,7 +50,7 @@ def put_below(path: TieredPath, key: str) -> None:
 
 
 def test_a_message_that_expires_is_not_read(
-    sender: TieredPath, root: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    sender: TieredTransport, root: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does what is wrong with it concern who puts another one."""
     put_below(sender, "late")
@@ -67,7 +67,7 @@ def test_a_message_that_expires_is_not_read(
 
 
 def test_a_message_that_is_put_again_is_not_read(
-    sender: TieredPath, root: str, monkeypatch: pytest.MonkeyPatch
+    sender: TieredTransport, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_below(sender, "again")
     monkeypatch.setattr(files, "read", lambda path: pytest.fail("it was read"))
@@ -78,7 +78,7 @@ def test_a_message_that_is_put_again_is_not_read(
 
 
 def test_what_cannot_be_taken_back_stops_nobody_and_is_tried_again(
-    sender: TieredPath, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sender: TieredTransport, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_below(sender, "late")
     clock.now += TTL + 1
@@ -87,7 +87,7 @@ def test_what_cannot_be_taken_back_stops_nobody_and_is_tried_again(
         raise RendezvousError("the disk is away")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(DiskPath, "withdraw", fails)
+        patched.setattr(DiskTransport, "withdraw", fails)
         for i in range(3):
             put(sender, f"other {i}")
         sender.reap()

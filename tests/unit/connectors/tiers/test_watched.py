@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, FakeClock, pixels
 from tests.support.tiers import small_tiers
-from vllm_omni_sched.connectors.base import Edge, Path, Traffic
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.transport import Traffic, Transport
 from vllm_omni_sched.connectors.watch import Alarm, Watch, WatchOptions
 
 OTHER = Edge("1", "2")
@@ -23,38 +24,38 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def sender(root: str, clock: FakeClock) -> Iterator[Path]:
+def sender(root: str, clock: FakeClock) -> Iterator[Transport]:
     path = small_tiers(root, clock)
     yield path
     path.close()
 
 
 @pytest.fixture
-def receiver(root: str, clock: FakeClock) -> Iterator[Path]:
+def receiver(root: str, clock: FakeClock) -> Iterator[Transport]:
     path = small_tiers(root, clock)
     yield path
     path.close()
 
 
-def put(path: Path, key: str, edge: Edge = EDGE) -> None:
+def put(path: Transport, key: str, edge: Edge = EDGE) -> None:
     path.put(make_message(edge, key, {"x": pixels(1, 6 * KIB)}))
 
 
-def fill_up(path: Path) -> None:
+def fill_up(path: Transport) -> None:
     """The arena, and ten messages go to the disk."""
     for i in range(110):
         put(path, f"m{i}")
     assert path.health().facts["tier_messages"] == {"arena": 100, "disk": 10}
 
 
-def traffic(path: Path) -> dict[Edge, Traffic]:
+def traffic(path: Transport) -> dict[Edge, Traffic]:
     path.health()  # looks at all
     found = path.traffic()
     assert {name for name, _ in found} <= {"tiers"}
     return {edge: one for (_, edge), one in found.items()}
 
 
-def test_what_waits_in_any_tier_is_told(sender: Path, receiver: Path, clock: FakeClock) -> None:
+def test_what_waits_in_any_tier_is_told(sender: Transport, receiver: Transport, clock: FakeClock) -> None:
     assert traffic(sender) == {}
     fill_up(sender)
     put(sender, "other", OTHER)
@@ -71,7 +72,7 @@ def test_what_waits_in_any_tier_is_told(sender: Path, receiver: Path, clock: Fak
     assert traffic(sender)[EDGE].held == []
 
 
-def test_stalls_and_leaks_are_found(sender: Path, receiver: Path, clock: FakeClock) -> None:
+def test_stalls_and_leaks_are_found(sender: Transport, receiver: Transport, clock: FakeClock) -> None:
     watch = Watch(WatchOptions(stall_seconds=10, leak_seconds=100))
 
     def look() -> set[Alarm]:
@@ -96,7 +97,7 @@ def test_stalls_and_leaks_are_found(sender: Path, receiver: Path, clock: FakeClo
     assert look() == {Alarm.UNCLAIMED}
 
 
-def test_who_has_carried_a_message_is_told_to_its_thread(sender: Path, receiver: Path) -> None:
+def test_who_has_carried_a_message_is_told_to_its_thread(sender: Transport, receiver: Transport) -> None:
     assert sender.carrier() == "tiers"
     put(sender, "first")
     assert sender.carrier() == "arena"

@@ -13,7 +13,7 @@ MANY = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-class Times:
+class LatencyHistogram:
     """A histogram of seconds. Several threads may observe; a lost count does not matter to quantiles."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Times:
         if len(self._new) >= MANY:
             self._sort()
 
-    def add(self, other: Times) -> None:
+    def add(self, other: LatencyHistogram) -> None:
         """Add the counts of another histogram."""
         other._sort()
         self._counts.update(other._counts.copy())

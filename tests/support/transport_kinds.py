@@ -21,13 +21,13 @@ from tests.support.host_device import device, without_device
 from tests.support.mooncake import Deployment, why_not
 from tests.support.mooncake_clients import ReusedClients
 from tests.support.tiers import disk, tiers
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Path
-from vllm_omni_sched.connectors.mooncake import MooncakePath, store
+from vllm_omni_sched.connectors.arena import ArenaTransport
+from vllm_omni_sched.connectors.mooncake import MooncakeTransport, store
+from vllm_omni_sched.connectors.transport import Transport
 
 POOL = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 96 * MIB, "inline_bytes": 4096}
 
-Open = Callable[[], Path]
+Open = Callable[[], Transport]
 Kind = Callable[[], AbstractContextManager[Open]]
 
 
@@ -35,9 +35,9 @@ class Opened:
     """Opens ends, and closes them."""
 
     def __init__(self, make: Open) -> None:
-        self._make, self.paths = make, list[Path]()
+        self._make, self.paths = make, list[Transport]()
 
-    def __call__(self) -> Path:
+    def __call__(self) -> Transport:
         self.paths.append(self._make())
         return self.paths[-1]
 
@@ -48,7 +48,7 @@ class Opened:
 
 @contextmanager
 def arena(**options: Any) -> Iterator[Open]:
-    with place() as root, closing(Opened(lambda: ArenaPath(small(root, image=POOL, **options)))) as opened:
+    with place() as root, closing(Opened(lambda: ArenaTransport(small(root, image=POOL, **options)))) as opened:
         yield opened
 
 
@@ -61,7 +61,7 @@ def arena_with_checksums() -> AbstractContextManager[Open]:
 
 
 @contextmanager
-def _in_a_place(make: Callable[[str], Path]) -> Iterator[Open]:
+def _in_a_place(make: Callable[[str], Transport]) -> Iterator[Open]:
     with place() as root, closing(Opened(lambda: make(root))) as opened:
         yield opened
 
@@ -96,7 +96,7 @@ def mooncake() -> Iterator[Open]:
     with (
         deployment.inside(),
         patch.object(store, "load_library", clients),
-        closing(Opened(lambda: MooncakePath(options))) as opened,
+        closing(Opened(lambda: MooncakeTransport(options))) as opened,
     ):
         yield opened
         opened.close()

@@ -18,11 +18,12 @@ from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES, ConnectorSpec
 
 from vllm_omni_sched.connector_names import CONNECTORS
-from vllm_omni_sched.connectors.base import Edge, Health, Path, Status, name_of
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing import Way
-from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, PathClosedError, RendezvousError
+from vllm_omni_sched.connectors.transport import Health, Status, Transport
+from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, RendezvousError, TransportClosedError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -51,7 +52,7 @@ def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], eng
         for name, wanted in options.items():
             mail = _mail(name, wanted, ours)
             checksum = wanted.distance > 0 if wanted.checksum is None else wanted.checksum
-            made.append(Way(ForeignPath(name, _connector(name, wanted, engine), mail, checksum), wanted.distance))
+            made.append(Way(ForeignTransport(name, _connector(name, wanted, engine), mail, checksum), wanted.distance))
     except BaseException:
         for way in made:
             way.path.close()
@@ -59,7 +60,7 @@ def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], eng
     return made
 
 
-class ForeignPath(Path):
+class ForeignTransport(Transport):
     """A connector of vLLM-Omni as a path.
 
     1. It carries our message as one flat payload, under a key made of edge and key: the same key on two edges
@@ -75,7 +76,7 @@ class ForeignPath(Path):
         checksum: send checksums of the buffers; received messages are checked if they have them.
     """
 
-    def __init__(self, name: str, connector: Any, mail: Path | None = None, checksum: bool = True) -> None:
+    def __init__(self, name: str, connector: Any, mail: Transport | None = None, checksum: bool = True) -> None:
         self.name, self._connector, self._mail, self._checksum = name, connector, mail, checksum
         self._lock = threading.Lock()
         self._sent: OrderedDict[tuple[str, Edge], None] = OrderedDict()
@@ -237,14 +238,14 @@ class ForeignPath(Path):
 
     def _check_open(self, what: str) -> None:
         if self._closed:
-            raise PathClosedError(f"path {self.name} was closed before this {what}")
+            raise TransportClosedError(f"path {self.name} was closed before this {what}")
 
 
 def _key(name: bytes) -> str:
     return f"omni-sched-{hashlib.blake2b(name, digest_size=16).hexdigest()}"
 
 
-def _mail(name: str, wanted: ForeignOptions, ours: Sequence[Way]) -> Path | None:
+def _mail(name: str, wanted: ForeignOptions, ours: Sequence[Way]) -> Transport | None:
     if wanted.name not in TRANSFER_ENGINE_CONNECTOR_NAMES and wanted.mail is None:
         return None
     ways = {way.path.name: way for way in ours}

@@ -21,7 +21,7 @@ class Found(NamedTuple):
     carrier: str
 
 
-class Sieve:
+class DuplicateFilter:
     """Asks the tickets about what was got.
 
     Its tier has it no more: should there be no answer now, it is kept, and comes with the next `get` of its name.

@@ -6,38 +6,37 @@ import contextlib
 import itertools
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Traffic, name_of
-from vllm_omni_sched.connectors.disk import DiskPath
+from vllm_omni_sched.connectors.disk import DiskTransport
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.connectors.lifetime import Lifetimes
+from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
 from vllm_omni_sched.connectors.modality import modality_of
-from vllm_omni_sched.connectors.tiers.books import Books, Hand, Item
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
+from vllm_omni_sched.connectors.tiers.duplicates import DuplicateFilter, Found
 from vllm_omni_sched.connectors.tiers.expect import Waits
-from vllm_omni_sched.connectors.tiers.keeper import Keeper
+from vllm_omni_sched.connectors.tiers.keeper import Keeper, TierCounts
+from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.options import TierRules
 from vllm_omni_sched.connectors.tiers.place import Placer, Tier
 from vllm_omni_sched.connectors.tiers.policy import Move
-from vllm_omni_sched.connectors.tiers.report import Reporter
-from vllm_omni_sched.connectors.tiers.sieve import Found, Sieve
 from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.connectors.tiers.view import View
 from vllm_omni_sched.connectors.tiers.worker import Worker
 from vllm_omni_sched.connectors.tiers.yielding import GetsFirst
-from vllm_omni_sched.errors import ConfigError, MessageTooLargeError, NoRoomError, PathClosedError
+from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic
+from vllm_omni_sched.errors import ConfigError, NoRoomError
 
 LOOKED_PER_PUT, LOOKED_PER_MOVE = 4, 256
 PLANNING_SHARE = 0.02
 """Largest share of time spent on planning moves, because planning holds the interpreter lock."""
-FIRST_WAIT, LONGEST_WAIT = 50e-6, 5e-3  # seconds between two looks for room
-
-_lifetimes = Lifetimes()
 
 
-class TieredPath(Path):
+class TieredTransport(MediumTransport):
     """Messages in the first of several paths, and in those below it what does not fit, or waits for long.
 
     1. A message lies in one tier; while it moves, in two, of which receivers see one. It is got once.
@@ -56,7 +55,9 @@ class TieredPath(Path):
         ConfigError: there are less than two tiers, two have one name, or one has no room.
     """
 
-    name = "tiers"
+    name, title = "tiers", "the tiered transport"
+    lost = ("refused", "expired", "moves_failed")
+    first_wait, longest_wait = 50e-6, 5e-3
 
     def __init__(
         self,
@@ -75,55 +76,52 @@ class TieredPath(Path):
             raise ConfigError("a tier needs room: give the number of its bytes")
         capacities = [tier.pools() for tier in tiers]
         self._rules, self._max_inflight, self._window = rules, max_inflight, window_size
-        self._clock, self._sleep, self._gets = clock, sleep, GetsFirst()
+        super().__init__(clock, sleep)
+        self._gets = GetsFirst()
         self._ids = itertools.count(secrets.randbits(63) | 1)
         self._waits = Waits(rules.expected_wait_seconds)
         self._costs = [Costs() for _ in tiers]
-        self.books = Books([set(capacity) for capacity in capacities])
-        disk = next((path for path in self._paths if isinstance(path, DiskPath)), None)
+        self.ledger = Ledger([set(capacity) for capacity in capacities])
+        disk = next((path for path in self._paths if isinstance(path, DiskTransport)), None)
         tickets = None if disk is None else Tickets(disk.members, clock)
-        self._sieve = Sieve(tickets)
-        self._carrier = Carrier(self._paths, self.books, self._costs, tickets, clock)
-        self._keeper = Keeper(self._paths, self.books, self._waits, rules.ttl_seconds, clock)
-        self._view = View(capacities, rules, self.books, self._costs, self._waits, clock)
-        self._placer = Placer(self._paths, self.books, self._view, self._keeper, self._waits, self._costs, clock)
-        self._reporter = Reporter(self._paths, self.books, self._keeper, self._carrier, clock)
-        self.counts = self._keeper.counts
+        self._duplicates = DuplicateFilter(tickets)
+        self._carrier = Carrier(self._paths, self.ledger, self._costs, tickets, clock)
+        self._keeper = Keeper(self._paths, self.ledger, self._waits, rules.ttl_seconds, clock)
+        self._view = View(capacities, rules, self.ledger, self._costs, self._waits, clock)
+        self._placer = Placer(self._paths, self.ledger, self._view, self._keeper, self._waits, self._costs, clock)
         self._worker = Worker(self.move, rules.interval_seconds) if background else None
-        self._refusal: tuple[str, int] | None = None  # why the last put failed, and `Books.progress` then
         self._carried = threading.local()
-        self._closed = ""  # by what
-        _lifetimes.add(self)
+        self._opened()
+
+    @property
+    def counts(self) -> TierCounts:
+        return self._keeper.counts
+
+    def progress(self) -> int:
+        return self.ledger.progress
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         message.id = next(self._ids) & 0xFFFFFFFFFFFFFFFF
-        pool, wait = modality_of(message).value, FIRST_WAIT
-        while True:
-            self._check_open("put")
-            self._keeper.look(self.books.next(LOOKED_PER_PUT))
-            try:
-                self._keeper.check_credit(message, self._max_inflight, self._window)
-                tier, held_bytes = self._placer.put(message, pool)
-                break
-            except NoRoomError as error:
-                if isinstance(error, MessageTooLargeError) or deadline is None or self._clock() >= deadline:
-                    self.counts.refused += 1
-                    self._refusal = str(error), self.books.progress
-                    raise
-            self._sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
-        self._refusal, self._carried.by = None, self._paths[tier].carrier()
+        return super().put(message, deadline)
+
+    def _send(self, message: Message) -> int | Refusal:
+        self._keeper.look(self.ledger.next(LOOKED_PER_PUT))
+        try:
+            self._keeper.check_credit(message, self._max_inflight, self._window)
+            tier, held_bytes = self._placer.put(message, modality_of(message).value)
+        except NoRoomError as error:
+            return Refusal(type(error), str(error))
+        self._carried.by = self._paths[tier].carrier()
         if self._worker is not None and self._view.is_worth_a_plan():
             self._worker.wake()
         return held_bytes
 
-    def get(self, edge: Edge, key: str) -> Arrival | None:
-        self._check_open("get")
+    def _receive(self, edge: Edge, key: str) -> Arrival | None:
         with self._gets.getting():
-            found = self._sieve.kept(name_of(edge, key)) or self._find(edge, key)
+            found = self._duplicates.kept(name_of(edge, key)) or self._find(edge, key)
             if found is None:
                 return None
-            first = self._sieve.passes(found)
+            first = self._duplicates.passes(found)
         with self._keeper.lock:
             if first:
                 self.counts.got += 1
@@ -133,28 +131,34 @@ class TieredPath(Path):
         self._carried.by = found.carrier
         return found.arrival if first else None
 
-    def holds(self, edge: Edge, key: str) -> bool:
-        item = None if self._closed else self.books.get(name_of(edge, key))
-        return item is not None and (item.hand == Hand.MOVER or self._paths[item.tier].holds(edge, key))
+    def _holds(self, name: bytes) -> bool:
+        item = self.ledger.get(name)
+        return item is not None and (item.owner == Owner.MOVER or self._paths[item.tier].holds(item.edge, item.key))
 
-    def lease(self, edge: Edge, key: str) -> Lease | None:
-        self._check_open("lease")
+    def _withdraw(self, name: bytes) -> bool:
+        item = self.ledger.get(name)
+        lease = self._lease(item.edge, item.key) if item is not None else None
+        if lease is not None:
+            lease.consume()
+        return lease is not None
+
+    def _lease(self, edge: Edge, key: str) -> Lease | None:
         name = name_of(edge, key)
-        with self.books.alone(name):
-            item = self.books.get(name)
-            if item is None or item.hand != Hand.NOBODY:
+        with self.ledger.alone(name):
+            item = self.ledger.get(name)
+            if item is None or item.owner != Owner.NOBODY:
                 return None
             lease = self._paths[item.tier].lease(edge, key)
             if lease is None:
                 return None
-            item.hand = Hand.CALLER
+            item.owner = Owner.CALLER
 
         def end(returned: bool) -> bool:
-            with self.books.alone(name):
-                item.hand = Hand.NOBODY
-                if returned and self.books.get(name) is item and lease.give_back():
+            with self.ledger.alone(name):
+                item.owner = Owner.NOBODY
+                if returned and self.ledger.get(name) is item and lease.give_back():
                     return True
-                if not returned or self.books.get(name) is not item:
+                if not returned or self.ledger.get(name) is not item:
                     lease.consume()
                 self._keeper.gone(item, "consumed")
                 return False
@@ -163,7 +167,7 @@ class TieredPath(Path):
 
     def expect(self, edge: Edge, key: str, seconds: float) -> bool:
         """Set when a message will be needed, in seconds from now; return False if it is not recorded."""
-        item = self.books.get(name_of(edge, key))
+        item = self.ledger.get(name_of(edge, key))
         if item is None:
             return False
         item.expected, item.hinted = self._clock() - item.put_at + seconds, True
@@ -171,24 +175,20 @@ class TieredPath(Path):
             self._worker.wake()
         return True
 
-    def discard(self, key: str) -> int:
-        if self._closed:
-            return 0
-        names = self.books.of_key(key)
+    def _discard(self, key: str) -> int:
+        names = self.ledger.of_key(key)
         with contextlib.ExitStack() as alone:
             for name in names:
-                alone.enter_context(self.books.alone(name))
-            items = [item for name in names if (item := self.books.get(name)) is not None]
+                alone.enter_context(self.ledger.alone(name))
+            items = [item for name in names if (item := self.ledger.get(name)) is not None]
             found = sum(path.discard(key) for path in self._paths)
-            found += sum(item.hand == Hand.MOVER for item in items)
+            found += sum(item.owner == Owner.MOVER for item in items)
             for place, item in enumerate(items):
                 self._keeper.gone(item, "discarded" if place < found else "consumed")
         return found
 
-    def reap(self, limit: int | None = None) -> int:
-        if self._closed:
-            return 0
-        gone = self._keeper.look(self.books.next(limit))
+    def _reap(self, limit: int | None) -> int:
+        gone = self._keeper.look(self.ledger.next(limit))
         for path in self._paths:
             path.reap(limit)
         return gone
@@ -196,16 +196,14 @@ class TieredPath(Path):
     def carrier(self) -> str:
         return str(getattr(self._carried, "by", self.name))
 
-    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
+    def _traffic(self) -> dict[Edge, Traffic]:
         """Return traffic under one name for all tiers, because a receiver that gets from one tier is well."""
-        if self._closed:
-            return {}
         found = self._keeper.traffic()
         for path in self._paths:
             for (_, edge), one in path.traffic().items():
                 if one.held:
                     found.setdefault(edge, Traffic()).held.extend(one.held)
-        return {(self.name, edge): one for edge, one in found.items()}
+        return found
 
     def moves(self) -> list[tuple[Item, Move]]:
         """Return the moves that should be made now, in order."""
@@ -218,7 +216,7 @@ class TieredPath(Path):
     def move(self) -> float | None:
         """Make all moves that are due; return the seconds until the next call, None to wait until woken."""
         began = self._clock()
-        self._keeper.look(self.books.next(LOOKED_PER_MOVE))
+        self._keeper.look(self.ledger.next(LOOKED_PER_MOVE))
         moves = self.moves()
         took = self._clock() - began
         for item, move in moves:
@@ -233,24 +231,49 @@ class TieredPath(Path):
         return max(self._rules.interval_seconds, took / PLANNING_SHARE) if self._view.is_worth_a_plan() else None
 
     def health(self) -> Health:
-        self.reap()
-        return self._reporter.health(self._closed, self._refusal, self._worker.failures if self._worker else 0)
+        tiers = {path.name: path.health() for path in self._paths}
+        health = super().health()
+        facts = health.facts | {
+            name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in tiers.items()
+        }
+        status, reasons = health.status, [health.reason] if health.reason else []
+        if status in (Status.HEALTHY, Status.DEGRADED):
+            unwell = {name: one for name, one in tiers.items() if one.status is not Status.HEALTHY}
+            reasons += [f"{name}: {one.reason}" for name, one in unwell.items()]
+            if all(one.status is Status.SICK for one in tiers.values()):
+                status = Status.SICK
+            elif unwell:
+                status = Status.DEGRADED
+        return Health(status, "; ".join(reasons), facts)
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = "by its process"
-            if self._worker is not None:
-                self._worker.close()
-            self._sieve.close()
+    def _facts(self) -> dict[str, Any]:
+        names = [path.name for path in self._paths]
+        with self._keeper.lock:
+            counts = self._keeper.counts.facts()
+        moves = self._carrier.counts.facts()
+        moves["moves_failed"] += self._worker.failures if self._worker is not None else 0
+        held = Counter[str]()
+        for (number, _), nbytes in list(self.ledger.used.items()):
+            held[names[number]] += nbytes
+        return {
+            **counts,
+            **moves,
+            "in_flight": len(self.ledger),
+            "tier_messages": {name: self.ledger.lying[number] for number, name in enumerate(names)},
+            "tier_bytes": {name: held[name] for name in names},
+        }
+
+    def _close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._duplicates.close()
         for path in self._paths:
             path.close()
 
-    def abandon(self) -> None:
-        """Release the resources that a forked child has inherited."""
-        self._closed = self._closed or "by a fork, for the child,"
+    def _abandon(self) -> None:
         self._keeper.lock = threading.Lock()
-        self.books.forget_locks()
-        self._sieve.forget_locks()
+        self.ledger.forget_locks()
+        self._duplicates.forget_locks()
         self._gets.forget_locks()
 
     def _find(self, edge: Edge, key: str) -> Found | None:
@@ -262,7 +285,3 @@ class TieredPath(Path):
                     self._costs[number].out.observe(arrival.nbytes, self._clock() - began)
                 return Found(name_of(edge, key), arrival, path.carrier())
         return None
-
-    def _check_open(self, what: str) -> None:
-        if self._closed:
-            raise PathClosedError(f"tiers were closed {self._closed} before this {what}")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.base import Edge, InFlight, Traffic
-from vllm_omni_sched.connectors.counts import MessageCounts
-from vllm_omni_sched.connectors.mooncake.rooms import Room, Rooms
-from vllm_omni_sched.connectors.turns import Turns
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.keyed_lock import KeyedLock
+from vllm_omni_sched.connectors.medium import EdgeCounts
+from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
+from vllm_omni_sched.connectors.transport import InFlight, Traffic
 
 READ_SECONDS = 60.0
 """Seconds for which a receiver may still read a message that was taken back."""
@@ -28,7 +29,7 @@ class Sent:
     stored: str
     generation: int
     nbytes: int
-    room: Room | None
+    room: PooledBuffer | None
     put_at: float
     life: int  # of the beacon, in which it was put last
     readers: int = 0  # calls, of which some may hang, that read the copy: its room is not free before they end
@@ -39,25 +40,23 @@ class Sent:
 
 
 @dataclass
-class OutboxCounts(MessageCounts):
+class OutboxCounts(EdgeCounts):
     """Counts of the outcomes of messages."""
 
     restored: int = 0  # put again after the master had lost them
     lost: int = 0  # by the master, when we had no copy
     handed_over: int = 0  # to another segment, at the end
-    waiting: Counter[Edge] = field(default_factory=Counter)  # messages in flight
-    waiting_bytes: Counter[Edge] = field(default_factory=Counter)
 
 
-class Books(Turns):
+class Ledger(KeyedLock):
     """Messages in flight, by name, by key, and by when they were looked at; and whose turn it is.
 
     1. While one thread puts or takes back a message of a name, others that want that name wait.
     2. Copies of messages make way for others, oldest first.
     """
 
-    def __init__(self, rooms: Rooms, clock: Clock) -> None:
-        self._rooms, self._clock = rooms, clock
+    def __init__(self, buffers: BufferPool, clock: Clock) -> None:
+        self._buffers, self._clock = buffers, clock
         super().__init__()
         self._taken_back: OrderedDict[bytes, float] = OrderedDict()
         self._by_key: dict[str, set[bytes]] = {}
@@ -116,25 +115,25 @@ class Books(Turns):
             self.counts.waiting[sent.edge] -= 1
             self.counts.waiting_bytes[sent.edge] -= sent.nbytes
             if sent.room is not None and not sent.readers:
-                self._rooms.give_back(sent.room)
+                self._buffers.give_back(sent.room)
             sent.room = None
             return True
 
-    def begins_to_read(self, sent: Sent) -> Room | None:
+    def begins_to_read(self, sent: Sent) -> PooledBuffer | None:
         """Return the copy of a message for a call; None if there is none. See `has_read`."""
         with self._lock:
             if sent.room is not None:
                 sent.readers += 1
             return sent.room
 
-    def has_read(self, sent: Sent, room: Room) -> None:
+    def has_read(self, sent: Sent, room: PooledBuffer) -> None:
         """End a call's use of a copy; the copy of a message that was removed meanwhile is freed."""
         with self._lock:
             sent.readers -= 1
             if sent.room is None and not sent.readers:
-                self._rooms.give_back(room)
+                self._buffers.give_back(room)
 
-    def take_copy(self, sent: Sent) -> Room | None:
+    def take_copy(self, sent: Sent) -> PooledBuffer | None:
         """Return and drop the room of a message's copy; None while a call reads it."""
         with self._lock:
             if sent.readers:
@@ -167,26 +166,25 @@ class Books(Turns):
                 del self._taken_back[oldest]
             return name not in self.by_name and name not in self._taken_back
 
-    def release(self, nbytes: int) -> Room | None:
+    def release(self, nbytes: int) -> PooledBuffer | None:
         """Return room for a message; copies of others are dropped for it, and are lost if the master loses them."""
-        if nbytes > self._rooms.nbytes:
+        if nbytes > self._buffers.nbytes:
             return None
-        while (room := self._rooms.take(nbytes)) is None:
+        while (room := self._buffers.take(nbytes)) is None:
             with self._lock:
                 copies = (sent for sent in self.by_name.values() if sent.room and not sent.readers)
                 copied = next((sent for sent in copies if sent.name not in self._busy), None)
                 if copied is None or copied.room is None:
                     return None
-                self._rooms.give_back(copied.room)
+                self._buffers.give_back(copied.room)
                 copied.room = None
         return room
 
     def facts(self) -> dict[str, Any]:
         """Return numbers for `Health.facts`."""
-        counts = {name: value for name, value in vars(self.counts).items() if isinstance(value, int)}
         waiting = self.waiting()
         return {
-            **counts,
+            **self.counts.facts(),
             "in_flight": len(waiting),
             "in_flight_bytes": sum(sent.nbytes for sent in waiting),
             "copies": sum(sent.room is not None for sent in waiting),

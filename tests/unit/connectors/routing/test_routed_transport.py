@@ -11,19 +11,20 @@ import pytest
 
 from tests.support.paths import ScriptedPath
 from vllm_omni_sched.connectors.auto import AutoOptions
-from vllm_omni_sched.connectors.base import Edge, Status, Traffic
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.routing import RoutedPath, RoutingOptions
-from vllm_omni_sched.connectors.routing.path import Way
+from vllm_omni_sched.connectors.routing import RoutedTransport, RoutingOptions
 from vllm_omni_sched.connectors.routing.report import REPORT_EVERY
+from vllm_omni_sched.connectors.routing.transport import Way
+from vllm_omni_sched.connectors.transport import Status, Traffic
 from vllm_omni_sched.errors import (
     ConfigError,
     MessageTooLargeError,
     NoRoomError,
-    PathClosedError,
     ReceiverBehindError,
     RendezvousError,
+    TransportClosedError,
 )
 from vllm_omni_sched.omni.extra import options_from_extra
 
@@ -38,7 +39,7 @@ class Stage:
         self.near, self.far = ScriptedPath("near", self.now), ScriptedPath("far", self.now)
         ways = [Way(self.near, 0), Way(self.far, 1)]
         made = RoutingOptions(first_retry_seconds=1.0, longest_retry_seconds=4.0, **options)
-        self.sender, self.receiver = (RoutedPath(ways, made, compressor, lambda: self.now[0]) for _ in range(2))
+        self.sender, self.receiver = (RoutedTransport(ways, made, compressor, lambda: self.now[0]) for _ in range(2))
         self.count = 0
 
     def send(self, payload: Any = "x", deadline: float | None = None) -> str:
@@ -173,9 +174,9 @@ def test_closed_is_closed() -> None:
     stage.sender.close()
     stage.sender.close()
     assert (stage.near.closed, stage.far.closed) == (True, True)
-    with pytest.raises(PathClosedError):
+    with pytest.raises(TransportClosedError):
         stage.sender.put(make_message(EDGE, "k", 1))
-    with pytest.raises(PathClosedError):
+    with pytest.raises(TransportClosedError):
         stage.sender.get(EDGE, "k")
     assert stage.sender.health().status is Status.CLOSED
 
@@ -186,7 +187,7 @@ def test_closed_is_closed() -> None:
 )
 def test_what_cannot_work_is_refused(ways: list[str], options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        RoutedPath([Way(ScriptedPath(name, [0.0]), 0) for name in ways], RoutingOptions(**options))
+        RoutedTransport([Way(ScriptedPath(name, [0.0]), 0) for name in ways], RoutingOptions(**options))
 
 
 def test_a_path_that_cannot_look_does_not_hide_what_came_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

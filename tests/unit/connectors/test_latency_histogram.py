@@ -1,4 +1,4 @@
-"""Quantiles and buckets of `Times`."""
+"""Quantiles and buckets of `LatencyHistogram`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.times import LONGEST, SHORTEST, STEPS, Times
+from vllm_omni_sched.connectors.latency_histogram import LONGEST, SHORTEST, STEPS, LatencyHistogram
 
 WITHIN = 2 ** (0.5 / STEPS)  # half a bucket
 seconds = st.lists(st.floats(2.0**SHORTEST, 2.0**LONGEST), min_size=1, max_size=200)
 
 
-def times_of(values: list[float]) -> Times:
-    times = Times()
+def times_of(values: list[float]) -> LatencyHistogram:
+    times = LatencyHistogram()
     for value in values:
         times.observe(value)
     return times
@@ -56,6 +56,6 @@ def test_what_is_out_of_range_counts_at_its_end() -> None:
 
 
 def test_nothing_has_no_quantile() -> None:
-    assert Times().quantile(0.5) is None
-    assert Times().facts() == {"count": 0}
+    assert LatencyHistogram().quantile(0.5) is None
+    assert LatencyHistogram().facts() == {"count": 0}
     assert set(times_of([1.0]).facts()) == {"count", "p50", "p90", "p99"}

@@ -1,4 +1,4 @@
-"""The interface of a path between two stages."""
+"""The interface of a transport, which carries messages from one stage to another."""
 
 from __future__ import annotations
 
@@ -6,45 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from vllm_omni_sched.connectors.framing import Arrival, Message
-
-
-class Edge(NamedTuple):
-    """A connection from one stage to another, by the names that vLLM-Omni gives them."""
-
-    source: str
-    target: str
-
-    def __str__(self) -> str:
-        return f"{self.source}->{self.target}"
-
-
-def name_of(edge: Edge, key: str) -> bytes:
-    """Return edge and key as one name, unique because every part is preceded by its length."""
-    return _name(edge, key) if len(key) > LONG_KEY else _cached_name(edge, key)
-
-
-def _name(edge: Edge, key: str) -> bytes:
-    return _prefix(edge) + key.encode("utf-8", "surrogatepass")
-
-
-_cached_name = lru_cache(maxsize=4096)(_name)  # receivers ask for the same names repeatedly
-LONG_KEY = 256
-"""Length in characters above which keys are not cached."""
-
-
-@lru_cache(maxsize=1024)
-def _prefix(edge: Edge) -> bytes:
-    parts = [part.encode("utf-8", "surrogatepass") for part in edge]
-    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
 
 
 class Status(str, Enum):
-    """State of a path, as reported by `Path.health`."""
+    """State of a transport, as reported by `Transport.health`."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"  # works, but has lost, reclaimed or refused messages recently
@@ -54,7 +23,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Health:
-    """State of a path: `facts` are numbers for people and monitors, `reason` explains a state other than healthy."""
+    """State of a transport: `facts` are numbers for monitors, `reason` explains a state other than healthy."""
 
     status: Status
     reason: str
@@ -103,8 +72,8 @@ class Traffic:
         self.got_put_at = put_at if self.got_put_at is None else max(put_at, self.got_put_at)
 
 
-class Path(ABC):
-    """A way for messages from stage to stage.
+class Transport(ABC):
+    """Carries messages from one stage to another.
 
     1. A message is addressed by edge and key alone: no result of `put` has to reach the receiver.
     2. A message is received at most once by receivers that live; if one dies while it holds a message, the message can
@@ -119,34 +88,34 @@ class Path(ABC):
 
     @abstractmethod
     def put(self, message: Message, deadline: float | None = None) -> int:
-        """Send a message; return the bytes that the path holds for it.
+        """Send a message; return the bytes that the transport holds for it.
 
         Args:
             deadline: latest time to wait for room, on `clock.monotonic_seconds`; None for not waiting.
 
         Raises:
-            NoRoomError: the path is full.
+            NoRoomError: the transport is full.
             ReceiverBehindError: the receiver of the edge has to receive earlier messages first.
             MessageTooLargeError: the message will never fit.
             RendezvousError: the master or the directory through which processes meet cannot be used.
             PayloadError: a part of the payload cannot be written.
-            PathClosedError: after `close`.
+            TransportClosedError: after `close`.
         """
 
     @abstractmethod
     def get(self, edge: Edge, key: str) -> Arrival | None:
-        """Return the message, or None if the path has not found one yet.
+        """Return the message, or None if the transport has not found one yet.
 
-        Its tensors may be views of the path's memory, which is kept until all of them are dropped.
+        Its tensors may be views of the transport's memory, which is kept until all of them are dropped.
 
         Raises:
             CorruptMessageError: it is not what was put; it is dropped.
-            RendezvousError: the path cannot search for messages.
-            PathClosedError: after `close`.
+            RendezvousError: the transport cannot search for messages.
+            TransportClosedError: after `close`.
         """
 
     def holds(self, edge: Edge, key: str) -> bool:
-        """Return whether a message of this process waits there, not received yet; True if a path cannot tell."""
+        """Return whether a message of this process waits there, not received yet; True if a transport cannot tell."""
         return True
 
     def lease(self, edge: Edge, key: str) -> Lease | None:
@@ -156,23 +125,21 @@ class Path(ABC):
 
         Raises:
             CorruptMessageError: it is not what was put; it is dropped.
-            PathClosedError: after `close`.
+            TransportClosedError: after `close`.
         """
         arrival = self.get(edge, key)
         if arrival is None:
             return None
-        from vllm_omni_sched.connectors.framing import message_of  # which needs this module
-
         return Lease(arrival, lambda: None, lambda: self.put(message_of(arrival, edge, key)) > 0)
 
     def withdraw(self, edge: Edge, key: str) -> bool:
         """Take back a message of this process, on one edge; return False if it was received, or is not there.
 
-        Paths that can do this without reading the message override it.
+        Transports that can do this without reading the message override it.
 
         Raises:
             RendezvousError: it could not be taken back, and may still be received.
-            PathClosedError: after `close`.
+            TransportClosedError: after `close`.
         """
         lease = self.lease(edge, key)
         if lease is not None:
@@ -190,16 +157,16 @@ class Path(ABC):
         """Check ``limit`` messages in flight (None for all) and free the room of finished ones; return how many."""
 
     def carrier(self) -> str:
-        """Return the name of the path that carried this thread's last message, if this one combines several."""
+        """Return the name of the transport that carried this thread's last message, if this one combines several."""
         return self.name
 
     def traffic(self) -> Mapping[tuple[str, Edge], Traffic]:
-        """Return the messages that this process has put, by path and edge; empty if a path cannot tell."""
+        """Return the messages that this process has put, by transport and edge; empty if a transport cannot tell."""
         return {}
 
     @abstractmethod
     def health(self) -> Health:
-        """Return the current state of the path."""
+        """Return the current state of the transport."""
 
     @abstractmethod
     def close(self) -> None:

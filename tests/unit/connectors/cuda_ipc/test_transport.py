@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.support.host_pair import AB, BASE, Pair
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaPath
-from vllm_omni_sched.connectors.base import Status
-from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcPath, path
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport, transport
 from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Message, make_message
+from vllm_omni_sched.connectors.transport import Status
 from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 
@@ -137,36 +137,38 @@ def test_a_receiver_whose_device_has_no_room_is_not_told_of_damage(pair: Pair, m
 
 def test_an_arena_alone_does_not_open_handles(pair: Pair, arena: ArenaOptions) -> None:
     pair.put({"x": BASE})
-    plain = ArenaPath(arena)
+    plain = ArenaTransport(arena)
     with pytest.raises(CorruptMessageError, match="opens none"):
         plain.get(AB, "k").open()
     plain.close()
 
 
 def test_without_a_device_it_is_an_arena_and_says_so(arena: ArenaOptions, caplog: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(path, "has_cuda", lambda: False)
-    path._say_no_device.cache_clear()
-    ends = [CudaIpcPath(CudaIpcOptions(), ArenaPath(arena)) for _ in range(2)]
+    monkeypatch.setattr(transport, "has_cuda", lambda: False)
+    transport._say_no_device.cache_clear()
+    ends = [CudaIpcTransport(CudaIpcOptions(), arena) for _ in range(2)]
     assert caplog.text.count("no CUDA device") == 1
     ends[0].put(make_message(AB, "k", {"x": BASE}))
     assert torch.equal(ends[1].get(AB, "k").open()["x"], BASE)
     health = ends[0].health()
-    assert (health.status, health.reason) == (Status.HEALTHY, path.NO_DEVICE)
+    assert (health.status, health.reason) == (Status.HEALTHY, transport.NO_DEVICE)
     for end in ends:
         end.close()
     assert "closed" in ends[0].health().reason
 
 
 @pytest.fixture
-def blind(arena: ArenaOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaIpcPath]:
+def blind(arena: ArenaOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaIpcTransport]:
     """Of a process without a device."""
-    monkeypatch.setattr(path, "has_cuda", lambda: False)
-    blind = CudaIpcPath(CudaIpcOptions(), ArenaPath(arena))
+    monkeypatch.setattr(transport, "has_cuda", lambda: False)
+    blind = CudaIpcTransport(CudaIpcOptions(), arena)
     yield blind
     blind.close()
 
 
-def test_a_receiver_without_a_device_beside_one_that_has_it_gets_host_memory(pair: Pair, blind: CudaIpcPath) -> None:
+def test_a_receiver_without_a_device_beside_one_that_has_it_gets_host_memory(
+    pair: Pair, blind: CudaIpcTransport
+) -> None:
     assert blind.get(AB, "nothing") is None
     pair.put({"x": BASE})
     arrival = blind.get(AB, "k")
@@ -175,7 +177,7 @@ def test_a_receiver_without_a_device_beside_one_that_has_it_gets_host_memory(pai
     assert pair.facts()["device_fallbacks"] == {"unreachable": 1}
 
 
-def test_a_receiver_without_a_device_that_comes_too_late_is_told(pair: Pair, blind: CudaIpcPath) -> None:
+def test_a_receiver_without_a_device_that_comes_too_late_is_told(pair: Pair, blind: CudaIpcTransport) -> None:
     pair.put({"x": BASE})
     with pytest.raises(DeviceLostError, match="this process has none"):
         blind.get(AB, "k")
@@ -183,7 +185,7 @@ def test_a_receiver_without_a_device_that_comes_too_late_is_told(pair: Pair, bli
     assert (pair.facts()["in_flight"], pair.facts()["device_held_bytes"]) == (0, 0)
 
 
-def test_receivers_that_use_no_device_yet_are_none(pair: Pair, blind: CudaIpcPath, caplog: Any) -> None:
+def test_receivers_that_use_no_device_yet_are_none(pair: Pair, blind: CudaIpcTransport, caplog: Any) -> None:
     pair.receiver.close()
     assert blind.get(AB, "nothing") is None
     pair.put({"x": BASE})

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Status, Traffic
 from vllm_omni_sched.connectors.compression import Compressor
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
 from vllm_omni_sched.connectors.routing.learnt import Learnt
@@ -18,14 +18,15 @@ from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
 from vllm_omni_sched.connectors.routing.report import KEY, read_report, report_message
 from vllm_omni_sched.connectors.routing.route import PathState, route
+from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
 from vllm_omni_sched.errors import (
     ConfigError,
     ConnectorError,
     MessageTooLargeError,
     NoRoomError,
-    PathClosedError,
     ReceiverBehindError,
     RendezvousError,
+    TransportClosedError,
 )
 from vllm_omni_sched.logs import get_logger
 
@@ -39,11 +40,11 @@ REMEMBERED = 1 << 14
 class Way:
     """A path and its distance: 0 within a host, 1 between hosts."""
 
-    path: Path
+    path: Transport
     distance: int
 
 
-class RoutedPath(Path):
+class RoutedTransport(Transport):
     """Sends each message by the path that suits it, and finds it whichever it came by.
 
     1. A path that refuses a message is sick: the next one takes it, and the sick one is tried again after a while.
@@ -89,7 +90,7 @@ class RoutedPath(Path):
 
     def put(self, message: Message, deadline: float | None = None) -> int:
         if self._closed:
-            raise PathClosedError("routing was closed before this put")
+            raise TransportClosedError("routing was closed before this put")
         attempts = route(self._states(message))
         refusals: list[tuple[str, ConnectorError]] = []
         for place, attempt in enumerate(attempts):
@@ -133,7 +134,7 @@ class RoutedPath(Path):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         if self._closed:
-            raise PathClosedError("routing was closed before this get")
+            raise TransportClosedError("routing was closed before this get")
         trouble: RendezvousError | None = None
         for name in self._reaching(edge):
             started = self._clock()

@@ -17,7 +17,7 @@ from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
 from tests.contracts.conftest import receiver, sender  # noqa: F401
-from tests.contracts.test_paths import (  # noqa: F401 (what a foreign connector can promise, of all promises)
+from tests.contracts.test_transports import (  # noqa: F401 (what a foreign connector can promise, of all promises)
     AB,
     BC,
     get,
@@ -38,24 +38,24 @@ from tests.contracts.test_paths import (  # noqa: F401 (what a foreign connector
 from tests.support.altered import Medium
 from tests.support.mooncake import why_not
 from tests.support.namespaces import home
-from tests.support.path_kinds import Open, Opened, arena
+from tests.support.transport_kinds import Open, Opened, arena
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
-from vllm_omni_sched.connectors.base import Path, Status
 from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.routing import Way
-from vllm_omni_sched.errors import ConfigError, CorruptMessageError, PathClosedError
-from vllm_omni_sched.omni.foreign_path import foreign_ways
+from vllm_omni_sched.connectors.transport import Status, Transport
+from vllm_omni_sched.errors import ConfigError, CorruptMessageError, TransportClosedError
+from vllm_omni_sched.omni.foreign_transport import foreign_ways
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni
 MIB = 1 << 20
 
 
-def shared_memory() -> Path:
+def shared_memory() -> Transport:
     return foreign_ways({"shm": ForeignOptions(name="SharedMemoryConnector", distance=0)}, [], {"stage_id": 0})[0].path
 
 
-def transfer_engine(mail: Path) -> Path:
+def transfer_engine(mail: Transport) -> Transport:
     """Over tcp; its pool on "cpu:0" is memory that is not pinned, which takes a GPU."""
     extra = {"host": "127.0.0.1", "protocol": "tcp", "memory_pool_device": "cpu:0", "memory_pool_size": 192 * MIB}
     options = ForeignOptions(name="MooncakeTransferEngineConnector", extra=extra)
@@ -120,7 +120,7 @@ def test_altered_bytes_are_an_error_where_a_path_leaves_the_host_or_it_was_asked
         assert get(path, "k")["x"].sum() == 5000
 
 
-def test_health_and_close(sender: Path, receiver: Path) -> None:  # noqa: F811
+def test_health_and_close(sender: Transport, receiver: Transport) -> None:  # noqa: F811
     put(sender, "k", {"x": torch.ones(5000)})
     assert get(receiver, "k")["x"].sum() == 5000
     assert (sender.health().status, sender.health().facts["put"]) == (Status.HEALTHY, 1)
@@ -129,9 +129,9 @@ def test_health_and_close(sender: Path, receiver: Path) -> None:  # noqa: F811
     receiver.close()
     receiver.close()
     assert receiver.health().status is Status.CLOSED
-    with pytest.raises(PathClosedError, match="closed before this get"):
+    with pytest.raises(TransportClosedError, match="closed before this get"):
         receiver.get(AB, "k")
-    with pytest.raises(PathClosedError, match="closed before this put"):
+    with pytest.raises(TransportClosedError, match="closed before this put"):
         put(receiver, "k", 1)
 
 

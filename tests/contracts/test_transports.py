@@ -1,6 +1,6 @@
-"""One suite over all paths between stages: the numbered promises of `Path`, and its errors.
+"""One suite over all paths between stages: the numbered promises of `Transport`, and its errors.
 
-A path of another kind is one more entry of `tests.support.path_kinds.PATHS`.
+A path of another kind is one more entry of `tests.support.transport_kinds.PATHS`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import pytest
 import torch
 
 from tests.support.arena import MIB
-from tests.support.path_kinds import PATHS, Kind, Open, mooncake
+from tests.support.transport_kinds import PATHS, Kind, Open, mooncake
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.connectors.base import Edge, Path, Status
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, PathClosedError
+from vllm_omni_sched.connectors.transport import Status, Transport
+from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, TransportClosedError
 
 AB, BC = Edge("a", "b"), Edge("b", "c")
 KEYS = ["", "a", "a/b/../c", "a\0b", "\0", "ключ-键-🔑", "\udc80", " ", "x" * 4096, "a\nb"]
 
 
-def put(path: Path, key: str, payload: Any, edge: Edge = AB, deadline: float | None = None) -> int:
+def put(path: Transport, key: str, payload: Any, edge: Edge = AB, deadline: float | None = None) -> int:
     return path.put(make_message(edge, key, payload), deadline)
 
 
-def get(path: Path, key: str, edge: Edge = AB) -> Any:
+def get(path: Transport, key: str, edge: Edge = AB) -> Any:
     """At once, or when the path looks for it the next time."""
     until = monotonic_seconds() + 5
     while (arrival := path.get(edge, key)) is None:
@@ -38,7 +39,7 @@ def get(path: Path, key: str, edge: Edge = AB) -> Any:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
-def test_a_message_is_found_by_edge_and_key_alone(sender: Path, receiver: Path, key: str) -> None:
+def test_a_message_is_found_by_edge_and_key_alone(sender: Transport, receiver: Transport, key: str) -> None:
     assert receiver.get(AB, key) is None
     assert put(sender, key, {"x": np.arange(5), "n": 1}) > 0
     found = get(receiver, key)
@@ -47,7 +48,7 @@ def test_a_message_is_found_by_edge_and_key_alone(sender: Path, receiver: Path, 
     assert receiver.get(AB, key) is None
 
 
-def test_keys_that_look_alike_are_different(sender: Path, receiver: Path) -> None:
+def test_keys_that_look_alike_are_different(sender: Transport, receiver: Transport) -> None:
     edges = [AB, BC, Edge("a", "b:c"), Edge("a:b", "c"), Edge("", "ab"), Edge("ab", ""), Edge("a", "b/")]
     names = [(edge, key) for edge in edges for key in KEYS]
     for i, (edge, key) in enumerate(names):
@@ -56,13 +57,13 @@ def test_keys_that_look_alike_are_different(sender: Path, receiver: Path) -> Non
         assert get(receiver, key, edge) == i
 
 
-def test_one_process_sends_to_itself(sender: Path) -> None:
+def test_one_process_sends_to_itself(sender: Transport) -> None:
     put(sender, "k", {"x": torch.arange(4)})
     assert get(sender, "k")["x"].tolist() == [0, 1, 2, 3]
     assert sender.get(AB, "k") is None
 
 
-def test_the_second_put_of_a_key_replaces_the_first(sender: Path, receiver: Path) -> None:
+def test_the_second_put_of_a_key_replaces_the_first(sender: Transport, receiver: Transport) -> None:
     for i in range(5):
         put(sender, "k", i)
     put(sender, "k", "of another edge", BC)
@@ -71,7 +72,7 @@ def test_the_second_put_of_a_key_replaces_the_first(sender: Path, receiver: Path
     assert get(receiver, "k", BC) == "of another edge"
 
 
-def test_a_key_can_be_put_again_when_it_was_got(sender: Path, receiver: Path) -> None:
+def test_a_key_can_be_put_again_when_it_was_got(sender: Transport, receiver: Transport) -> None:
     held = []
     for i in range(5):
         put(sender, "k", {"x": torch.full((1, 5000), i)})
@@ -79,7 +80,7 @@ def test_a_key_can_be_put_again_when_it_was_got(sender: Path, receiver: Path) ->
     assert [int(tensor.min()) for tensor in held] == [int(tensor.max()) for tensor in held] == [0, 1, 2, 3, 4]
 
 
-def test_discard_takes_back_what_nobody_has_got_on_all_edges(sender: Path, receiver: Path) -> None:
+def test_discard_takes_back_what_nobody_has_got_on_all_edges(sender: Transport, receiver: Transport) -> None:
     put(sender, "k", 1)
     put(sender, "k", 2, BC)
     put(sender, "other", 3)
@@ -91,7 +92,7 @@ def test_discard_takes_back_what_nobody_has_got_on_all_edges(sender: Path, recei
     assert receiver.discard("other") == 0  # it did not send it
 
 
-def test_discard_of_what_was_got_takes_nothing_back(sender: Path, receiver: Path) -> None:
+def test_discard_of_what_was_got_takes_nothing_back(sender: Transport, receiver: Transport) -> None:
     put(sender, "small", 1)
     put(sender, "large", {"x": torch.ones(1, 5000)})
     assert get(receiver, "small") == 1
@@ -104,7 +105,7 @@ def test_discard_of_what_was_got_takes_nothing_back(sender: Path, receiver: Path
     assert receiver.discard("small") == 0  # it did not send it
 
 
-def test_views_stay_what_they_are_until_they_go(sender: Path, receiver: Path) -> None:
+def test_views_stay_what_they_are_until_they_go(sender: Transport, receiver: Transport) -> None:
     """Slices of one tensor of several, after everything else of the message has gone, and room is given out again."""
     put(sender, "k", {"x": torch.arange(30000).view(3, 10000), "y": np.ones((2, 3))})
     part = get(receiver, "k")["x"][1, 5000:5010]
@@ -116,20 +117,20 @@ def test_views_stay_what_they_are_until_they_go(sender: Path, receiver: Path) ->
 
 
 @pytest.mark.parametrize("payload", [b"", {}, [], "", None, np.zeros((0, 3)), torch.zeros(0)], ids=range(7))
-def test_empty_payloads(sender: Path, receiver: Path, payload: Any) -> None:
+def test_empty_payloads(sender: Transport, receiver: Transport, payload: Any) -> None:
     put(sender, "k", payload)
     found = get(receiver, "k")
     assert type(found) is type(payload)
     assert payload is None or len(found) == len(payload)
 
 
-def test_64_megabytes(sender: Path, receiver: Path) -> None:
+def test_64_megabytes(sender: Transport, receiver: Transport) -> None:
     tensor = torch.arange(16 * MIB, dtype=torch.float32).view(1024, -1)
     assert put(sender, "k", {"x": tensor}) >= 64 * MIB
     assert torch.equal(get(receiver, "k")["x"], tensor)
 
 
-def test_room_comes_back(sender: Path, receiver: Path) -> None:
+def test_room_comes_back(sender: Transport, receiver: Transport) -> None:
     """100 times 8 MB through a path that has room for a few of them."""
     tensor = torch.zeros(1, 8 * MIB, dtype=torch.uint8)
     for i in range(100):
@@ -138,7 +139,9 @@ def test_room_comes_back(sender: Path, receiver: Path) -> None:
         assert get(receiver, "k" if i % 2 else f"{i}")["x"][0, 65536] == i
 
 
-def test_a_full_path_says_so_at_once_or_at_its_deadline_and_takes_messages_again(sender: Path, receiver: Path) -> None:
+def test_a_full_path_says_so_at_once_or_at_its_deadline_and_takes_messages_again(
+    sender: Transport, receiver: Transport
+) -> None:
     tensor, count = torch.zeros(1, 8 * MIB, dtype=torch.uint8), 0
     with pytest.raises(NoRoomError, match=r"no room for \d+ bytes on edge a->b"):  # noqa: PT012
         while True:
@@ -181,7 +184,7 @@ def _without_counts(facts: dict[str, Any]) -> dict[str, Any]:
     return inner | {name: facts[name] for name in names if name in facts}
 
 
-def test_many_threads_put_and_get_and_nothing_is_lost_or_doubled(sender: Path, receiver: Path) -> None:
+def test_many_threads_put_and_get_and_nothing_is_lost_or_doubled(sender: Transport, receiver: Transport) -> None:
     threads, each = 4, 100
     gone = threading.Barrier(2 * threads)
 
@@ -228,9 +231,9 @@ def test_after_close_nothing_is_taken(open_end: Open) -> None:
     assert path.get(AB, "none") is None
     path.close()
     path.close()
-    with pytest.raises(PathClosedError, match="closed"):
+    with pytest.raises(TransportClosedError, match="closed"):
         put(path, "l", 1)
-    with pytest.raises(PathClosedError, match="closed"):
+    with pytest.raises(TransportClosedError, match="closed"):
         path.get(AB, "k")
     assert (path.discard("k"), path.reap()) == (0, 0)
     assert path.health().status is Status.CLOSED
@@ -245,7 +248,7 @@ def test_close_of_a_path_that_did_nothing(open_end: Open) -> None:
     assert path.health().status is Status.CLOSED
 
 
-def test_views_outlive_the_path_that_got_them(sender: Path, open_end: Open) -> None:
+def test_views_outlive_the_path_that_got_them(sender: Transport, open_end: Open) -> None:
     receiver, other = open_end(), open_end()
     put(sender, "k", {"x": torch.full((1, 5000), 7)})
     held = get(receiver, "k")["x"]
@@ -258,7 +261,7 @@ def test_views_outlive_the_path_that_got_them(sender: Path, open_end: Open) -> N
     assert held.unique().tolist() == [7]
 
 
-def test_health_is_true_to_what_happens(sender: Path, receiver: Path) -> None:
+def test_health_is_true_to_what_happens(sender: Transport, receiver: Transport) -> None:
     assert sender.health().status is Status.HEALTHY
     put(sender, "k", {"x": torch.ones(1, 5000)})
     facts = sender.health().facts

@@ -6,12 +6,12 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import islice
 
-from vllm_omni_sched.connectors.base import Edge
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Message
-from vllm_omni_sched.connectors.turns import Turns
+from vllm_omni_sched.connectors.keyed_lock import KeyedLock
 
 
-class Hand:
+class Owner:
     """The holder of a message that receivers cannot get now."""
 
     NOBODY, MOVER, CALLER = range(3)
@@ -32,7 +32,7 @@ class Item:
     expected: float
     hinted: bool
     longest: tuple[str, int] | None
-    hand: int = Hand.NOBODY
+    owner: int = Owner.NOBODY
     troubled: bool = False  # it could not be looked at, which was logged
 
     @classmethod
@@ -44,7 +44,7 @@ class Item:
         )  # fmt: skip
 
 
-class Books(Turns):
+class Ledger(KeyedLock):
     """One entry for each message in flight, so that each is in one tier. The lock is never held while bytes move."""
 
     def __init__(self, pools: list[set[str]]) -> None:

@@ -1,8 +1,8 @@
-"""Extents and the ring, by examples; `tests/properties/test_arena_room.py` has the rules."""
+"""Extents and the ring, by examples; `tests/properties/test_arena_extents.py` has the rules."""
 
 import pytest
 
-from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.connectors.arena.extents import Extents
 
 
 def test_extents_are_the_lowest_that_fit() -> None:

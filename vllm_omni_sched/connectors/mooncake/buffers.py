@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.connectors.arena.extents import Extents
 from vllm_omni_sched.connectors.mooncake.options import KIB
 from vllm_omni_sched.connectors.mooncake.store import Store
 from vllm_omni_sched.errors import ConfigError, RendezvousError
@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 BLOCK = 4 * KIB
 
 
-class Room:
+class PooledBuffer:
     """Registered memory for one message.
 
     Attributes:
@@ -36,7 +36,7 @@ class Room:
         self.data, self.address, self.start = data, address, start
 
 
-class Rooms:
+class BufferPool:
     """Gives out registered memory and takes it back, from any thread, also in the middle of garbage collection.
 
     Raises:
@@ -57,7 +57,7 @@ class Rooms:
         self._extents = Extents(BLOCK, nbytes)
         self._lock = threading.Lock()
         self._back: deque[tuple[int | None, int]] = deque()  # a finalizer must not wait for a lock
-        self.own = 0  # rooms outside the region
+        self.own = 0  # buffers outside the region
 
     @property
     def used_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Rooms:
         with self._lock:
             return self._extents.largest_free_bytes >= nbytes
 
-    def take(self, nbytes: int) -> Room | None:
+    def take(self, nbytes: int) -> PooledBuffer | None:
         """Allocate room in the region; return None if it is full."""
         self._settle()
         with self._lock:
@@ -78,9 +78,9 @@ class Rooms:
         if start is None:
             return None
         data = np.frombuffer(self._region, np.uint8, nbytes, start)
-        return Room(data, self._address + start, start)
+        return PooledBuffer(data, self._address + start, start)
 
-    def make(self, nbytes: int) -> Room:
+    def make(self, nbytes: int) -> PooledBuffer:
         """Allocate room outside the region, for a single use.
 
         Raises:
@@ -96,19 +96,19 @@ class Rooms:
         address = int(data.ctypes.data)
         self._store.register(address, nbytes)
         self.own += 1
-        return Room(data, address, None)
+        return PooledBuffer(data, address, None)
 
-    def trim(self, room: Room, nbytes: int) -> None:
+    def trim(self, room: PooledBuffer, nbytes: int) -> None:
         """Free what a room has beyond ``nbytes``."""
         if room.start is not None:
             with self._lock:
                 self._extents.trim(room.start, nbytes)
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: PooledBuffer) -> None:
         """Free room, which is reused from the next `take` on."""
         self._back.append((room.start, room.address))
 
-    def lend(self, room: Room) -> None:
+    def lend(self, room: PooledBuffer) -> None:
         """Free room when the last view of its data is dropped."""
         weakref.finalize(room.data, self._back.append, (room.start, room.address)).atexit = False
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaPath
-from vllm_omni_sched.connectors.base import Edge, Health, Lease, Path, Traffic
+from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.cuda_ipc.board import Board
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.sending import Sending
+from vllm_omni_sched.connectors.cuda_ipc.sending import BlockSender
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
-from vllm_omni_sched.connectors.lifetime import Lifetimes
+from vllm_omni_sched.connectors.transport import Health, Lease
 from vllm_omni_sched.errors import ConnectorError, CorruptMessageError, DeviceLostError
 from vllm_omni_sched.logs import get_logger
 
@@ -27,17 +27,12 @@ logger = get_logger(__name__)
 NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
 MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], DeviceShare]
 
-_lifetimes = Lifetimes()  # made after those of arenas, which these stand on
 _outlived: list[Any] = []
 """Blocks that receivers still have when their path closes, and those of the parent of a fork."""
 
 
-def _has_changed(sending: Sending, released: int) -> bool:
-    return sending.released != released
-
-
-def _never() -> bool:
-    return False
+def _has_changed(blocks: BlockSender, released: int) -> bool:
+    return blocks.released != released
 
 
 @contextlib.contextmanager
@@ -64,7 +59,7 @@ def has_cuda() -> bool:
     return bool(torch.backends.cuda.is_built() and torch.cuda.device_count())
 
 
-class CudaIpcPath(Path):
+class CudaIpcTransport(ArenaTransport):
     """An arena whose messages leave their device tensors on the device.
 
     1. What was put is copied on the device first: its sender may write to its own tensors at once.
@@ -74,9 +69,9 @@ class CudaIpcPath(Path):
     4. A sender that closes moves what nobody has got to host memory. One that is killed takes its copies along.
 
     Args:
-        arena: what messages go through; closed with this path.
+        arena: options of the arena that messages go through.
         share: makes the `DeviceShare`, of what names this process and of what tells whether another lives; default:
-            CUDA IPC where there is a device, nothing elsewhere: it warns, and is an arena.
+            CUDA IPC where there is a device; elsewhere it warns, and this is an arena.
     """
 
     name = "cuda_ipc"
@@ -84,73 +79,79 @@ class CudaIpcPath(Path):
     def __init__(
         self,
         options: CudaIpcOptions,
-        arena: ArenaPath,
+        arena: ArenaOptions,
         share: MakeShare | None = None,
         clock: Clock = monotonic_seconds,
+        sleep: Callable[[float], None] = sleep_seconds,
     ) -> None:
-        self._options, self._arena = options, arena
-        self._board, self._board_lock = Board(arena.directory, clock), threading.Lock()
         self._share: DeviceShare | None = None
-        self._sending: Sending | None = None
+        self._sender_of_blocks: BlockSender | None = None
+        super().__init__(arena, clock, sleep)
+        self._device_options = options
+        self._board = Board(self.directory, clock)
         if share is not None or has_cuda():
             self._share = (share or CudaShare)(self._token, self._is_alive)
-            self._sending = Sending(options, self._share, self._receivers, arena.reap)
+            self._sender_of_blocks = BlockSender(options, self._share, self._receivers, self.reap)
         else:
             _say_no_device()
         self._board.tidy()
-        self._closed = False
-        self._opened = self._opened_bytes = self._lost = 0
-        _lifetimes.add(self)
+        self._ends = False  # from here on tensors go through host memory, which outlives this process
+        self._device_opened = self._device_opened_bytes = self._device_lost = 0
 
     def put(self, message: Message, deadline: float | None = None) -> int:
-        sending = self._sending
-        if sending is None or self._closed:
-            return self._arena.put(message, deadline)
+        blocks = self._sender_of_blocks
+        if blocks is None or self._ends:
+            return super().put(message, deadline)
         while True:
-            released = sending.released
-            packed = sending.pack(message)
-            sent, parcel = packed.sent, packed.parcel
+            released = blocks.released
+            packed = blocks.pack(message)
+            parcel = packed.parcel
             # what waits for host memory because too much is held on the device can go there when that has changed
-            unless = partial(_has_changed, sending, released) if packed.is_held_back else _never
+            unless = partial(_has_changed, blocks, released) if packed.is_held_back else None
             try:
-                held_bytes = self._arena.put_unless(sent, deadline, unless)
+                held_bytes = self.put_unless(packed.sent, deadline, unless)
             except BaseException:
-                sending.release(parcel)
+                blocks.release(parcel)
                 raise
             if held_bytes is not None:
-                sending.count(packed)
+                blocks.count(packed)
                 return held_bytes + (parcel.nbytes if parcel is not None else 0)
-            sending.release(parcel)
+            blocks.release(parcel)
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
-        """See `Path.get`.
+        """See `Transport.get`.
 
         Raises:
             DeviceLostError: the device of its tensors cannot be reached, or its sender was killed; it is dropped.
         """
         if not self._closed:
-            if self._share is not None:
-                self._share.collect()
+            self._collect()
             self._post(edge, self._share.devices() if self._share is not None else frozenset())
-        arrival = self._arena.get(edge, key)
+        arrival = super().get(edge, key)
         if arrival is not None:
             try:
                 arrival.fetch(self._open)
             except DeviceLostError:
-                self._lost += 1
+                self._device_lost += 1
                 raise
         return arrival
 
-    def holds(self, edge: Edge, key: str) -> bool:
-        return self._arena.holds(edge, key)
+    def reap(self, limit: int | None = None) -> int:
+        gone = super().reap(limit)
+        self._collect()
+        return gone
 
-    def lease(self, edge: Edge, key: str) -> Lease | None:
-        """See `Path.lease`; its tensors are copied to the host.
+    def _make_locks(self) -> None:
+        super()._make_locks()
+        self._board_lock = threading.Lock()
+
+    def _lease(self, edge: Edge, key: str) -> Lease | None:
+        """Lease a message; its tensors are copied to the host.
 
         Raises:
             DeviceLostError: the device fails, or there is no host memory; receivers can get it still.
         """
-        lease = self._arena.lease(edge, key)
+        lease = super()._lease(edge, key)
         if lease is not None:
             try:
                 lease.arrival.fetch(self._own_on_host)
@@ -162,71 +163,63 @@ class CudaIpcPath(Path):
                 raise
         return lease
 
-    def withdraw(self, edge: Edge, key: str) -> bool:
-        return self._arena.withdraw(edge, key)
+    def _look_after(self) -> None:
+        super()._look_after()
+        self._collect()
 
-    def discard(self, key: str) -> int:
-        return self._arena.discard(key)
-
-    def reap(self, limit: int | None = None) -> int:
-        gone = self._arena.reap(limit)
-        if self._share is not None and not self._closed:
-            self._share.collect()
-        return gone
-
-    def traffic(self) -> dict[tuple[str, Edge], Traffic]:
-        return {(self.name, edge): traffic for (_, edge), traffic in self._arena.traffic().items()}
+    def _facts(self) -> dict[str, Any]:
+        facts = super()._facts() | {"device_lost": self._device_lost}
+        if self._sender_of_blocks is not None:
+            facts |= self._sender_of_blocks.facts()
+            facts |= {"device_opened": self._device_opened, "device_opened_bytes": self._device_opened_bytes}
+        return facts
 
     def health(self) -> Health:
-        if self._share is not None and not self._closed:
-            self._share.collect()
-        health = self._arena.health()
-        facts = dict(health.facts)
-        if self._sending is None:
-            return replace(health, reason=health.reason or NO_DEVICE, facts=facts | {"device_lost": self._lost})
-        facts |= self._sending.facts()
-        facts |= {"device_opened": self._opened, "device_opened_bytes": self._opened_bytes, "device_lost": self._lost}
-        return replace(health, facts=facts)
+        health = super().health()
+        return replace(health, reason=health.reason or NO_DEVICE) if self._share is None else health
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self._sending is not None:
+    def _before_close(self) -> None:
+        self._ends = True
+        if self._sender_of_blocks is not None:
             with contextlib.suppress(ConnectorError):
-                self._arena.reap()
-            self._move_to_host(self._sending)
-            _outlived.extend(self._sending.held())
-        self._arena.close()
+                self.reap()
+            self._move_to_host(self._sender_of_blocks)
+            _outlived.extend(self._sender_of_blocks.held())
+
+    def _close(self) -> None:
+        super()._close()
         if self._share is not None:
             self._share.collect()
         with self._board_lock:
             self._board.close()
 
-    def abandon(self) -> None:
-        """Release what a forked child has inherited: it belongs to the parent."""
-        self._board_lock, self._closed = threading.Lock(), True
-        if self._sending is not None and self._share is not None:
-            _outlived.extend(self._sending.abandon())
+    def _abandon(self) -> None:
+        super()._abandon()
+        if self._sender_of_blocks is not None and self._share is not None:
+            _outlived.extend(self._sender_of_blocks.abandon())
             self._share.abandon()
 
-    def _move_to_host(self, sending: Sending) -> None:
+    def _collect(self) -> None:
+        if self._share is not None and not self._closed:
+            self._share.collect()
+
+    def _move_to_host(self, blocks: BlockSender) -> None:
         """Move messages that were not received to host memory, because blocks are lost with this process."""
-        for parcel in sending.held():
+        for parcel in blocks.held():
             try:
                 lease = self.lease(parcel.edge, parcel.key)
                 if lease is not None:
-                    self._arena.put(message_of(lease.arrival, parcel.edge, parcel.key))
+                    super().put(message_of(lease.arrival, parcel.edge, parcel.key))
                     lease.consume()
             except RuntimeError as error:  # of the arena, or of a driver that is shutting down
-                self._lost += 1
+                self._device_lost += 1
                 logger.error("message %r of edge %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
         with _told_as_lost("opened"):
-            block = self._opener().open(handle, keep, self._options.copy_out)
-        self._opened += 1
-        self._opened_bytes += block.numel()
+            block = self._opener().open(handle, keep, self._device_options.copy_out)
+        self._device_opened += 1
+        self._device_opened_bytes += block.numel()
         return block
 
     def _own_on_host(self, handle: bytes, keep: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Records that several threads share: one thread at a time works on a name, while others work on other names."""
+"""A lock per name: one thread at a time works on a name, while others work on other names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
-    """Base class of such records: a lock that is held briefly, and locks of names that are held while bytes move."""
+class KeyedLock:
+    """Base class of shared records: one lock that is held briefly, and locks of names, held while bytes move."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.arena.room import Extents
+from vllm_omni_sched.connectors.arena.extents import Extents
 
 BLOCK = 64
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=80)

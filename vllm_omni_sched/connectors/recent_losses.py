@@ -1,4 +1,4 @@
-"""Recent losses: `health` reports them for a while."""
+"""Counts of lost messages, which `health` reports for a while after each loss."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from vllm_omni_sched.clock import Clock
 
-LATELY = 60.0
+RECENT_SECONDS = 60.0
 """Seconds for which `health` reports a loss."""
 
 
-class Losses:
+class RecentLosses:
     """Monotonic counts, and when one of them last grew, as far as that was observed.
 
     Args:
@@ -23,9 +23,9 @@ class Losses:
         self._seen: dict[str, int] = {}
         self._at = 0.0
 
-    def lately(self, facts: Mapping[str, Any]) -> list[str]:
-        """Return all counts above 0, if one of them has grown within `LATELY`."""
+    def recent(self, facts: Mapping[str, Any]) -> list[str]:
+        """Return all counts above 0, if one of them has grown within `RECENT_SECONDS`."""
         losses, now = {name: facts[name] for name in self._names if facts.get(name)}, self._clock()
         if losses != self._seen:
             self._seen, self._at = losses, now
-        return [f"{count} {name}" for name, count in losses.items()] if now - self._at <= LATELY else []
+        return [f"{count} {name}" for name, count in losses.items()] if now - self._at <= RECENT_SECONDS else []

@@ -1,0 +1,244 @@
+"""The arena as a transport: messages in shared memory, between processes of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.arena import meeting
+from vllm_omni_sched.connectors.arena.inbox import Inbox
+from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
+from vllm_omni_sched.connectors.arena.outbox import Outbox
+from vllm_omni_sched.connectors.arena.sent import OutboxCounts
+from vllm_omni_sched.connectors.edge import Edge, name_of
+from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
+from vllm_omni_sched.connectors.modality import Modality, modality_of
+from vllm_omni_sched.connectors.transport import Lease, Traffic
+from vllm_omni_sched.errors import (
+    ConfigError,
+    CorruptMessageError,
+    MessageTooLargeError,
+    NoRoomError,
+    RendezvousError,
+)
+
+REAPED_PER_PUT = 2  # each put adds one
+TUNE_EVERY = 256  # messages
+BURY_EVERY = 5.0  # seconds
+
+
+class ArenaTransport(MediumTransport):
+    """Carries messages between processes of this host and user that name the same arena.
+
+    A message is copied once, into memory that was touched before, and received as a view of it; messages in the ring
+    are copied out. A process makes its outbox at its first `put` and its inbox at its first `get`.
+
+    Args:
+        clock: clock of deadlines and ages; shared by all processes, because messages may outlive their senders.
+
+    Raises:
+        RendezvousError: see `meeting.arena_directory`.
+        ConfigError: the environment names an invalid arena.
+    """
+
+    name, title = "arena", "the arena"
+    lost = (
+        "refused",
+        "expired",
+        "given_back",
+        "damaged",
+        "corrupt",
+        "foreign",
+        "orphans_expired",
+        "orphans_given_back",
+    )
+    first_wait, longest_wait = 50e-6, 2e-3
+
+    def __init__(
+        self,
+        options: ArenaOptions,
+        clock: Clock = monotonic_seconds,
+        sleep: Callable[[float], None] = sleep_seconds,
+    ) -> None:
+        super().__init__(clock, sleep, options)
+        self._options = options
+        self.directory, self._entered = meeting.enter(options.directory, options.arena or common_arena())
+        self._outbox: Outbox | None = None
+        self._inbox: Inbox | None = None
+        self._buried_at = clock()
+        self._opened()
+
+    @property
+    def counts(self) -> OutboxCounts:
+        return self._sender().counts
+
+    def progress(self) -> int:
+        return self._outbox.progress if self._outbox is not None else 0
+
+    def credited(self) -> tuple[Mapping[Edge, int], Mapping[Edge, int]]:
+        counts = self.counts
+        return counts.waiting, counts.waiting_bytes
+
+    def _make_locks(self) -> None:
+        super()._make_locks()
+        self._send_lock, self._receive_lock = threading.RLock(), threading.RLock()
+
+    def _send(self, message: Message) -> int | Refusal:
+        outbox, modality = self._outbox or self._sender(), self._options.modality or modality_of(message)
+        if not outbox.can_hold(message, modality):  # first, so that no pool grows for a message that never fits
+            limit = self._options.pool(modality).max_bytes
+            return Refusal(
+                MessageTooLargeError,
+                f"a message of {message.nbytes} bytes on edge {message.edge} is larger than pool {modality.value} may "
+                f"become; raise its max_bytes ({limit})",
+            )
+        if self._credit is not None and (behind := self._behind(message.edge, message.nbytes)) is not None:
+            return behind
+        try:
+            held_bytes = outbox.put(message, modality)
+            if held_bytes is None and outbox.reap():
+                held_bytes = outbox.put(message, modality)
+        except OSError as error:
+            raise self._no_memory("a pool", "`max_bytes`", error) from error
+        if held_bytes is None:
+            return Refusal(NoRoomError, self._why_full(outbox, message, modality))
+        outbox.reap(REAPED_PER_PUT)
+        if outbox.counts.put % TUNE_EVERY == 0:
+            outbox.storage.tune()
+        return held_bytes
+
+    def _receive(self, edge: Edge, key: str) -> Arrival | None:
+        try:
+            inbox = self._inbox or self._receiver()
+            self._bury(inbox)
+            return inbox.get(name_of(edge, key))
+        except OSError as error:
+            raise self._cannot_search(error) from error
+
+    def _holds(self, name: bytes) -> bool:
+        return self._outbox is not None and self._outbox.holds(name)
+
+    def _lease(self, edge: Edge, key: str) -> Lease | None:
+        with self._receive_lock:
+            self._check_open("lease")
+            try:
+                inbox = self._receiver()
+                holder = inbox.holder
+            except OSError as error:
+                raise self._cannot_search(error) from error
+        with self._send_lock:
+            try:
+                found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
+            except CorruptMessageError:
+                inbox.counts.corrupt += 1
+                raise
+        if found is None:
+            return None
+        arrival, slot = found
+
+        def end(returned: bool) -> bool:
+            with self._send_lock:
+                outbox = self._outbox if not self._closed else None
+                return outbox is not None and outbox.end_lease(slot, arrival.generation, holder, returned)
+
+        return Lease(arrival, lambda: end(False), lambda: end(True))
+
+    def _withdraw(self, name: bytes) -> bool:
+        return self._outbox is not None and self._outbox.withdraw(name)
+
+    def _discard(self, key: str) -> int:
+        return self._outbox.discard(key) if self._outbox is not None else 0
+
+    def _reap(self, limit: int | None) -> int:
+        return self._outbox.reap(limit) if self._outbox is not None else 0
+
+    def _traffic(self) -> Mapping[Edge, Traffic]:
+        if self._outbox is None:
+            return {}
+        self._outbox.reap()
+        return self._outbox.traffic()
+
+    def _look_after(self) -> None:
+        super()._look_after()
+        if self._inbox is not None:
+            with contextlib.suppress(OSError):
+                self._bury(self._inbox)
+
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"directory": str(self.directory)}
+        for side in (self._outbox, self._inbox):
+            facts |= side.facts() if side is not None else {}
+        return facts
+
+    def _warnings(self, facts: Mapping[str, Any]) -> list[str]:
+        pools = facts.get("pools", {}).items()
+        return [f"pool {name} cannot grow: {pool['refused']}" for name, pool in pools if pool["refused"]]
+
+    def _close(self) -> None:
+        for side in (self._outbox, self._inbox):
+            if side is not None:
+                side.close()
+        with contextlib.suppress(OSError):
+            meeting.leave(self.directory, self._entered)
+
+    def _abandon(self) -> None:
+        for side in (self._outbox, self._inbox):
+            if side is not None:
+                side.abandon()
+        self._outbox = self._inbox = None
+
+    def _bury(self, inbox: Inbox) -> None:
+        """Remove dead senders' outboxes, every few seconds."""
+        if (now := self._clock()) - self._buried_at > BURY_EVERY:
+            self._buried_at = now
+            inbox.bury()
+
+    def _receiver(self) -> Inbox:
+        if self._inbox is None:
+            options = self._options
+            self._inbox = Inbox(self.directory, self._entered, options.copy_out, options.ttl_seconds, self._clock)
+        return self._inbox
+
+    def _sender(self) -> Outbox:
+        if self._outbox is None:
+            try:
+                self._outbox = Outbox(self.directory, self._options, self._clock, self._sleep)
+            except OSError as error:
+                raise self._no_memory("an outbox", "`ring_bytes`", error) from error
+        return self._outbox
+
+    def _cannot_search(self, error: OSError) -> RendezvousError:
+        return RendezvousError(f"cannot search for messages in {self.directory}: {error.strerror}")
+
+    def _no_memory(self, what: str, option: str, error: OSError) -> NoRoomError:
+        return NoRoomError(
+            f"no memory for {what} in {self.directory} ({error.strerror}): give its file system more room "
+            f"(`docker run --shm-size`), or set the connector's {option} or `directory`"
+        )
+
+    def _why_full(self, outbox: Outbox, message: Message, modality: Modality) -> str:
+        edge, pool = message.edge, outbox.storage.pool(modality)
+        waiting = f"{outbox.counts.waiting[edge]} messages ({outbox.counts.waiting_bytes[edge]} bytes)"
+        what = f"no room for {message.nbytes} bytes on edge {edge}, where {waiting} wait"
+        if pool is None or pool.extents.largest_free_bytes >= message.nbytes:
+            return f"{what}: the index is full; raise max_messages ({self._options.max_messages})"
+        if pool.refused:
+            return f"{what}: pool {modality.value} cannot grow ({pool.refused}); give {self.directory} more room"
+        limit = self._options.pool(modality).max_bytes
+        return f"{what}: pool {modality.value} is full; raise its max_bytes ({limit})"
+
+
+def common_arena() -> str:
+    """Return the name of the arena that all processes started by one process share."""
+    named = os.environ.get(meeting.ARENA_VARIABLE)
+    if not named:
+        return f"pid-{os.getpid()}"
+    try:
+        return arena_name(named)
+    except ValueError as error:
+        raise ConfigError(f"environment variable {meeting.ARENA_VARIABLE} {error}; it is {named[:80]!r}") from error

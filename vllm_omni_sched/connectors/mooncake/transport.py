@@ -1,0 +1,206 @@
+"""A Mooncake store as a transport: messages between hosts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.connectors.edge import Edge, name_of
+from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
+from vllm_omni_sched.connectors.mooncake.buffers import BufferPool
+from vllm_omni_sched.connectors.mooncake.inbox import Inbox
+from vllm_omni_sched.connectors.mooncake.ledger import OutboxCounts
+from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
+from vllm_omni_sched.connectors.mooncake.outbox import Outbox
+from vllm_omni_sched.connectors.mooncake.store import Store
+from vllm_omni_sched.connectors.transport import Lease, Traffic, Transport
+from vllm_omni_sched.errors import NoRoomError, RendezvousError, TransportClosedError
+from vllm_omni_sched.logs import get_logger
+
+logger = get_logger(__name__)
+
+BUSY_WAIT, IDLE_WAIT = 0.25, 1.0  # seconds between two looks at the master, with and without messages in flight
+ASK_AFTER = 32 << 20
+"""After so many bytes the master is asked at once what was got: memory that is used again soon is quick memory, but
+asking while a message is on its way holds that up."""
+LOOKS = 8  # for a message that is to be leased
+HANDING_OVER = 5.0  # seconds that `close` takes at most for messages that nobody has got
+
+
+class MooncakeTransport(MediumTransport):
+    """Carries messages between processes whose Mooncake clients have the same master and namespace.
+
+    1. A message lies in its sender's segment, and goes through the network once, when it is got.
+    2. It is kept until it is got, discarded or expires: a master that comes back is told again of what nobody got yet.
+    3. A call that the library does not come back from is given up. While the master is gone, `get` finds nothing,
+       and `put` waits for it up to its deadline; nothing else is asked of the library then.
+    4. A receiver has a message as soon as `get` returns it: what it dies with after that is not given back.
+    5. `close` leaves messages that nobody got to the segments of others, if there are any. A process that is killed
+       takes them with it; the master, and so their receivers, know that after its `-client_ttl`.
+
+    Raises:
+        ConfigError: the library is not installed, or does not load.
+        RendezvousError: there is no master.
+    """
+
+    name, title = "mooncake", "the transport to the Mooncake store"
+    lost = ("refused", "expired", "lost", "vanished", "corrupt")
+    first_wait, longest_wait = 1e-3, 50e-3
+
+    def __init__(
+        self,
+        options: MooncakeOptions,
+        clock: Clock = monotonic_seconds,
+        sleep: Callable[[float], None] = sleep_seconds,
+    ) -> None:
+        super().__init__(clock, sleep, options)
+        self._options = options
+        self._store = Store(options, clock)
+        try:
+            self._buffers = BufferPool(self._store, options.localbuf)
+        except BaseException:
+            self._store.close()
+            raise
+        self._outbox = Outbox(self._store, self._buffers, options, clock)
+        self._inbox = Inbox(self._store, self._buffers, options, clock)
+        self._wake = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="mooncake-keeper", daemon=True)
+        self._keeper.start()
+        self._opened()  # the library crashes if the interpreter ends while threads are in it
+
+    @property
+    def counts(self) -> OutboxCounts:
+        return self._outbox.counts
+
+    def progress(self) -> int:
+        return self._outbox.progress
+
+    def credited(self) -> tuple[Mapping[Edge, int], Mapping[Edge, int]]:
+        return self.counts.waiting, self.counts.waiting_bytes
+
+    def _send(self, message: Message) -> int | Refusal:
+        edge = message.edge
+        try:
+            if self._store.sick:
+                raise RendezvousError(f"edge {edge} takes no messages now: {self._store.sick}")
+            if (behind := self._behind(edge, message.nbytes)) is not None:
+                return behind
+            if (held_bytes := self._outbox.put(message)) is not None:
+                if self._outbox.unasked_bytes > ASK_AFTER:
+                    self._wake.set()
+                return held_bytes
+            self._outbox.reap()
+        except RendezvousError as error:
+            return Refusal(type(error), str(error), self._answers)
+        return Refusal(
+            NoRoomError,
+            f"no room for {message.nbytes} bytes on edge {edge}: the store is full, with "
+            f"{self.counts.waiting[edge]} messages of this edge waiting; raise its `segment`",
+        )
+
+    def _receive(self, edge: Edge, key: str) -> Arrival | None:
+        if self._store.sick:
+            return None
+        try:
+            return self._inbox.get(edge, key)
+        except RendezvousError:
+            return None  # it is where it was; `health` says what is wrong
+
+    def _holds(self, name: bytes) -> bool:
+        return self._outbox.holds(name)
+
+    def _lease(self, edge: Edge, key: str) -> Lease | None:
+        for _ in range(LOOKS):
+            if not self.holds(edge, key):
+                return None
+            if (found := Transport.lease(self, edge, key)) is not None:
+                return self._unless_put_again(found, name_of(edge, key))
+            self._sleep(self._options.poll_seconds)  # `get` does not look for one name all the time
+        return None
+
+    def _unless_put_again(self, lease: Lease, name: bytes) -> Lease:
+        def give_back() -> bool:
+            return not self._outbox.is_put_again(name, lease.arrival.generation) and lease.give_back()
+
+        return replace(lease, give_back=give_back)
+
+    def _withdraw(self, name: bytes) -> bool:
+        return self._outbox.withdraw(name)
+
+    def _discard(self, key: str) -> int:
+        return self._outbox.discard(key)
+
+    def _reap(self, limit: int | None) -> int:
+        try:
+            return self._outbox.reap(limit)
+        except RendezvousError:
+            return 0
+
+    def _traffic(self) -> Mapping[Edge, Traffic]:
+        return self._outbox.traffic()
+
+    def _look_after(self) -> None:
+        if not self._store.sick:
+            self._reap(None)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "protocol": self._store.protocol,
+            "segment": self._store.segment,
+            "master": self._options.master,
+            "buffer_used_bytes": self._buffers.used_bytes,
+            "buffers_outside": self._buffers.own,
+            "calls_given_up": self._store.calls.gave_up,
+            **self._outbox.facts(),
+            **self._inbox.facts(),
+        }
+
+    def _trouble(self) -> str:
+        return self._store.sick
+
+    def _close(self) -> None:
+        self._wake.set()
+        self._keeper.join(self._options.call_timeout_seconds)
+        self._outbox.close(HANDING_OVER)
+        self._store.close()
+
+    def _abandon(self) -> None:
+        """Do nothing: `Store` keeps the client, whose sockets a child shares with its parent."""
+
+    def _keep(self) -> None:
+        """Monitor the master and the messages in the store, until `close`."""
+        wait = IDLE_WAIT
+        while True:
+            self._wake.wait(wait)
+            if self._closed:
+                return
+            self._wake.clear()
+            was = self._store.sick
+            try:
+                done = self._outbox.reap()
+                self._inbox.tidy()
+                if was or not self._outbox.sent:
+                    self._store.exist(["is there anybody"])
+            except TransportClosedError:
+                return
+            except RendezvousError as error:
+                self._store.sick = self._store.sick or str(error)
+                if not was:
+                    logger.warning("%s; messages wait until it answers again", error)
+                wait = IDLE_WAIT / 2
+                continue
+            if was and not self._store.sick:
+                logger.warning("the Mooncake master at %s answers again", self._options.master)
+            if done:
+                wait = BUSY_WAIT
+            elif self._outbox.sent:
+                wait = min(max(2 * wait, BUSY_WAIT), IDLE_WAIT) if wait < IDLE_WAIT else BUSY_WAIT
+            else:
+                wait = IDLE_WAIT
+
+    def _answers(self) -> int:
+        return self._store.answers
