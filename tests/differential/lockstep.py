@@ -61,7 +61,8 @@ class Lockstep:
             for side in self.sides:
                 with contextlib.suppress(Exception):  # after a failure anything may be broken
                     side.close()
-        if metrics := getattr(self.ours.scheduler, "omni_metrics", None):
+        if extension := getattr(self.ours.scheduler, "omni", None):
+            metrics = extension.metrics
             self.counts.update(
                 deltas=metrics.session_updates_delta,
                 spilled=metrics.spilled_items,

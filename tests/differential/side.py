@@ -14,7 +14,8 @@ from vllm.v1.request import RequestStatus
 
 from tests.differential.settings import Settings
 from tests.support.worker import Worker
-from vllm_omni_sched.engine.stranded import StrandedSessionsMixin
+from vllm_omni_sched import compat
+from vllm_omni_sched.engine.stranded import StrandedSessions
 from vllm_omni_sched.testing import END_TOKEN, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 
@@ -97,7 +98,26 @@ class Side:
 def _stock(async_scheduling: bool) -> type:
     """vLLM's scheduler; sessions that some versions lose are kept as ours keeps them (`test_stranded_sessions`)."""
     base = AsyncScheduler if async_scheduling else Scheduler
-    return type(f"Stock{base.__name__}", (StrandedSessionsMixin, base), {})
+    if not compat.strands_preempted_sessions():
+        return base
+
+    class Stock(base):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.stranded = StrandedSessions()
+
+        def _handle_stopped_request(self, request: Any) -> bool:
+            return self.stranded.stopped(request, super()._handle_stopped_request(request))
+
+        def _update_request_as_session(self, session: Any, update: Any) -> None:
+            self.stranded.update(self, super()._update_request_as_session, session, update)
+
+        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+            outputs = super().update_from_output(*args, **kwargs)
+            self.stranded.put_back(self)
+            return outputs
+
+    return Stock
 
 
 def _fix_order_of_release(manager: Any) -> None:

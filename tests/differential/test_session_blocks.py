@@ -100,7 +100,7 @@ def test_a_session_that_was_preempted_starts_over(v2: bool) -> None:
     session.step()
     session.scheduler.running.remove(request)
     session.scheduler._preempt_request(request, 0.0)
-    assert not session.scheduler._omni_sender.trackers
+    assert not session.scheduler.omni.sessions.sender.trackers
     for _ in range(3):
         session.step()
     session.turn(5)

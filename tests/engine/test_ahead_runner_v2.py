@@ -220,7 +220,7 @@ def test_whatever_comes_every_request_leaves_once_with_the_right_embeddings(seed
         assert {request_id: len(reasons) for request_id, reasons in engine.left.items()} == {
             f"r{i}": 1 for i in range(15)
         }
-        assert len(engine.scheduler._omni_planner.ledger) == 0
+        assert len(engine.scheduler.omni.policies.planner.ledger) == 0
         assert engine.worker._made == {}
         assert engine.device.asked("lane", "mark")
 
@@ -230,7 +230,7 @@ def test_what_the_encoder_cache_lets_go_comes_back_from_host_memory():
     with Engine(encoder_cache_size=24, options={"encoder_cache_host_bytes": 1 << 20}) as engine:
         engine.run(Random(5), 25, values=range(6))
         assert all(len(reasons) == 1 for reasons in engine.left.values())
-        assert engine.scheduler._omni_planner.host.restored > 0
+        assert engine.scheduler.omni.policies.planner.host.restored > 0
         assert engine.worker.host.num_bytes <= 1 << 20
         held = set(engine.runner.encoder_cache.encoder_outputs)
         assert held == set(engine.scheduler.encoder_cache_manager.cached)

@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def rounds(**config: Any) -> Any:
     """A scheduler that knows that a picture takes a second to encode, and has promised gaps of 100 ms."""
     scheduler = scheduler_with({"encode_rounds": True}, **config)
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 1.0)
+    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 1.0)
     return scheduler
 
 
@@ -51,7 +51,7 @@ def test_a_picture_is_held_while_somebody_decodes_and_holds_up_nobody(clock: Clo
     first = taken[begins["held"]]
     assert (first.scheduled_encoder_inputs, set(first.num_scheduled_tokens)) == ({"held": [0]}, {"held"})
     assert begins["held"] >= 4
-    metrics = scheduler.omni_metrics.encode_rounds
+    metrics = scheduler.omni.metrics.encode_rounds
     assert (metrics["nobody_decodes"], metrics["held"] > 2) == (1, True)
 
 
@@ -89,12 +89,12 @@ def test_text_before_a_held_picture_is_computed(clock: Clock):
 
 def test_a_picture_that_fits_beside_decodes_is_encoded_at_once(clock: Clock):
     scheduler = scheduler_with({"encode_rounds": True})
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 0.01)
+    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 0.01)
     scheduler.add_request(request("decodes", max_tokens=8))
     run_step(scheduler)
     scheduler.add_request(picture("quick"))
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"quick": [0]}
-    assert scheduler.omni_metrics.encode_rounds["fits"] == 1
+    assert scheduler.omni.metrics.encode_rounds["fits"] == 1
 
 
 def test_a_picture_in_the_cache_is_not_held(clock: Clock):
@@ -109,7 +109,7 @@ def test_a_picture_in_the_cache_is_not_held(clock: Clock):
 
 def test_a_hold_ends_after_max_wait_seconds(clock: Clock):
     scheduler = scheduler_with({"encode_rounds": True, "max_wait_seconds": 5})
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 1.0)
+    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 1.0)
     scheduler.add_request(request("decodes", max_tokens=100, omni_itl_ms=100))
     run_step(scheduler)
     scheduler.add_request(picture("held"))
@@ -119,7 +119,7 @@ def test_a_hold_ends_after_max_wait_seconds(clock: Clock):
         if run_step(scheduler).scheduled.scheduled_encoder_inputs:
             break
     assert clock.now == pytest.approx(105.0, abs=0.2)
-    assert scheduler.omni_metrics.encode_rounds["aged"] == 1
+    assert scheduler.omni.metrics.encode_rounds["aged"] == 1
 
 
 def test_what_an_encode_takes_is_learnt_from_its_step(clock: Clock, monkeypatch: pytest.MonkeyPatch):
@@ -134,7 +134,7 @@ def test_what_an_encode_takes_is_learnt_from_its_step(clock: Clock, monkeypatch:
 
     monkeypatch.setattr(scheduler, "schedule", slow)
     run_step(scheduler)
-    assert scheduler._omni_book.costs.encode_seconds("image", EMBEDS) == pytest.approx(0.4)
+    assert scheduler.omni.policies.book.costs.encode_seconds("image", EMBEDS) == pytest.approx(0.4)
 
 
 def test_items_that_must_not_be_split_are_encoded_one_by_one(clock: Clock):

@@ -11,9 +11,9 @@ def test_the_batch_limit_holds_back_newcomers_and_preempts_nobody():
     for i in range(8):
         scheduler.add_request(request(f"r{i}", max_tokens=50))
     assert first_steps(scheduler, 1) == [["r0"]]  # starts at the minimum
-    scheduler._omni_steering.batch.limit = 3
+    scheduler.omni.policies.steering.batch.limit = 3
     assert first_steps(scheduler, 1) == [["r1", "r2"]]
-    scheduler._omni_steering.batch.limit = 1
+    scheduler.omni.policies.steering.batch.limit = 1
     assert first_steps(scheduler, 1) == [[]]
     assert len(scheduler.running) == 3
     assert scheduler.max_num_running_reqs == 16  # vLLM's own number is back
@@ -34,14 +34,14 @@ def test_a_piece_of_a_prompt_that_fills_its_limit_is_told_as_full():
     run_step(scheduler)
     scheduler.add_request(request("long", 60))
     told = []
-    observe = scheduler._omni_steering.prefill.observe
-    scheduler._omni_steering.prefill.observe = lambda seconds, now, size: (
+    observe = scheduler.omni.policies.steering.prefill.observe
+    scheduler.omni.policies.steering.prefill.observe = lambda seconds, now, size: (
         told.append(size),
         observe(seconds, now, size),
     )
     run_step(scheduler)
     assert told == [10]
-    assert scheduler._omni_steering.prefill.reason.value != "not_filled"
+    assert scheduler.omni.policies.steering.prefill.reason.value != "not_filled"
 
 
 def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
@@ -59,14 +59,14 @@ def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
 def test_the_encoder_budget_is_split_among_modalities():
     scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
     scheduler.max_num_encoder_input_tokens = 32  # of four items
-    scheduler._omni_steering._split.profiled_embeds = 32
+    scheduler.omni.policies.steering._split.profiled_embeds = 32
     pictures = [make_item(4 + i * EMBEDS, EMBEDS, f"picture-{i}") for i in range(6)]
     sounds = [make_item(4 + i * EMBEDS, EMBEDS, f"sound-{i}", modality="audio") for i in range(6)]
     scheduler.add_request(request("pictures", 80, pictures))
     scheduler.add_request(request("sounds", 80, sounds))
     encoded = run_step(scheduler).scheduled.scheduled_encoder_inputs
     assert encoded == {"pictures": [0, 1], "sounds": [0, 1]}
-    parts = scheduler.omni_metrics.encoder_parts
+    parts = scheduler.omni.metrics.encoder_parts
     assert (parts["fair"], parts["all"]) == (2, 0)
 
 
@@ -75,12 +75,12 @@ def test_a_step_encodes_beside_decodes_what_the_target_allows():
         {"encoder_split": True, "itl_target_ms": 50}, max_num_batched_tokens=512, encoder_cache_size=512
     )
     profiled = scheduler.max_num_encoder_input_tokens
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 0.02)  # two in 50 ms
+    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 0.02)  # two in 50 ms
     scheduler.add_request(request("alone", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"a{i}") for i in range(6)]))
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"alone": [*range(6)]}
     scheduler.add_request(request("beside", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"b{i}") for i in range(6)]))
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [0, 1]}
     assert scheduler.max_num_encoder_input_tokens == profiled
-    scheduler._omni_book.costs.encoded("image", EMBEDS, 100.0)  # not even one: it would never get its turn
+    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 100.0)  # not even one: it would never get its turn
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [2]}
-    assert scheduler.omni_metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}
+    assert scheduler.omni.metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}

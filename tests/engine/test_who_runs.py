@@ -31,9 +31,9 @@ def test_classes_then_slack_then_arrival(clock: Clock):
         scheduler.add_request(one)
     order = [new for step in first_steps(scheduler, 40) for new in step]
     assert order == ["realtime", "favoured", "urgent", "interactive", "batch"]
-    assert scheduler.omni_metrics.admitted["realtime"] == 1
-    assert scheduler.omni_metrics.admitted["deadline"] == 2
-    assert len(scheduler._omni_book._of) == 0
+    assert scheduler.omni.metrics.admitted["realtime"] == 1
+    assert scheduler.omni.metrics.admitted["deadline"] == 2
+    assert len(scheduler.omni.policies.book._of) == 0
 
 
 def test_a_session_is_realtime_and_comes_first(clock: Clock):
@@ -49,7 +49,7 @@ def test_who_has_waited_long_enough_goes_first_whatever_its_class(clock: Clock):
     clock.now += 6
     scheduler.add_request(request("realtime", omni_class="realtime"))
     assert first_steps(scheduler, 1) == [["batch"]]
-    assert scheduler.omni_metrics.admitted["aged"] == 1
+    assert scheduler.omni.metrics.admitted["aged"] == 1
 
 
 def test_requests_that_share_an_item_run_next_to_each_other(clock: Clock):
@@ -80,7 +80,7 @@ def test_a_promise_that_makes_no_sense_is_refused_and_others_go_on(extra, messag
     assert reasons == {"bad": "error", "good": "length"}
     assert message in caplog.text
     assert not scheduler.requests
-    assert len(scheduler._omni_slo) == len(scheduler._omni_book._of) == 0
+    assert len(scheduler.omni.policies.slo) == len(scheduler.omni.policies.book._of) == 0
 
 
 def test_a_session_with_memory_is_not_stuck_behind_one_that_finds_none(clock: Clock):
@@ -105,11 +105,11 @@ def test_goodput_counts_who_got_what_was_promised(clock: Clock):
         clock.now += 0.05
         run_step(scheduler)
     scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
-    metrics = scheduler.omni_metrics
+    metrics = scheduler.omni.metrics
     assert (metrics.slo_met["interactive"], metrics.slo_missed["interactive"]) == (1, 1)
     assert sum(metrics.ttft_seconds["interactive"].counts) == 3
     assert sum(metrics.itl_seconds["interactive"].counts) == 6
-    assert len(scheduler._omni_slo) == 0
+    assert len(scheduler.omni.policies.slo) == 0
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_whatever_is_steered_every_request_leaves_once(seed: int, async_scheduli
     assert set(left) | aborted == {f"r{i}" for i in range(30)}
     assert set(left.values()) <= {1}
     assert not set(left) & aborted
-    assert len(scheduler._omni_book._of) == 0
+    assert len(scheduler.omni.policies.book._of) == 0
     assert not scheduler.waiting
 
 
 def test_without_a_deciding_option_nothing_of_it_is_there():
     scheduler = scheduler_with({})
-    assert not scheduler._omni_steers
+    assert scheduler.omni.policies is None
     assert type(scheduler.waiting).__module__ == "vllm.v1.core.sched.request_queue"
     assert SamplingParams().extra_args is None

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched import OmniScheduler
-from vllm_omni_sched.engine import passed
+from vllm_omni_sched import OmniScheduler, compat
+from vllm_omni_sched.engine import encoder_inputs
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.testing import drain, make_item, make_request, make_scheduler, run_step
 
@@ -87,9 +87,9 @@ def kinds_of(scheduler: Any, request: Any) -> list[type]:
 @pytest.mark.parametrize("use_v2_model_runner", [False, True], ids=["V1", "V2"])
 def test_the_list_stays_vllms_own(use_v2_model_runner: bool) -> None:
     scheduler = scheduler_of(OmniScheduler, use_v2_model_runner=use_v2_model_runner)
-    native = scheduler._omni_native_windows
+    native = compat.native_windows(compat.SCHEDULER)
     assert kinds_of(scheduler, prompt("a", 3 * STEP_TOKENS)) == [list if native else FeatureList]
-    assert scheduler._omni_num_multimodal == 0
+    assert scheduler.omni.inputs.num_indexed == 0
 
 
 def test_who_needs_an_index_gets_one() -> None:
@@ -100,14 +100,14 @@ def test_who_needs_an_index_gets_one() -> None:
         make_request(name, 64, [make_item(i * 4, 4, f"item-{i}") for i in range(16)], max_tokens=1)
         for name in ("first", "second")
     )
-    native = scheduler._omni_native_windows
+    native = compat.native_windows(compat.SCHEDULER)
     assert kinds_of(scheduler, first) == [list if native else FeatureList]
     # The same prompt again: it begins behind what is in the prefix cache.
     assert kinds_of(scheduler, second) == ([list, FeatureList] if native else [FeatureList])
     session = make_request("session", 4, [make_item(0, 4, "frame")], max_tokens=1, resumable=True)
     scheduler.add_request(session)
     assert type(session.mm_features) is FeatureList
-    assert scheduler._omni_num_multimodal == 1
+    assert scheduler.omni.inputs.num_indexed == 1
 
 
 # -- giving encodings up ---------------------------------------------------
@@ -154,11 +154,11 @@ def test_what_is_given_up_and_in_which_order(
         request = make_request("a", offset, features)
         if cls is not None and indexed:
             request.mm_features = FeatureList(request.mm_features)
-        before, passed.LEAST_HELD = passed.LEAST_HELD, 1
+        before, encoder_inputs.LEAST_HELD = encoder_inputs.LEAST_HELD, 1
         try:
             left.append(left_of(scheduler, request, held, num_computed, num_placeholders))
         finally:
-            passed.LEAST_HELD = before
+            encoder_inputs.LEAST_HELD = before
     assert left[0] == left[1]
 
 
@@ -171,7 +171,9 @@ def test_vllm_is_asked_about_few_items(monkeypatch: pytest.MonkeyPatch, num_kept
     request.num_computed_tokens = 2_000 - num_kept
     asked: list[int] = []
     monkeypatch.setattr(
-        passed._Question, "get_cached_input_ids", lambda self, request: (asked.append(self.asked), (self.asked,))[1]
+        encoder_inputs._Question,
+        "get_cached_input_ids",
+        lambda self, request: (asked.append(self.asked), (self.asked,))[1],
     )
     scheduler._free_encoder_inputs(request)
     assert set(manager.get_cached_input_ids(request)) == set(range(2_000 - num_kept, 2_000))

@@ -72,6 +72,11 @@ def hash_block_size(scheduler: Any) -> int:
     return size
 
 
+def has_pending_inputs() -> bool:
+    """Return whether the scheduler tells model runner V2 which encoder inputs to drop (0.33)."""
+    return modules.has(modules.SCHEDULER, "Scheduler._get_encoder_input_updates")
+
+
 @cache
 def strands_preempted_sessions() -> bool:
     """Return whether a session that stops while preempted is lost: queued at once, and then removed (up to 0.32)."""

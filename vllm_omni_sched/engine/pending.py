@@ -4,14 +4,31 @@ vLLM keeps them as a set, which it fills by walking all items of every (re)insta
 step: O(pending x encoding). Items are consumed in order, so a range and a few exceptions hold the same information.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Any
-
-from vllm.v1.request import Request
+from typing import Any, Protocol
 
 from vllm_omni_sched.items import FeatureList, in_order, num_covered
 from vllm_omni_sched.items.feature_list import Strip
+
+Updates = dict[str, dict[int, Any]]
+"""Request id -> item -> its data, to be sent again, or None to drop it."""
+
+
+class Request(Protocol):
+    """The part of vLLM's `Request` that progress is read from."""
+
+    mm_features: list[Any]
+    num_computed_tokens: int
+    num_output_placeholders: int
+    num_in_flight_tokens: int
+
+
+class Scheduler(Protocol):
+    """The part of vLLM's `Scheduler` that its record of pending items is read from."""
+
+    requests: dict[str, Any]
+    _pending_encoder_input_ids: dict[str, Any]
 
 
 class HeldInputs:
@@ -79,62 +96,82 @@ def is_held(data: Any) -> bool:
     return data is not None and "address" not in data
 
 
-class PendingRangeMixin:
-    """Makes a scheduler answer `_get_encoder_input_updates` from ranges."""
+class PendingInputs:
+    """Answers `_get_encoder_input_updates` from ranges.
 
-    _omni_pending: bool
-    _omni_runner_v2: bool
-    _omni_strip: Strip
+    1. Only requests with pending items are looked at; in a step of text there is none.
+    2. The items of a `FeatureList` go without the data that the worker has consumed.
+    3. Items that are not in order, and all items if ranges are off, are left to vLLM's own method.
 
-    def _get_encoder_input_updates(
-        self, scheduled: dict[str, int], new_requests: list[Any], scheduled_encoder_inputs: dict[str, list[int]]
-    ) -> dict[str, dict[int, Any]]:
-        if not self._omni_runner_v2:
-            nothing: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
-                scheduled, new_requests, scheduled_encoder_inputs
-            )
-            return nothing
-        for new in new_requests:
+    Args:
+        by_range: whether ranges replace vLLM's sets (option ``pending_range``, no encoder-decoder model).
+        strip: ``feature -> feature``, without data that no worker needs.
+    """
+
+    __slots__ = ("_by_range", "_strip")
+
+    def __init__(self, *, by_range: bool, strip: Strip) -> None:
+        self._by_range = by_range
+        self._strip = strip
+
+    def updates(
+        self,
+        scheduler: Scheduler,
+        ask: Callable[[Any, Any, Any], Updates],
+        scheduled: dict[str, int],
+        new_requests: list[Any],
+        scheduled_encoder_inputs: dict[str, list[int]],
+    ) -> Updates:
+        """Return, by request and item, the data to send again, and None for data that the worker may drop.
+
+        Args:
+            ask: vLLM's own method.
+        """
+        pending, requests = scheduler._pending_encoder_input_ids, scheduler.requests
+        multimodal = [new for new in new_requests if new.mm_features]
+        if not multimodal and not pending:
+            return {}
+        for new in multimodal:
             features = new.mm_features
-            if isinstance(features, FeatureList) and not (self._omni_pending and features.spans.sequential):
+            if isinstance(features, FeatureList) and not (self._by_range and features.spans.sequential):
                 # vLLM searches for the items that were sent with their data.
-                new.mm_features = features.as_sent(new.num_computed_tokens, self._omni_strip)
-        if not self._omni_pending:
-            updates: dict[str, dict[int, Any]] = super()._get_encoder_input_updates(
-                scheduled, new_requests, scheduled_encoder_inputs
-            )
-            return updates
+                new.mm_features = features.as_sent(new.num_computed_tokens, self._strip)
+        if not self._by_range:
+            return ask(scheduled, new_requests, scheduled_encoder_inputs)
         others: dict[str, int] = {}
-        for request_id, num_tokens in scheduled.items():
-            features = self.requests[request_id].mm_features
-            if features and not in_order(features):
-                others[request_id] = num_tokens
-        news = [n for n in new_requests if n.req_id in others]
-        updates = super()._get_encoder_input_updates(others, news, scheduled_encoder_inputs) if others else {}
-        for new in new_requests:
-            if new.mm_features and new.req_id not in others:
-                features = self.requests[new.req_id].mm_features
+        for new in multimodal:
+            features = requests[new.req_id].mm_features
+            if in_order(features):
                 low = num_covered(features, new.num_computed_tokens) if new.num_computed_tokens else 0
-                self._pending_encoder_input_ids[new.req_id] = HeldInputs(low, len(new.mm_features))
-        for request_id in scheduled:
-            held = self._pending_encoder_input_ids.get(request_id)
+                pending[new.req_id] = HeldInputs(low, len(new.mm_features))
+            else:
+                others[new.req_id] = scheduled[new.req_id]
+        updates: Updates = {}
+        for request_id in scheduled if len(scheduled) <= len(pending) else [i for i in pending if i in scheduled]:
+            held = pending.get(request_id)
+            if held is None or request_id in others:
+                continue
             if isinstance(held, HeldInputs):
-                update = self._omni_held_update(
-                    self.requests[request_id], held, scheduled_encoder_inputs.get(request_id, ())
-                )
+                update = _update(requests[request_id], held, scheduled_encoder_inputs.get(request_id, ()))
                 if update:
                     updates[request_id] = update
+            else:
+                others[request_id] = scheduled[request_id]
+        if others:
+            news = [new for new in multimodal if new.req_id in others]
+            updates.update(ask(others, news, scheduled_encoder_inputs))
         return updates
 
-    def _omni_held_update(self, request: Request, held: HeldInputs, encoding: Any) -> dict[int, Any]:
-        features = request.mm_features
-        update: dict[int, Any] = {}
-        for i in held.missing(encoding):
-            # A running request may rewind without being sent anew.
-            data = (features.with_data(i) if isinstance(features, FeatureList) else features[i]).data
-            if is_held(data):
-                update[i] = data
-                held.give_back(i)
-        confirmed = request.num_computed_tokens - max(request.num_output_placeholders, request.num_in_flight_tokens)
-        update.update(dict.fromkeys(held.release(features, confirmed, encoding)))
-        return update
+
+def _update(request: Request, held: HeldInputs, encoding: Iterable[int]) -> dict[int, Any]:
+    features = request.mm_features
+    update: dict[int, Any] = {}
+    for i in held.missing(encoding):
+        # A running request may rewind without being sent anew.
+        data = (features.with_data(i) if isinstance(features, FeatureList) else features[i]).data
+        if is_held(data):
+            update[i] = data
+            held.give_back(i)
+    confirmed = request.num_computed_tokens - max(request.num_output_placeholders, request.num_in_flight_tokens)
+    update.update(dict.fromkeys(held.release(features, confirmed, encoding)))
+    return update

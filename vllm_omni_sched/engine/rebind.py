@@ -2,10 +2,13 @@
 
 For any other list the wrapper calls the function itself. The wrappers are installed when the first `OmniScheduler` of a
 process is built, so a process without one runs vLLM's own functions.
+
+vLLM leaves no other way: its scheduler, its KV cache utilities and its block pool call these functions by their names
+in their own modules, not through an object that could be replaced.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +23,16 @@ def _bind(module_name: str, name: str, wrap: Callable[[Callable[..., Any]], Call
         wrapper = functools.wraps(function)(wrap(function))
         wrapper.__omni_sched__ = True  # type: ignore[attr-defined]
         setattr(module, name, wrapper)
+
+
+def bind(active: Collection[str]) -> None:
+    """Wrap the functions that these features need; idempotent."""
+    if "windows" in active:
+        bind_windows()
+    if "strip_frontier" in active:
+        bind_strip_frontier()
+    if "kv_event_window" in active:
+        bind_kv_event_window()
 
 
 def bind_strip_frontier() -> None:

@@ -41,9 +41,9 @@ def _idle(scheduler: Any) -> dict[str, str]:
     why = {}
     if scheduler.is_encoder_decoder:
         why["windows"] = why["pending_range"] = "an encoder-decoder model has one item"
-    elif not scheduler._omni_runner_v2:
+    elif not getattr(scheduler, "use_v2_model_runner", False):
         why["pending_range"] = "for model runner V2 only"
-    if scheduler._omni_sender is None:
+    if scheduler.omni.sessions.sender is None:
         why["session_delta"] = "the workers of this platform do not take deltas"
         why["mrope_append"] = "needs session_delta"
     elif not scheduler.vllm_config.model_config.uses_mrope:

@@ -1,5 +1,6 @@
 """The steps of a scheduler with any of the options that decide which requests run."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,12 +11,12 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config import OmniSchedConfig, OrderMode
 from vllm_omni_sched.engine.ahead import planner_half
-from vllm_omni_sched.engine.ended import EndedSessions
+from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
+from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.rounds import RoundsPlanner, refuse_rounds
 from vllm_omni_sched.engine.sla import SlaBook
 from vllm_omni_sched.engine.steer import Steering
-from vllm_omni_sched.engine.waiting import WaitingOrderMixin
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.items.feature_list import Strip
@@ -27,130 +28,148 @@ from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 logger = init_logger(logger_name(__name__))
 
 
-class SteeredMixin(WaitingOrderMixin):
-    """Steps under our policies: observe, plan, ``super().schedule()``, apply, record.
+class SteeredSteps:
+    """Steps under our policies (`StepPolicies`): observe, plan, ``super().schedule()``, apply, record.
 
-    Its methods are called only while `_omni_steers`; without such an option a step is vLLM's own.
+    One exists only with an option that asks for a policy; without any, a step is vLLM's own.
     """
 
-    _omni_planner: Any = None  # the scheduler's half of encode-ahead
-    _omni_steers = False
-    omni_metrics: SchedulerMetrics
-    _omni_ended: EndedSessions
-    _omni_strip: Strip
-
-    def _omni_steer(self, config: OmniSchedConfig) -> None:
-        """Create the policies that the options ask for; all of them are off by default."""
-        metrics = self.omni_metrics
+    def __init__(
+        self,
+        scheduler: Any,
+        config: OmniSchedConfig,
+        metrics: SchedulerMetrics,
+        inputs: DecidesInputs,
+        refusals: Refusals,
+        strip: Strip,
+    ) -> None:
+        self._scheduler, self.metrics, self._inputs, self._refusals = scheduler, metrics, inputs, refusals
+        self._strip = strip
         costs = CostModel()
-        self._omni_step_time = monotonic_seconds()
-        self._omni_book = SlaBook(config, costs)
-        self._omni_meter = StepMeter()
-        self._omni_planner = planner_half(self, self._omni_book, self._omni_meter, metrics)
-        steering = Steering(self, config, costs, metrics)
-        self._omni_steering = steering if steering.active else None
-        self._omni_rounds: RoundsPlanner | None = None
+        scheduler._omni_step_time = monotonic_seconds()
+        self.book = SlaBook(config, costs)
+        self._meter = StepMeter()
+        self.planner = planner_half(scheduler, self.book, self._meter, metrics)
+        steering = Steering(scheduler, config, costs, metrics)
+        self.steering = steering if steering.active else None
+        self.rounds: RoundsPlanner | None = None
         if config.encode_rounds:
-            refuse_rounds(config, self.vllm_config.model_config)  # type: ignore[attr-defined]
-            self._omni_rounds = RoundsPlanner(self, config, self._omni_book, self._omni_meter, metrics)
-        self._omni_slo = SloMeter(metrics) if config.slo_metrics else None
-        by_sla = config.waiting_order is OrderMode.SLA
-        if by_sla:
-            self.omni_order_by(WaitingOrder(config.max_wait_seconds), self._omni_book, metrics)
-        self._omni_steers = by_sla or any(
-            part is not None for part in (self._omni_planner, self._omni_steering, self._omni_rounds, self._omni_slo)
-        )
+            refuse_rounds(config, scheduler.vllm_config.model_config)
+            self.rounds = RoundsPlanner(scheduler, config, self.book, self._meter, metrics)
+        self.slo = SloMeter(metrics) if config.slo_metrics else None
+        self._by_sla = config.waiting_order is OrderMode.SLA
+        if self._by_sla:
+            scheduler.omni_order_by(WaitingOrder(config.max_wait_seconds), self.book, metrics)
 
-    def _omni_schedule_steered(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        now = self._omni_step_time = monotonic_seconds()
-        rounds = self._omni_rounds
+    @property
+    def active(self) -> bool:
+        """Whether any option asks for a policy."""
+        return self._by_sla or self.slo is not None or self.looks_ahead
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a policy looks at items beyond the current step, so that all of them need an index."""
+        return any(part is not None for part in (self.planner, self.steering, self.rounds))
+
+    def schedule(self, schedule: Callable[..., SchedulerOutput], *args: Any, **kwargs: Any) -> SchedulerOutput:
+        now = self._scheduler._omni_step_time = monotonic_seconds()
+        rounds = self.rounds
         with (
-            self._omni_steering.limits() if self._omni_steering is not None else nullcontext(),
+            self.steering.limits() if self.steering is not None else nullcontext(),
             rounds.limits(now) if rounds is not None else nullcontext(),
         ):
-            output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
+            output = schedule(*args, **kwargs)
         if rounds is not None:
             rounds.scheduled(output, now)
-        if self._omni_planner is not None:
+        if self.planner is not None:
             for new in output.scheduled_new_reqs:
-                if self._omni_planner.goes_ahead(new.req_id):  # data that went to the lane is not sent again
-                    new.mm_features = [self._omni_strip(feature) for feature in new.mm_features]
+                if self.planner.goes_ahead(new.req_id):  # data that went to the lane is not sent again
+                    new.mm_features = [self._strip(feature) for feature in new.mm_features]
         return output
 
-    def _omni_inputs_steered(
-        self, request: Request, num_computed_tokens: int, num_new_tokens: int, budget: int, shift: int
-    ) -> tuple[Any, ...]:
-        """Call `_omni_inputs` with the tokens and the encoder budget that the policies leave."""
-        if self._omni_planner is not None:
-            num_new_tokens = self._omni_planner.cut(request, num_computed_tokens, num_new_tokens)
-        if self._omni_rounds is not None:
-            num_new_tokens = self._omni_rounds.cut(request, num_computed_tokens, num_new_tokens, shift)
-        if self._omni_steering is None:
-            return self._omni_inputs(request, num_computed_tokens, num_new_tokens, budget, shift)  # type: ignore[attr-defined,no-any-return]
-        part = self._omni_steering.encoder_budget(request.mm_features, num_computed_tokens, budget)
-        inputs, num_tokens, left, *more = self._omni_inputs(  # type: ignore[attr-defined]
-            request, num_computed_tokens, num_new_tokens, part, shift
+    def decide(
+        self,
+        scheduler: Any,
+        ask: Callable[..., Inputs],
+        request: Request,
+        num_computed_tokens: int,
+        num_new_tokens: int,
+        encoder_compute_budget: int,
+        shift_computed_tokens: int,
+    ) -> Inputs:
+        """Decide with the tokens and the encoder budget that the policies leave."""
+        budget, shift = encoder_compute_budget, shift_computed_tokens
+        if self.planner is not None:
+            num_new_tokens = self.planner.cut(request, num_computed_tokens, num_new_tokens)
+        if self.rounds is not None:
+            num_new_tokens = self.rounds.cut(request, num_computed_tokens, num_new_tokens, shift)
+        if self.steering is None:
+            return self._inputs.decide(scheduler, ask, request, num_computed_tokens, num_new_tokens, budget, shift)
+        part = self.steering.encoder_budget(request.mm_features, num_computed_tokens, budget)
+        inputs, num_tokens, left, *more = self._inputs.decide(
+            scheduler, ask, request, num_computed_tokens, num_new_tokens, part, shift
         )
-        self._omni_steering.encoded(request, inputs)
+        self.steering.encoded(request, inputs)
         return (inputs, num_tokens, budget - (part - left), *more)
 
-    def _omni_observe(self, output: SchedulerOutput, outputs: dict[int, Any]) -> None:
+    def observe(self, scheduler_output: SchedulerOutput, outputs: dict[int, Any]) -> None:
         """Give the policies the time of a step, and record the tokens of each request."""
+        output = scheduler_output
         now = monotonic_seconds()
         planner, num_requests, prompt_tokens = (
-            self._omni_planner,
+            self.planner,
             len(output.num_scheduled_tokens),
             prompt_tokens_of(output),
         )
-        seconds = self._omni_meter.step(
+        seconds = self._meter.step(
             now,
-            len(self.running),  # type: ignore[attr-defined]
+            len(self._scheduler.running),
             prompt_tokens,
             rest_seconds=0.0 if planner is None else planner.rest_seconds,
             encoded=bool(output.scheduled_encoder_inputs),
         )
         if seconds is not None and prompt_tokens:
-            self._omni_book.costs.prefilled(prompt_tokens, self._omni_meter.seconds_per_token * prompt_tokens)
+            self.book.costs.prefilled(prompt_tokens, self._meter.seconds_per_token * prompt_tokens)
         if planner is not None:
             planner.stepped(now)
-        if seconds is not None and self._omni_steering is not None:
-            self._omni_steering.stepped(now, seconds, num_requests, prompt_tokens)
-        if self._omni_rounds is not None:
-            self._omni_rounds.stepped(output, now)
-        if self._omni_slo is None:
+        if seconds is not None and self.steering is not None:
+            self.steering.stepped(now, seconds, num_requests, prompt_tokens)
+        if self.rounds is not None:
+            self.rounds.stepped(output, now)
+        if self.slo is None:
             return
-        metrics = self.omni_metrics
+        metrics = self.metrics
         metrics.step_requests.observe(num_requests)
         for of_client in outputs.values():
             for one in of_client.outputs:
                 if one.new_token_ids:
-                    self._omni_slo.token(one.request_id, now)
+                    self.slo.token(one.request_id, now)
                 if one.finish_reason is not None:
-                    self._omni_slo.end(one.request_id, counts=True)
+                    self.slo.end(one.request_id, counts=True)
 
     # -- a request's life --------------------------------------------------
 
-    def _omni_enter(self, request: Request) -> None:
+    def enter(self, request: Request) -> None:
         now = monotonic_seconds()
-        if request.request_id in self.requests:  # type: ignore[attr-defined]
-            if self._omni_slo is not None:
-                self._omni_slo.rest(request.request_id, now)
+        if request.request_id in self._scheduler.requests:
+            if self.slo is not None:
+                self.slo.rest(request.request_id, now)
             return
         try:
-            sla = self._omni_book.enter(request, now)
+            sla = self.book.enter(request, now)
         except RequestError as error:
             logger.error("Request %s is refused: %s", request.request_id, error)
-            self._omni_ended.refused[request.request_id] = request.client_index
+            self._refusals.refuse(request.request_id, request.client_index)
             return
-        if self._omni_slo is not None:
-            self._omni_slo.begin(request.request_id, sla, now)
+        if self.slo is not None:
+            self.slo.begin(request.request_id, sla, now)
 
-    def _omni_leave(self, request: Request) -> None:
-        self._omni_book.leave(request.request_id)
-        if self._omni_rounds is not None:
-            self._omni_rounds.ended(request)
-        if self._omni_slo is not None and request.status in (
+    def leave(self, request: Request) -> None:
+        self.book.leave(request.request_id)
+        if self.rounds is not None:
+            self.rounds.ended(request)
+        if self.slo is not None and request.status in (
             RequestStatus.FINISHED_ABORTED,
             RequestStatus.FINISHED_ERROR,
         ):
-            self._omni_slo.end(request.request_id, counts=request.status is RequestStatus.FINISHED_ERROR)
+            self.slo.end(request.request_id, counts=request.status is RequestStatus.FINISHED_ERROR)

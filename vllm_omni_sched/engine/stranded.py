@@ -1,13 +1,12 @@
-"""A fix for sessions that vLLM would lose."""
+"""Sessions that vLLM up to 0.32 would lose: those preempted while the token that ends their turn is in flight."""
 
+from collections.abc import Callable
 from typing import Any
-
-from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
 
 
-class StrandedSessionsMixin:
+class StrandedSessions:
     """Keeps sessions that are preempted while the token that ends their turn is in flight.
 
     Up to 0.32, vLLM removes such a session from the waiting queue together with all stopped requests. When its next
@@ -15,39 +14,36 @@ class StrandedSessionsMixin:
 
     1. A session that continues after it stopped while preempted is put back into the queue at the end of the step.
     2. Its next chunk replaces the last sampled token, as for a session that was not preempted.
-    3. On a vLLM that keeps such sessions nothing is overridden, so that a step pays nothing for this.
     """
 
-    _omni_stranded: tuple[Request, ...] = ()
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
 
-    if compat.strands_preempted_sessions():
+    def stopped(self, request: Any, finished: bool) -> bool:
+        """Note a request that has stopped, and return ``finished``: whether vLLM ends it."""
+        if not finished and _is_preempted(request):
+            self.requests.append(request)
+        return finished
 
-        def _handle_stopped_request(self, request: Request) -> bool:
-            finished: bool = super()._handle_stopped_request(request)
-            if not finished and _is_preempted(request):
-                self._omni_stranded += (request,)
-            return finished
+    def put_back(self, scheduler: Any) -> None:
+        """Queue the sessions noted in this step, unless they are queued."""
+        requests, self.requests = self.requests, []
+        for request in requests:
+            if not request.is_finished() and not compat.is_queued(scheduler, request):
+                scheduler._enqueue_waiting_request(request)
 
-        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-            outputs = super().update_from_output(*args, **kwargs)
-            if self._omni_stranded:
-                stranded, self._omni_stranded = self._omni_stranded, ()
-                for request in stranded:
-                    if not request.is_finished() and not compat.is_queued(self, request):
-                        self._enqueue_waiting_request(request)
-            return outputs
-
-        def _update_request_as_session(self, session: Request, update: Any) -> None:
-            if not _is_preempted(session):
-                super()._update_request_as_session(session, update)
-                return
-            session.num_computed_tokens = kept = session.num_tokens - 1
-            # Before 0.32, the hash of the block with the replaced token would be kept.
-            del session.block_hashes[kept // compat.hash_block_size(self) :]
-            super()._update_request_as_session(session, update)
-            session.num_computed_tokens = 0
+    def update(self, scheduler: Any, extend: Callable[[Any, Any], None], session: Any, update: Any) -> None:
+        """Extend ``session`` with vLLM's method ``extend``, which is told that all but the last token are computed."""
+        if not _is_preempted(session):
+            extend(session, update)
+            return
+        session.num_computed_tokens = kept = session.num_tokens - 1
+        # Before 0.32, the hash of the block with the replaced token would be kept.
+        del session.block_hashes[kept // compat.hash_block_size(scheduler) :]
+        extend(session, update)
+        session.num_computed_tokens = 0
 
 
-def _is_preempted(stopped: Request) -> bool:
+def _is_preempted(stopped: Any) -> bool:
     """Return whether a stopped request is preempted: it has sampled a token, so all before it had been computed."""
-    return stopped.num_computed_tokens == 0
+    return bool(stopped.num_computed_tokens == 0)

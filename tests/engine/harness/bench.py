@@ -34,7 +34,7 @@ class Bench:
             options={**ahead, **host},
             **{"max_num_batched_tokens": 64, "encoder_cache_size": 64, **config},
         )
-        self.planner = self.scheduler._omni_planner
+        self.planner = self.scheduler.omni.policies.planner
         self.cache: set[str] = set()
         self.in_flight: list[tuple[Any, Any]] = []
         self.depth = 1 if async_scheduling else 0  # steps scheduled ahead of the outputs known

@@ -116,7 +116,7 @@ def round_of(here: InProcessEngine) -> dict[str, Any]:
                 reasons[output.request_id] = output.outputs[0].finish_reason
         if len(reasons) == len(tokens):
             break
-    metrics = here.core.scheduler.omni_metrics
+    metrics = here.core.scheduler.omni.metrics
     return {
         "tokens": tokens,
         "reasons": reasons,

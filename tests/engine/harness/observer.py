@@ -83,11 +83,12 @@ class Observer:
 
 def _tiers(scheduler: Any) -> dict[str, int]:
     """The metric `encoder_cache_tier_total` as it would be published now; empty without our scheduler."""
-    if not hasattr(scheduler, "omni_metrics"):
+    if not hasattr(scheduler, "omni"):
         return {}
-    from vllm_omni_sched.engine.scheduler import _refresh
+    from vllm_omni_sched.engine.build import refresh
     from vllm_omni_sched.monitor.metrics import METRICS
 
-    _refresh(scheduler.omni_metrics, scheduler.encoder_cache_manager, None, scheduler._omni_planner)
+    planner = getattr(scheduler.omni.policies, "planner", None)
+    refresh(scheduler.omni.metrics, scheduler.encoder_cache_manager, None, planner)
     [metric] = [metric for metric in METRICS if metric.name == "encoder_cache_tier_total"]
-    return {tier: getattr(scheduler.omni_metrics, attribute) for tier, attribute in metric.fields.items()}
+    return {tier: getattr(scheduler.omni.metrics, attribute) for tier, attribute in metric.fields.items()}

@@ -36,13 +36,12 @@ def as_workers_see_it(cls: type) -> type:
     after `SessionReceiver.expand`, so that is where the same assertions apply, and where they judge both halves.
     """
     from vllm_omni_sched import compat
-    from vllm_omni_sched.engine.ended import EndedSessions
     from vllm_omni_sched.engine.session import SessionDelta, SessionReceiver
 
     class Seen(cls):  # type: ignore[misc, valid-type]
         num_deltas = 0
         # For tests that make a scheduler without its constructor: what ours would have set and a step reads.
-        _omni_ended = EndedSessions()
+        omni = _bare_extension()
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             output = super().schedule(*args, **kwargs)
@@ -58,6 +57,28 @@ def as_workers_see_it(cls: type) -> type:
             return output
 
     return _named_like(cls, Seen)
+
+
+def _bare_extension() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    from vllm_omni_sched.engine.encoder_inputs import EncoderInputs
+    from vllm_omni_sched.engine.extension import SchedulerExtension
+    from vllm_omni_sched.engine.order import index_items, sort_update
+    from vllm_omni_sched.engine.refusals import Refusals
+    from vllm_omni_sched.engine.sessions import Sessions
+    from vllm_omni_sched.monitor.counts import SchedulerMetrics
+
+    metrics, refusals = SchedulerMetrics(), Refusals()
+    inputs = EncoderInputs(
+        narrows=False,
+        native_windows=True,
+        running=RequestStatus.RUNNING,
+        index=index_items,
+        frees_at_once=False,
+        metrics=metrics,
+    )
+    return SchedulerExtension(metrics, inputs, Sessions(refusals), refusals, sort_update)
 
 
 def _as_list(tokens: Any) -> Any:

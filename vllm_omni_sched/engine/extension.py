@@ -1,0 +1,235 @@
+"""What our scheduler adds to vLLM's, as one object that vLLM's overrides delegate to.
+
+`engine.scheduler` overrides vLLM's methods in a line or two each and hands them over to a `SchedulerExtension`. It is
+made of parts that can be used, and tested, alone, and neither it nor they import vLLM until they make one of its
+objects. See docs/scheduler.md for the life of a step.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, Protocol
+
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, EncoderInputs
+from vllm_omni_sched.engine.pending import PendingInputs
+from vllm_omni_sched.engine.refusals import Refusals
+from vllm_omni_sched.engine.sessions import Sessions
+from vllm_omni_sched.engine.stranded import StrandedSessions
+from vllm_omni_sched.items import FeatureList, is_in_line
+from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
+
+logger = get_logger(__name__)
+
+STEPS_PER_SAMPLE = 16
+"""Steps per sample of ``schedule_seconds``: reading the clock costs a tenth of a decode step."""
+
+
+class Request(Protocol):
+    """The part of vLLM's `Request` that the extension needs itself."""
+
+    request_id: str
+    resumable: bool
+    mm_features: list[Any]
+    num_computed_tokens: int
+
+
+class Scheduler(Protocol):
+    """The part of vLLM's `Scheduler` that the extension needs itself."""
+
+    requests: dict[str, Any]
+    connector: Any
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...
+
+
+class StepPolicies(DecidesInputs, Protocol):
+    """The policies that change which requests run, with how many tokens, and what is encoded; off by default.
+
+    With them, a step is: observe, plan, ``super().schedule()``, apply, record.
+    """
+
+    def schedule(self, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Plan a step, let vLLM schedule it within the plan, and return its output."""
+
+    def observe(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
+        """Take the results of a step, by client."""
+
+    def enter(self, request: Any) -> None:
+        """Take a new request, or an update of a session, before vLLM does."""
+
+    def leave(self, request: Any) -> None:
+        """Drop the state of a request that has ended."""
+
+
+class Publisher(Protocol):
+    """Publishes the metrics until it is closed."""
+
+    def close(self) -> None: ...
+
+
+class SchedulerExtension:
+    """Sessions, windows, pending inputs, policies and metrics of one scheduler.
+
+    1. The items of a session become a `FeatureList` when it is added, which its updates extend. So do nested items,
+       and the items of a request that begins behind a computed prefix. All other requests keep vLLM's own list:
+       reading an item of a subclass costs twice as much, and vLLM reads each item some ten times.
+    2. vLLM decides a step's encoder inputs on the items that overlap its tokens (`EncoderInputs`).
+    3. Items that a worker has consumed are stripped by a frontier, and their raw data leaves memory; preemption and
+       rewinds restore it.
+    4. Workers are sent what is new in a session, not the whole session (`Sessions`).
+    5. Which requests run, with how many tokens, and what is evicted is unchanged; only ``policies`` and
+       ``encoder_cache_order`` "worth" change it.
+
+    Args:
+        metrics: counts what the parts do.
+        inputs: decides encoder inputs, and indexes items.
+        sessions: the streaming sessions.
+        refusals: requests that are answered with an error.
+        sort_update: sorts the items of a session's update in place; returns whether they were out of order.
+        pending: pending inputs of model runner V2; None for V1 and for vLLM before 0.33.
+        policies: None if no option asks for any.
+        index_all: whether the items of every request become a `FeatureList`.
+        gives_back: whether workers must be sent stripped items again after a preemption (model runner V1).
+        publisher: None without metrics.
+    """
+
+    __slots__ = (
+        "_gives_back",
+        "_index_all",
+        "_sort_update",
+        "_warned_unsorted",
+        "deciding",
+        "inputs",
+        "metrics",
+        "pending",
+        "policies",
+        "publisher",
+        "refusals",
+        "sessions",
+        "stranded",
+    )
+
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        inputs: EncoderInputs,
+        sessions: Sessions,
+        refusals: Refusals,
+        sort_update: Callable[[Any], bool],
+        *,
+        pending: PendingInputs | None = None,
+        policies: StepPolicies | None = None,
+        index_all: bool = False,
+        gives_back: bool = False,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self.metrics = metrics
+        self.inputs = inputs
+        self.sessions = sessions
+        self.refusals = refusals
+        self.pending = pending
+        self.policies = policies
+        self.deciding: DecidesInputs = inputs if policies is None else policies
+        self.stranded = StrandedSessions()
+        self.publisher = publisher
+        self._sort_update = sort_update
+        self._index_all = index_all
+        self._gives_back = gives_back
+        self._warned_unsorted = False
+
+    # -- a step ------------------------------------------------------------
+
+    def schedule(self, scheduler: Scheduler, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the output of vLLM's own ``schedule``, with messages about sessions that hold only what is new."""
+        if self.refusals.refused:
+            self.refusals.drop(scheduler)
+        metrics = self.metrics
+        metrics.steps += 1
+        started = 0.0 if metrics.steps % STEPS_PER_SAMPLE else monotonic_seconds()
+        if self.policies is None:
+            output = schedule(*args, **kwargs)
+        else:
+            output = self.policies.schedule(schedule, *args, **kwargs)
+        if self.sessions.ids:
+            self.sessions.scheduled(output, scheduler.requests)
+        if started:
+            metrics.schedule_seconds.observe(monotonic_seconds() - started)
+        return output
+
+    def cached_requests(self, scheduler: Scheduler, data: Any, running_reqs: list[Any], resumed_reqs: list[Any]) -> Any:
+        """Return vLLM's data about requests that workers know, with the items that runner V1 must be sent again."""
+        restored = {}
+        if self._gives_back and (resumed_reqs or scheduler.connector):
+            # A running request is rewound only if its blocks failed to load; any other is preempted first.
+            rewound = chain(resumed_reqs, running_reqs) if scheduler.connector else resumed_reqs
+            restored = self._restore(rewound)
+        sender = self.sessions.sender
+        if sender is not None and self.sessions.ids:
+            sender.note_running(data)
+        if not restored:
+            return data
+        from vllm_omni_sched.engine.session import with_restored
+
+        return with_restored(data, restored)
+
+    def _restore(self, requests: Iterable[Request]) -> dict[str, dict[int, Any]]:
+        """Return the items that runner V1 must be sent again, because their requests were rewound to before stripped
+        items.
+        """
+        restored = {}
+        for request in requests:
+            features = request.mm_features
+            if not features or not isinstance(features, FeatureList):
+                continue
+            if features.is_behind(request.num_computed_tokens):
+                restored[request.request_id] = back = features.rewind(request.num_computed_tokens)
+                self.metrics.restored_items += len(back)
+                if self.sessions.sender is not None:
+                    self.sessions.sender.note_restored(request.request_id, features.frontier)
+        return restored
+
+    def updated(self, scheduler: Scheduler, scheduler_output: Any, outputs: dict[int, Any]) -> dict[int, Any]:
+        """Record the results of a step, and return them with the errors of refused requests."""
+        if self.stranded.requests:
+            self.stranded.put_back(scheduler)
+        if self.policies is not None:
+            self.policies.observe(scheduler_output, outputs)
+        return self.refusals.report(outputs) if self.refusals.refused else outputs
+
+    # -- a request's life --------------------------------------------------
+
+    def admit(self, request: Request, requests: Mapping[str, Any]) -> None:
+        """Take a new request, or an update of one of ``requests``, before vLLM does."""
+        features = request.mm_features
+        if request.resumable or (features and (self._index_all or not is_in_line(features))):
+            self._index(request, is_new=request.request_id not in requests)
+        if self.policies is not None:
+            self.policies.enter(request)
+
+    def _index(self, request: Any, *, is_new: bool) -> None:
+        was_unsorted = self.inputs.index(request) if is_new else self._sort_update(request)
+        if was_unsorted and not self._warned_unsorted:
+            self._warned_unsorted = True
+            logger.warning(
+                "A request has its multimodal items out of order of their tokens; such items are sorted on arrival."
+            )
+        if is_new and request.resumable:
+            self.sessions.begin(request)
+
+    def leave(self, request: Request) -> None:
+        """Drop the state of a request that vLLM has freed."""
+        features = request.mm_features
+        if isinstance(features, FeatureList):
+            self.inputs.num_indexed -= 1
+            if features.spill is not None:
+                self.metrics.spilled_bytes -= features.spill.size_bytes
+            features.close()
+            self.sessions.end(request.request_id)
+        if self.policies is not None:
+            self.policies.leave(request)
+
+    def close(self) -> None:
+        """Stop publishing metrics."""
+        if self.publisher is not None:
+            self.publisher.close()
