@@ -28,7 +28,7 @@ from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, output
 from tests.engine.harness.runner_v2 import BLOCK_SIZE, CPU, MAX_TOKENS, make_runner, take, without_gpu
 from vllm_omni_sched import OmniScheduler
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.engine.promote import mix_in
+from vllm_omni_sched.engine.mixing import mix_in
 from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin
 from vllm_omni_sched.engine.session import SessionDelta
 from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step
@@ -223,5 +223,5 @@ def test_ended_requests_leave_nothing_behind():
     for _ in range(3):
         take(runner, run_step(scheduler).scheduled)
     assert known_of(runner) == {}
-    assert len(runner._omni_receiver) == 0
+    assert len(runner.omni.receiver) == 0
     assert runner.encoder_cache.mm_features == {}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched import OmniScheduler, compat
 from vllm_omni_sched.engine import encoder_inputs
+from vllm_omni_sched.engine import scheduler as engine_scheduler
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.testing import drain, make_item, make_request, make_scheduler, run_step
 
@@ -154,11 +155,11 @@ def test_what_is_given_up_and_in_which_order(
         request = make_request("a", offset, features)
         if cls is not None and indexed:
             request.mm_features = FeatureList(request.mm_features)
-        before, encoder_inputs.LEAST_HELD = encoder_inputs.LEAST_HELD, 1
+        before, engine_scheduler.LEAST_HELD = engine_scheduler.LEAST_HELD, 1
         try:
             left.append(left_of(scheduler, request, held, num_computed, num_placeholders))
         finally:
-            encoder_inputs.LEAST_HELD = before
+            engine_scheduler.LEAST_HELD = before
     assert left[0] == left[1]
 
 

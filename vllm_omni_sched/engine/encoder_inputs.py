@@ -164,9 +164,9 @@ class EncoderInputs:
         3. The items before it leave the encoder cache in vLLM's order, by one call of its manager.
 
         Args:
-            held: items of the request that are in the encoder cache.
+            held: items of the request that are in the encoder cache, `LEAST_HELD` or more.
         """
-        if not self._frees_at_once or len(held) < LEAST_HELD or not in_order(request.mm_features):
+        if not self._frees_at_once or not in_order(request.mm_features):
             ask(request)
             return
         manager = scheduler.encoder_cache_manager

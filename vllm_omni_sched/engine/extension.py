@@ -165,7 +165,7 @@ class SchedulerExtension:
             rewound = chain(resumed_reqs, running_reqs) if scheduler.connector else resumed_reqs
             restored = self._restore(rewound)
         sender = self.sessions.sender
-        if sender is not None and self.sessions.ids:
+        if sender is not None and data.req_ids:
             sender.note_running(data)
         if not restored:
             return data
@@ -202,20 +202,23 @@ class SchedulerExtension:
     def admit(self, request: Request, requests: Mapping[str, Any]) -> None:
         """Take a new request, or an update of one of ``requests``, before vLLM does."""
         features = request.mm_features
-        if request.resumable or (features and (self._index_all or not is_in_line(features))):
-            self._index(request, is_new=request.request_id not in requests)
+        if request.request_id in requests:
+            if len(features) > 1 and self._sort_update(request):
+                self._warn_unsorted()
+        elif request.resumable or (features and (self._index_all or not is_in_line(features))):
+            if self.inputs.index(request):
+                self._warn_unsorted()
+            if request.resumable:
+                self.sessions.begin(request)
         if self.policies is not None:
             self.policies.enter(request)
 
-    def _index(self, request: Any, *, is_new: bool) -> None:
-        was_unsorted = self.inputs.index(request) if is_new else self._sort_update(request)
-        if was_unsorted and not self._warned_unsorted:
+    def _warn_unsorted(self) -> None:
+        if not self._warned_unsorted:
             self._warned_unsorted = True
             logger.warning(
                 "A request has its multimodal items out of order of their tokens; such items are sorted on arrival."
             )
-        if is_new and request.resumable:
-            self.sessions.begin(request)
 
     def leave(self, request: Request) -> None:
         """Drop the state of a request that vLLM has freed."""

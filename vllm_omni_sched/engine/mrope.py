@@ -6,12 +6,11 @@ continued: their token array proves that the tokens before are unchanged (see `K
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import OmniSchedConfig, Toggle
@@ -82,31 +81,33 @@ class _Session:
         self.known.extend(tail, delta + len(tail.tokens), positions.shape[1])
 
 
-class MropeAppendMixin:
-    """Makes `_init_mrope_positions` of a V1 ``GPUModelRunner`` compute only the new part of a resumed session."""
+class SessionPositions:
+    """Positions of the sessions of one V1 ``GPUModelRunner``, of which only the new part is computed."""
 
-    _omni_mrope_sessions: dict[str, _Session] | None = None
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
 
-    def load_model(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().load_model(*args, **kwargs)
-        self._omni_mrope_sessions = {} if continues(self._omni_config, self.vllm_config, self.get_model()) else None
-        return result
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sessions
 
-    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        if self._omni_mrope_sessions:
-            for request_id in scheduler_output.finished_req_ids:
-                self._omni_mrope_sessions.pop(request_id, None)
-        return super()._update_states(scheduler_output)
+    def __len__(self) -> int:
+        return len(self._sessions)
 
-    def _init_mrope_positions(self, req_state: Any) -> None:
-        sessions, tokens = self._omni_mrope_sessions, req_state.prompt_token_ids
-        if sessions is None or not isinstance(tokens, array):  # only a session's mirror keeps its tokens in an array
-            super()._init_mrope_positions(req_state)
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop the sessions among requests that have finished."""
+        for request_id in request_ids if self._sessions else ():
+            self._sessions.pop(request_id, None)
+
+    def init(self, compute: Callable[[Any], None], req_state: Any) -> None:
+        """Set the positions of a request; ``compute`` is vLLM's `_init_mrope_positions`."""
+        tokens = req_state.prompt_token_ids
+        if not isinstance(tokens, array):  # only a session's mirror keeps its tokens in an array
+            compute(req_state)
             return
-        session = sessions.pop(req_state.req_id, None)
+        session = self._sessions.pop(req_state.req_id, None)
         tail = session.tail(req_state) if session is not None else None
         if session is None or tail is None:
-            super()._init_mrope_positions(req_state)
+            compute(req_state)
             view = req_state.mrope_positions
             if not view.is_cpu:
                 return
@@ -116,13 +117,13 @@ class MropeAppendMixin:
             features = req_state.mm_features
             req_state.prompt_token_ids, req_state.mm_features = tail.tokens, tail.items
             try:
-                super()._init_mrope_positions(req_state)
+                compute(req_state)
             finally:
                 req_state.prompt_token_ids, req_state.mm_features = tokens, features
             session.extend(tail, req_state.mrope_positions, req_state.mrope_position_delta)
             req_state.mrope_positions = session.view
             req_state.mrope_position_delta = session.known.next_position - len(tokens)
-        sessions[req_state.req_id] = session
+        self._sessions[req_state.req_id] = session
 
 
 class _ShiftedWrites:
@@ -140,38 +141,48 @@ class _ShiftedWrites:
         self._writes.stage_write(index, start + self._column, moved)
 
 
-class RopeStateMixin:
-    """Makes a V2 ``RopeState`` write positions of a resumed session behind those that its row already holds.
+class RowPositions:
+    """Positions of sessions in the rows of one V2 ``RopeState``.
 
     V2 drops and re-adds a resumed request, which then gets the row it had. Every write to a row passes here, so that
     it is known whether the row still holds a session's positions.
     """
 
-    def omni_prepare(self, config: OmniSchedConfig) -> None:
-        self._omni_rows: dict[int, KnownPositions] = {}
+    def __init__(self) -> None:
+        self.rows: dict[int, KnownPositions] = {}
 
-    def init_prefill_positions(self, req_idx: int, model: Any, prefill_token_ids: Any, mm_features: list[Any]) -> None:
-        known = self._omni_rows.pop(req_idx, None)
+    def init(
+        self,
+        state: Any,
+        compute: Callable[[int, Any, Any, list[Any]], None],
+        req_idx: int,
+        model: Any,
+        prefill_token_ids: Any,
+        mm_features: list[Any],
+    ) -> None:
+        """Set the positions of a row of ``state``; ``compute`` is vLLM's `init_prefill_positions`."""
+
+        def write(tokens: Any, features: list[Any], column: int, plus: int) -> int:
+            """Call vLLM's own method with its writes shifted; return how many columns it wrote."""
+            writes = state.prefill_positions
+            state.prefill_positions = shifted = _ShiftedWrites(writes, column, plus)
+            try:
+                compute(req_idx, model, tokens, features)
+            finally:
+                state.prefill_positions = writes
+            return shifted.num_columns
+
+        known = self.rows.pop(req_idx, None)
         if not isinstance(prefill_token_ids, array):  # only a session's mirror keeps its tokens in an array
-            super().init_prefill_positions(req_idx, model, prefill_token_ids, mm_features)
+            compute(req_idx, model, prefill_token_ids, mm_features)
             return
         tail = known.tail(prefill_token_ids, mm_features) if known is not None else None
         if known is None or tail is None:
-            written = self._omni_write(req_idx, model, prefill_token_ids, mm_features, 0, 0)
-            next_position = int(self.prefill_delta.np[req_idx]) + len(prefill_token_ids)
+            written = write(prefill_token_ids, mm_features, 0, 0)
+            next_position = int(state.prefill_delta.np[req_idx]) + len(prefill_token_ids)
             known = KnownPositions(prefill_token_ids, mm_features, next_position, written)
         elif tail.tokens:
-            written = self._omni_write(req_idx, model, tail.tokens, tail.items, known.num_tokens, known.next_position)
-            known.extend(tail, int(self.prefill_delta.np[req_idx]) + len(tail.tokens), written)
-            self.prefill_delta.np[req_idx] = known.next_position - len(prefill_token_ids)
-        self._omni_rows[req_idx] = known
-
-    def _omni_write(self, req_idx: int, model: Any, tokens: Any, features: list[Any], column: int, plus: int) -> int:
-        """Call vLLM's own method with its writes shifted; return how many columns it wrote."""
-        writes = self.prefill_positions
-        self.prefill_positions = shifted = _ShiftedWrites(writes, column, plus)
-        try:
-            super().init_prefill_positions(req_idx, model, tokens, features)
-        finally:
-            self.prefill_positions = writes
-        return shifted.num_columns
+            written = write(tail.tokens, tail.items, known.num_tokens, known.next_position)
+            known.extend(tail, int(state.prefill_delta.np[req_idx]) + len(tail.tokens), written)
+            state.prefill_delta.np[req_idx] = known.next_position - len(prefill_token_ids)
+        self.rows[req_idx] = known

@@ -128,7 +128,7 @@ class PendingInputs:
             ask: vLLM's own method.
         """
         pending, requests = scheduler._pending_encoder_input_ids, scheduler.requests
-        multimodal = [new for new in new_requests if new.mm_features]
+        multimodal = [new for new in new_requests if new.mm_features] if new_requests else ()
         if not multimodal and not pending:
             return {}
         for new in multimodal:

@@ -1,59 +1,60 @@
-"""Mixin for workers with model runner V1: windows for any item list, and session messages."""
+"""Mixin for workers with model runner V1: windows for any item list, session messages, and continued positions."""
 
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from vllm_omni_sched import compat
-from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_runner import keep_what_is_freed, start_lane, wait_when_idle
-from vllm_omni_sched.engine.mrope import MropeAppendMixin
-from vllm_omni_sched.engine.session import ResumedRequestData, SessionReceiver
-from vllm_omni_sched.items import FeatureWindows
+from vllm_omni_sched.engine.mrope import SessionPositions, continues
+from vllm_omni_sched.engine.runner_extension import RunnerV1Extension
+from vllm_omni_sched.engine.session import ResumedRequestData
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object  # it is mixed into the class of a live runner
 
 
-class RunnerV1Mixin(MropeAppendMixin):
-    """Mixin for the class of a live V1 ``GPUModelRunner`` (runners for CPU, XPU … are subclasses of it).
+class RunnerV1Mixin(_Base):
+    """Mixin for the class of a live V1 ``GPUModelRunner`` (runners for CPU, XPU … are subclasses of it)."""
 
-    It has no ``__init__``: `omni_prepare` is called once on the instance.
-    """
+    omni: RunnerV1Extension
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
-        """Set up our attributes of the runner; nothing of vLLM's is changed."""
-        strip_one = compat.strip_feature()
-        self._omni_config = config
-        self._omni_ahead: Any = None
-        uses_mrope = bool(self.uses_mrope)
-        self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
-        self._omni_windows = FeatureWindows()
-        self._omni_narrow = config.windows is not Toggle.OFF
-        self._omni_native_gather = compat.native_windows(compat.RUNNER_V1)
+        """Make our extension of the runner; nothing of vLLM's is changed."""
+        self.omni = RunnerV1Extension(config, uses_mrope=bool(self.uses_mrope))
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        self._omni_ahead = start_lane(self)
+        if continues(self.omni.config, self.vllm_config, self.get_model()):
+            self.omni.positions = SessionPositions()
+        self.omni.ahead = start_lane(self)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         output = super().execute_model(scheduler_output, *args, **kwargs)
-        if self._omni_ahead is None or scheduler_output.total_num_scheduled_tokens:
+        if self.omni.ahead is None or scheduler_output.total_num_scheduled_tokens:
             return output
         # vLLM does not run a connector of this role in a step without tokens.
         with self.maybe_get_ec_connector_output(scheduler_output, encoder_cache=self.encoder_cache) as report:
-            wait_when_idle(self._omni_ahead, scheduler_output)
+            wait_when_idle(self.omni.ahead, scheduler_output)
         output = copy(output)  # it may be the empty output that all steps share
         output.ec_connector_output = report
         return output
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        keep_what_is_freed(self._omni_ahead, scheduler_output, self.encoder_cache)
-        self._omni_receiver.expand(scheduler_output)
-        self._omni_windows.forget(scheduler_output.finished_req_ids)
+        omni = self.omni
+        keep_what_is_freed(omni.ahead, scheduler_output, self.encoder_cache)
+        omni.receiver.expand(scheduler_output)
+        omni.windows.forget(scheduler_output.finished_req_ids)
+        if omni.positions is not None:
+            omni.positions.forget(scheduler_output.finished_req_ids)
         running = scheduler_output.scheduled_cached_reqs
         if isinstance(running, ResumedRequestData):
             for request_id, restored in running.restored.items():
-                self._omni_receiver.restore(request_id, restored, self.requests[request_id].mm_features)
+                omni.receiver.restore(request_id, restored, self.requests[request_id].mm_features)
         return super()._update_states(scheduler_output)
 
     def _gather_mm_embeddings(
@@ -62,21 +63,24 @@ class RunnerV1Mixin(MropeAppendMixin):
         """Gather, by vLLM's method, from the items of this step's window, where its own search would be linear or
         wrong.
         """
+        windows = self.omni.windows
         narrowed: list[tuple[Any, list[Any]]] = []
-        for request_id in self.input_batch.req_ids if self._omni_narrow else ():
+        for request_id in self.input_batch.req_ids if windows.narrows else ():
             state = self.requests[request_id]
-            features = state.mm_features
-            if not features:
-                continue
-            index = self._omni_windows.index_of(request_id, features)
-            if self._omni_native_gather and index.sequential:
-                continue
             start = state.num_computed_tokens + shift_computed_tokens
-            ids = index.overlapping(start, start + scheduler_output.num_scheduled_tokens[request_id])
-            narrowed.append((state, features))
-            state.mm_features = [features[i] for i in ids]
+            num_tokens = scheduler_output.num_scheduled_tokens[request_id]
+            shown = windows.shown(request_id, state.mm_features, start, num_tokens)
+            if shown is not None:
+                narrowed.append((state, state.mm_features))
+                state.mm_features = shown
         try:
             return super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
         finally:
             for state, features in narrowed:
                 state.mm_features = features
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        if self.omni.positions is None:
+            super()._init_mrope_positions(req_state)
+        else:
+            self.omni.positions.init(super()._init_mrope_positions, req_state)

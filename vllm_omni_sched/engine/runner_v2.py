@@ -3,25 +3,34 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_runner import keep_what_is_freed, start_lane, wait_when_idle
-from vllm_omni_sched.engine.session import SessionReceiver
-from vllm_omni_sched.items import FeatureWindows
+from vllm_omni_sched.engine.mixing import mix_in
+from vllm_omni_sched.engine.mrope import RowPositions, continues, refuse_if_on
+from vllm_omni_sched.engine.runner_extension import GatherWindows, RunnerExtension
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.ec_connector import ActiveECConnector as _ECConnector
+    from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner as _EncoderRunner
+    from vllm.v1.worker.gpu.mm.rope import RopeState as _RopeState
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as _Runner
+else:
+    _ECConnector = _EncoderRunner = _RopeState = _Runner = object  # they are mixed into the classes of live objects
 
 
-class EncoderRunnerMixin:
+class EncoderRunnerMixin(_EncoderRunner):
     """Mixin for the class of a live V2 ``EncoderRunner``."""
 
+    omni: GatherWindows
+
     def omni_prepare(self, config: OmniSchedConfig) -> None:
-        self._omni_windows = FeatureWindows()
-        self._omni_narrow = config.windows is not Toggle.OFF
-        self._omni_native_gather = compat.native_windows(compat.ENCODER_RUNNER_V2)
+        self.omni = GatherWindows(config, compat.ENCODER_RUNNER_V2)
         # Later versions have an argument draft_lookahead: bind the arguments of this version by name.
         self._omni_signature = inspect.signature(super().gather_mm_embeddings)
 
@@ -33,24 +42,32 @@ class EncoderRunnerMixin:
         lookahead = call.get("draft_lookahead", 0)
         features_of = self.encoder_cache.mm_features
         narrowed = {}
-        for i, request_id in enumerate(call["req_ids"] if self._omni_narrow else ()):
+        for i, request_id in enumerate(call["req_ids"] if self.omni.narrows else ()):
             features = features_of.get(request_id)
-            if not features:
-                continue
-            index = self._omni_windows.index_of(request_id, features)
-            if self._omni_native_gather and index.sequential:
-                continue
             start = int(call["num_computed_tokens"][i]) + lookahead
-            ids = index.overlapping(start, start + int(call["num_scheduled_tokens"][i]))
-            narrowed[request_id] = features
-            features_of[request_id] = [features[k] for k in ids]
+            shown = self.omni.shown(request_id, features, start, int(call["num_scheduled_tokens"][i]))
+            if shown is not None:
+                narrowed[request_id] = features
+                features_of[request_id] = shown
         try:
             return super().gather_mm_embeddings(*args, **kwargs)
         finally:
             features_of.update(narrowed)
 
 
-class ECConnectorMixin:
+class RopeStateMixin(_RopeState):
+    """Mixin for the class of a live V2 ``RopeState``, which writes positions of a session behind those in its row."""
+
+    omni: RowPositions
+
+    def omni_prepare(self, config: OmniSchedConfig) -> None:
+        self.omni = RowPositions()
+
+    def init_prefill_positions(self, req_idx: int, model: Any, prefill_token_ids: Any, mm_features: list[Any]) -> None:
+        self.omni.init(self, super().init_prefill_positions, req_idx, model, prefill_token_ids, mm_features)
+
+
+class ECConnectorMixin(_ECConnector):
     """Mixin for the class of a live V2 ``ActiveECConnector``, which runs the connector's life cycle in every step."""
 
     def omni_prepare(self, config: OmniSchedConfig) -> None:
@@ -64,38 +81,57 @@ class ECConnectorMixin:
             wait_when_idle(self.ec_connector.worker, scheduler_output)
 
 
-class RunnerV2Mixin:
+class RunnerV2Mixin(_Runner):
     """Mixin for the class of a live V2 ``GPUModelRunner``."""
 
+    omni: RunnerExtension
+
     def omni_prepare(self, config: OmniSchedConfig) -> None:
-        strip_one = compat.strip_feature()
-        self._omni_config = config
-        self._omni_ahead: Any = None
-        uses_mrope = bool(self.vllm_config.model_config.uses_mrope)
-        self._omni_receiver = SessionReceiver(lambda feature: strip_one(feature, uses_mrope))
+        self.omni = RunnerExtension(config, uses_mrope=bool(self.vllm_config.model_config.uses_mrope))
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         result = super().load_model(*args, **kwargs)
-        from vllm_omni_sched.engine.promote import mix_in, promote_encoder_runner, promote_rope_state
-
-        promote_encoder_runner(self, self._omni_config)
-        promote_rope_state(self, self._omni_config)
-        self._omni_ahead = start_lane(self)
-        if self._omni_ahead is not None:
-            mix_in(self.ec_connector, ECConnectorMixin, self._omni_config)
+        config = self.omni.config
+        promote_encoder_runner(self, config)
+        promote_rope_state(self, config)
+        self.omni.ahead = start_lane(self)
+        if self.omni.ahead is not None:
+            mix_in(self.ec_connector, ECConnectorMixin, config)
         return result
 
     def free_states(self, scheduler_output: SchedulerOutput) -> Any:
         if self.encoder_cache is not None:
-            keep_what_is_freed(self._omni_ahead, scheduler_output, self.encoder_cache.encoder_outputs)
+            keep_what_is_freed(self.omni.ahead, scheduler_output, self.encoder_cache.encoder_outputs)
         return super().free_states(scheduler_output)
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> Any:
         encoder_runner = compat.encoder_runner_of(self)
         if isinstance(encoder_runner, EncoderRunnerMixin):
-            encoder_runner._omni_windows.forget(scheduler_output.finished_req_ids)
+            encoder_runner.omni.forget(scheduler_output.finished_req_ids)
         return super().finish_requests(scheduler_output)
 
     def add_requests(self, scheduler_output: SchedulerOutput) -> Any:
-        self._omni_receiver.expand(scheduler_output)
+        self.omni.receiver.expand(scheduler_output)
         return super().add_requests(scheduler_output)
+
+
+def promote_encoder_runner(runner: Any, config: OmniSchedConfig) -> None:
+    """Add our mixin to the encoder runner of a V2 model runner, once the model is loaded."""
+    encoder_runner = compat.encoder_runner_of(runner)
+    if encoder_runner is not None:
+        mix_in(encoder_runner, EncoderRunnerMixin, config)
+
+
+def promote_rope_state(runner: Any, config: OmniSchedConfig) -> None:
+    """Add our mixin to the M-RoPE state of a V2 model runner, once the model is loaded.
+
+    Raises:
+        ConfigError: positions of this model cannot be continued, and the option is ``on``.
+    """
+    if not continues(config, runner.vllm_config, runner.model):
+        return
+    rope_state = getattr(runner.model_state, "rope_state", None)
+    if rope_state is not None:
+        mix_in(rope_state, RopeStateMixin, config)
+    else:
+        refuse_if_on(config, f"{type(runner.model_state).__qualname__} keeps no M-RoPE positions")

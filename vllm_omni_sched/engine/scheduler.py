@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 from vllm_omni_sched import compat
 from vllm_omni_sched.config import load_config
 from vllm_omni_sched.engine.build import build_extension
+from vllm_omni_sched.engine.encoder_inputs import LEAST_HELD
 from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.start_line import start_line
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin
@@ -85,8 +86,11 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
             return self.omni.pending.updates(self, ask, scheduled, new_requests, scheduled_encoder_inputs)
 
     def _free_encoder_inputs(self, request: Request) -> None:
-        if held := self.encoder_cache_manager.get_cached_input_ids(request):
+        held = self.encoder_cache_manager.get_cached_input_ids(request)
+        if len(held) >= LEAST_HELD:
             self.omni.inputs.free_passed(self, super()._free_encoder_inputs, request, held)
+        elif held:
+            super()._free_encoder_inputs(request)
 
     # -- a request's life --------------------------------------------------
 

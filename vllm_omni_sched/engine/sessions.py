@@ -79,7 +79,7 @@ class Sessions:
 
     def scheduled(self, output: Any, requests: dict[str, Any]) -> None:
         """Replace the entries of a step that are about sessions."""
-        if self.sender is not None:
+        if self.sender is not None and output.scheduled_new_reqs:
             self.sender.replace(output, requests)
             if self._release is not None:
                 self._release.after(output, requests)

@@ -16,5 +16,7 @@ def dummy_batches(runner: Any) -> Iterator[dict[str, Any]]:
     """
     budget = getattr(runner, "mm_budget", None)
     make = getattr(runner, "_get_mm_dummy_batch", None)
-    for modality in getattr(budget, "mm_max_items_per_batch", ()) if make is not None else ():
+    if make is None:
+        return
+    for modality in getattr(budget, "mm_max_items_per_batch", ()):
         yield make(modality, 1)

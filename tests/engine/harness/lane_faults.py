@@ -91,7 +91,7 @@ def main() -> None:
 
 def warm_up(here: InProcessEngine) -> list[Any]:
     """What came of the first job of the lane, which nobody waits for: its error, if any."""
-    lane = here.core.model_executor.driver_worker.worker.model_runner._omni_ahead._lane
+    lane = here.core.model_executor.driver_worker.worker.model_runner.omni.ahead._lane
     lane.wait(60.0)
     return [done.error and str(done.error) for done in lane.poll()]
 

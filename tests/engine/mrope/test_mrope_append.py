@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.support.mrope import MODELS, Piece, image, make_model, text, updates
 from tests.support.mrope_session import QWEN2, Session, make_runner
-from vllm_omni_sched.engine.mrope import MropeAppendMixin
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -56,7 +54,7 @@ def test_an_update_costs_what_is_new_however_long_the_session_is():
         session.add(update)
         runner._init_mrope_positions(session.state)
     assert set(runner.asked) == {size}
-    rows = runner._omni_mrope_sessions["a"].rows
+    rows = runner.omni.positions._sessions["a"].rows
     assert rows.columns_copied <= 2 * len(session.mirror.tokens)
     session.check(model)
 
@@ -110,6 +108,8 @@ def test_sessions_are_forgotten_when_they_end_and_ordinary_requests_never_kept()
     session.add([text(rng)])
     for state in (session.state, other.state):
         runner._init_mrope_positions(state)
-    assert list(runner._omni_mrope_sessions) == ["a"]
-    MropeAppendMixin._update_states(runner, SimpleNamespace(finished_req_ids={"a", "c"}))
-    assert runner._omni_mrope_sessions == {}
+    positions = runner.omni.positions
+    assert "a" in positions
+    assert len(positions) == 1
+    positions.forget({"a", "c"})
+    assert len(positions) == 0

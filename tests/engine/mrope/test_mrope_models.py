@@ -30,7 +30,7 @@ from vllm_omni_sched.errors import ConfigError
 )
 def test_other_models_are_computed_in_full(name):
     model = make_model(name)
-    assert make_runner(model)._omni_mrope_sessions is None
+    assert make_runner(model).omni.positions is None
     with pytest.raises(ConfigError, match=r"'mrope_append' is 'on' but cannot work: .* not among the models"):
         make_runner(model, mrope_append="on")
 

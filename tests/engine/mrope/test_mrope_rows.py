@@ -14,8 +14,8 @@ from vllm.v1.worker.gpu.mm.rope import RopeState
 from tests.support.mrope import MODELS, make_model, updates
 from tests.support.mrope_session import QWEN2, Session
 from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.engine.mrope import RopeStateMixin
-from vllm_omni_sched.engine.promote import mix_in
+from vllm_omni_sched.engine.mixing import mix_in
+from vllm_omni_sched.engine.runner_v2 import RopeStateMixin
 
 
 class Rows:
@@ -69,4 +69,4 @@ def test_runner_v2_writes_only_what_its_row_lacks(name):
 def test_rows_do_not_keep_a_prompt_alive():
     state, model = make_rope_state(1), make_model(QWEN2)
     state.init_prefill_positions(0, model, array("q", [1, 2, 3]), [])
-    assert state._omni_rows[0].tail(array("q", [1, 2, 3]), []) is None
+    assert state.omni.rows[0].tail(array("q", [1, 2, 3]), []) is None

@@ -105,12 +105,12 @@ def runner_with(base: type, mixin: type, methods: tuple[str, ...]) -> type:
             self.omni_prepare(OmniSchedConfig())
 
         def __getattribute__(self, name: str) -> Any:
-            if name.startswith(("_omni", "omni_", "__")):
+            if name.startswith(("_omni", "omni", "__")):
                 return object.__getattribute__(self, name)
             return getattr(object.__getattribute__(self, "_omni_stub"), name)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            object.__setattr__(self if name.startswith("_omni") else self._omni_stub, name, value)
+            object.__setattr__(self if name.startswith(("_omni", "omni")) else self._omni_stub, name, value)
 
     wrapped: dict[int, OnStub] = {}
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
@@ -102,25 +103,32 @@ def _loads(client: Client, prompts: Prompts, plan: Plan) -> list[Load]:
     most = min(plan.most_requests, client.config.scheduler_config.max_num_seqs)
     found: list[Load] = []
     for n in (n for n in _DECODES if n <= most):
-        found.append((f"{n} decoding", lambda loads, n=n: loads.decodes(n, 16, _TOKENS)))
+        found.append((f"{n} decoding", partial(Loads.decodes, requests=n, context=16, tokens=_TOKENS)))
     for n, context in ((n, c) for n, c in _CONTEXTS if n <= most and c <= longest):
-        found.append((f"{n} decoding behind {context}", lambda loads, n=n, c=context: loads.decodes(n, c, _TOKENS)))
+        found.append(
+            (f"{n} decoding behind {context}", partial(Loads.decodes, requests=n, context=context, tokens=_TOKENS))
+        )
     for length in (n for n in _PREFILLS if n <= longest):
-        found.append((f"prefill of {length}", lambda loads, n=length: loads.prefill(min(prompts.about(n), longest))))
+        found.append((f"prefill of {length}", partial(_prefill, prompts=prompts, length=length, longest=longest)))
     beside = [n for n in _BESIDE if n <= longest]
     found.append(("prefills beside decoding", lambda loads: loads.beside([prompts.about(n) for n in beside])))
     words = [n for n in _WORDS if n <= longest]
     for count in words:
-        found.append((f"{count} words", lambda loads, n=count: loads.front(n)))
+        found.append((f"{count} words", partial(Loads.front, words=count)))
     for number in (n for n in _IMAGES if n <= prompts.max_images):
-        found.append((f"{number} images", lambda loads, n=number: loads.images(n)))
+        found.append((f"{number} images", partial(Loads.images, number=number)))
     found.append(("front end beside decoding", lambda loads: loads.front_beside(min(prompts.max_images, 1), words)))
     return found
 
 
+async def _prefill(loads: Loads, *, prompts: Prompts, length: int, longest: int) -> None:
+    """Measure the prefill of a prompt of about this length, which is drawn anew each time."""
+    await loads.prefill(min(prompts.about(length), longest))
+
+
 def _lane_loads(prompts: Prompts) -> list[Load]:
     numbers = [n for n in _IMAGES if n <= prompts.max_images]
-    return [(f"lane, {n} images", lambda loads, n=n: loads.lane(n)) for n in numbers]
+    return [(f"lane, {n} images", partial(Loads.lane, number=n)) for n in numbers]
 
 
 def _with_lane(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video.decoding import Service, wanted_of
 from vllm_omni_sched.engine.video.rules import StockReason, reads_itself
 from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.engine.video.wanted import wanted_of
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.engine.video.loader import Service
     from vllm_omni_sched.graph.order import SlaClass
     from vllm_omni_sched.video.facts import Source, VideoIndex
 

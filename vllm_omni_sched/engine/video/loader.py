@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video.decoding import Service, wanted_of
 from vllm_omni_sched.engine.video.earlier import load_by_capture
 from vllm_omni_sched.engine.video.rules import CLASSES, NAME, StockReason, default_rule, reads_itself, rule_named
 from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.engine.video.wanted import wanted_of
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.logs import get_logger
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.video.base import Decoded
     from vllm_omni_sched.video.facts import VideoIndex
-    from vllm_omni_sched.video.options import VideoOptions
 
 logger = get_logger(__name__)
 
@@ -37,21 +35,6 @@ Decode = Callable[..., Any]
 (frames, source, indices wanted, indices found)."""
 
 _thread = threading.local()  # `.decode`: replaces decode_opencv on this thread
-
-
-class Service(Protocol):
-    """The part of `vllm_omni_sched.video.service.FlashCodec` that the loader needs."""
-
-    options: VideoOptions
-
-    def load(
-        self,
-        data: bytes,
-        choose: Callable[[VideoIndex], Sequence[int]],
-        *,
-        sla: SlaClass = INTERACTIVE,
-        recovery: bool = False,
-    ) -> Decoded: ...
 
 
 class FlashCodecLoader:
