@@ -100,7 +100,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}._get_encoder_input_updates",
-        "the set of pending inputs becomes an index range",
+        "the set of pending inputs becomes an index range; a step in which nobody has any is not searched",
         "pending_range, vLLM 0.33+, model runner V2, items in order",
         "tests/differential/test_other_versions.py",
         "vLLM's own is not O(pending) per step",

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
+from vllm_omni_sched.engine.protocols import EncoderCache, Request, Scheduler
 from vllm_omni_sched.items import FeatureList, ends_after, in_order
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
@@ -19,31 +20,6 @@ Inputs = tuple[Any, ...]
 """Answer of `_try_schedule_encoder_inputs`: ids to encode, number of tokens, budget left, and since 0.23 further lists
 of ids.
 """
-
-
-class Request(Protocol):
-    """The part of vLLM's `Request` that the items of a step are read from."""
-
-    request_id: str
-    mm_features: list[Any]
-    status: Any
-
-    def get_num_encoder_embeds(self, input_id: int) -> int: ...
-
-
-class EncoderCache(Protocol):
-    """The part of vLLM's `EncoderCacheManager` that is asked about single items."""
-
-    def get_cached_input_ids(self, request: Any) -> Collection[int]: ...
-    def check_and_update_cache(self, request: Any, input_id: int) -> bool: ...
-    def get_cached_num_encoder_embeds(self, request: Any, input_id: int) -> int | None: ...
-    def can_allocate(self, request: Any, input_id: int, budget: int, num_embeds_to_schedule: int) -> bool: ...
-
-
-class CacheOwner(Protocol):
-    """The scheduler, whose methods ask the encoder cache manager that it has at that moment."""
-
-    encoder_cache_manager: Any
 
 
 class DecidesInputs(Protocol):
@@ -109,7 +85,7 @@ class EncoderInputs:
 
     def decide(
         self,
-        scheduler: CacheOwner,
+        scheduler: Scheduler,
         ask: Callable[..., Inputs],
         request: Request,
         num_computed_tokens: int,
@@ -153,7 +129,7 @@ class EncoderInputs:
         return ([ids[i] for i in inputs], num_tokens, budget, *([ids[i] for i in local] for local in more))
 
     def free_passed(
-        self, scheduler: CacheOwner, ask: Callable[[Any], None], request: Request, held: Collection[int]
+        self, scheduler: Scheduler, ask: Callable[[Any], None], request: Request, held: Collection[int]
     ) -> None:
         """Free the same encodings after a step as vLLM, at a third of its cost per item.
 

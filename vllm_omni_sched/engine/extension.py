@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, EncoderInputs
 from vllm_omni_sched.engine.pending import PendingInputs
+from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.sessions import Sessions
 from vllm_omni_sched.engine.stranded import StrandedSessions
@@ -23,24 +24,6 @@ logger = get_logger(__name__)
 
 STEPS_PER_SAMPLE = 16
 """Steps per sample of ``schedule_seconds``: reading the clock costs a tenth of a decode step."""
-
-
-class Request(Protocol):
-    """The part of vLLM's `Request` that the extension needs itself."""
-
-    request_id: str
-    resumable: bool
-    mm_features: list[Any]
-    num_computed_tokens: int
-
-
-class Scheduler(Protocol):
-    """The part of vLLM's `Scheduler` that the extension needs itself."""
-
-    requests: dict[str, Any]
-    connector: Any
-
-    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...
 
 
 class StepPolicies(DecidesInputs, Protocol):

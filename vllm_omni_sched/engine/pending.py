@@ -6,29 +6,14 @@ step: O(pending x encoding). Items are consumed in order, so a range and a few e
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
+from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.items import FeatureList, in_order, num_covered
 from vllm_omni_sched.items.feature_list import Strip
 
 Updates = dict[str, dict[int, Any]]
 """Request id -> item -> its data, to be sent again, or None to drop it."""
-
-
-class Request(Protocol):
-    """The part of vLLM's `Request` that progress is read from."""
-
-    mm_features: list[Any]
-    num_computed_tokens: int
-    num_output_placeholders: int
-    num_in_flight_tokens: int
-
-
-class Scheduler(Protocol):
-    """The part of vLLM's `Scheduler` that its record of pending items is read from."""
-
-    requests: dict[str, Any]
-    _pending_encoder_input_ids: dict[str, Any]
 
 
 class HeldInputs:

@@ -1,28 +1,14 @@
 """Refusal of requests that reached the scheduler: each is answered with an error, and nothing else is touched."""
 
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Any
 
+from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
 _REMEMBERED = 4096
-
-
-class Finishes(Protocol):
-    """A scheduler that ends requests by their ids."""
-
-    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...
-
-
-class Request(Protocol):
-    """The part of vLLM's `Request` that a refusal needs."""
-
-    request_id: str
-    client_index: int
-    num_prompt_tokens: int
-    mm_features: list[Any]
 
 
 class Refusals:
@@ -60,7 +46,7 @@ class Refusals:
         """Answer this request with an error; the reason has been logged."""
         self.refused[request_id] = client_index
 
-    def drop(self, scheduler: Finishes) -> None:
+    def drop(self, scheduler: Scheduler) -> None:
         """End the refused requests, before the next step is scheduled."""
         from vllm.v1.request import RequestStatus
 

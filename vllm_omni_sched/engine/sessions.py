@@ -1,23 +1,15 @@
 """Streaming sessions of one scheduler: which requests are sessions, and what workers are told about them."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from vllm_omni_sched.engine.protocols import Request
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.items import FeatureList
 
 if TYPE_CHECKING:
     from vllm_omni_sched.engine.release import CommittedRelease
     from vllm_omni_sched.engine.session import SessionSender
-
-
-class Request(Protocol):
-    """The part of vLLM's `Request` that a session needs."""
-
-    request_id: str
-    client_index: int
-    num_prompt_tokens: int
-    mm_features: list[Any]
 
 
 class Sessions:
