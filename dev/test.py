@@ -1,6 +1,6 @@
 """Run a test suite (`make check`, `make test`, `make test-long`) and end with one line that says what happened.
 
-`.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and what another vLLM may change. In each
+`.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM. In each
 environment two processes of pytest share the tests, by groups that share engines (`tests/conftest.py`).
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
@@ -12,47 +12,99 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from dev.environment import system_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".logs"
-# tests of code that does not import vLLM
-PURE = ["benchmarks", "contracts", "dev", "docs", "omni", "patches"]
-PURE += [f"unit/{room}" for room in ("connectors", "graph", "items", "monitor", "resource", "sim")]
+# folders that run in .venv alone, whatever they import
+ONCE = ["benchmarks", "contracts", "dev", "docs", "omni", "patches"]
+# folders of which the tests that can reach a line that imports vLLM run on each version of it
+BY_IMPORTS = ["properties", "unit"]
+PACKAGES = ("vllm_omni_sched", "tests", "benchmarks", "dev", "patches")
+MODULE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+NAMES_OF_A_MODULE = re.compile(r"^\s*from ([\w.]+) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
+VLLM = re.compile(
+    r"^\s*(?:from|import) vllm\b|[\"'`]vllm\.\w+\.\w|(?:import_module|importorskip|find_spec)\(\s*[\"']vllm\b",
+    re.MULTILINE,
+)
+
+
+@cache
+def _reads(file: Path) -> tuple[bool, frozenset[Path]]:
+    """Return whether a file names vLLM, and the files of this repository that it names, in imports or in strings."""
+    text = file.read_text()
+    names = set(MODULE.findall(text))
+    for module, *lists in NAMES_OF_A_MODULE.findall(text):
+        if module.split(".")[0] in PACKAGES:
+            names |= {f"{module}.{name}" for name in re.findall(r"\w+", " ".join(lists))}
+    return bool(VLLM.search(text)), frozenset(file for name in names for file in _files_of(name))
+
+
+def _files_of(name: str) -> list[Path]:
+    """Return the file of a module; of a name with further parts (a function, say), that of its module."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:length])
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return [file]
+    return []
+
+
+def reaches_vllm(test: Path) -> bool:
+    """Whether a test, or a file of this repository that it uses directly or through others, names vLLM."""
+    seen = {test, *(folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT / "tests"))}
+    seen = {file for file in seen if file.is_file()}
+    open_ = list(seen)
+    while open_:
+        names_vllm, used = _reads(open_.pop())
+        if names_vllm:
+            return True
+        open_ += used - seen
+        seen |= used
+    return False
 
 
 def _without(*folders: str) -> list[str]:
     return ["tests", *(f"--ignore=tests/{folder}" for folder in sorted(folders))]
 
 
-BOTH = {".venv": _without("upstream"), ".venv-latest": _without(*PURE)}
-"""What runs in each environment: vLLM's own tests judge our classes on the newest vLLM alone."""
+def _where_versions_matter() -> list[str]:
+    tests = sorted(test for folder in BY_IMPORTS for test in (ROOT / "tests" / folder).rglob("test_*.py"))
+    return [*_without(*ONCE), *(f"--ignore={test.relative_to(ROOT)}" for test in tests if not reaches_vllm(test))]
+
+
+def _both() -> dict[str, list[str]]:
+    """What runs in each environment: vLLM's own tests judge our classes on the newest vLLM alone."""
+    return {".venv": _without("upstream"), ".venv-latest": _where_versions_matter()}
 
 
 @dataclass(frozen=True)
 class Suite:
     command: str
-    environments: Mapping[str, Sequence[str]]
-    """Arguments for pytest in each environment."""
+    environments: Callable[[], Mapping[str, Sequence[str]]]
+    """Returns the arguments for pytest in each environment."""
     options: Sequence[str]
 
 
 SUITES = {
     suite.command: suite
     for suite in (
-        Suite("check", {".venv": ["tests/unit", "tests/properties", "tests/contracts"]}, ["-m", "not long"]),
-        Suite("test", BOTH, ["-m", "not long"]),
-        Suite("test-long", BOTH, ["-m", "long", "--hypothesis-profile=long"]),
+        Suite("check", lambda: {".venv": ["tests/unit", "tests/properties", "tests/contracts"]}, ["-m", "not long"]),
+        Suite("test", _both, ["-m", "not long"]),
+        Suite("test-long", _both, ["-m", "long", "--hypothesis-profile=long"]),
     )
 }
 WORKERS = 2
@@ -119,9 +171,10 @@ def main(command: str = "test") -> int:
     started = time.monotonic()
     LOGS.mkdir(exist_ok=True)
     suite, title = SUITES[command], f"make {command}"
-    venvs = os.environ.get("VENVS", "").split() or list(suite.environments)
-    if unknown := [venv for venv in venvs if venv not in suite.environments]:
-        known = " and ".join(suite.environments)
+    environments = suite.environments()
+    venvs = os.environ.get("VENVS", "").split() or list(environments)
+    if unknown := [venv for venv in venvs if venv not in environments]:
+        known = " and ".join(environments)
         print(f"{title}: it does not run in {unknown[0]}, only in {known}", file=sys.stderr)
         return 2
     skips_allowed = os.environ.get("SKIPS") == "allowed" or bool(os.environ.get("PYTEST"))
@@ -135,7 +188,7 @@ def main(command: str = "test") -> int:
         outcomes = []
         for number, venv in enumerate(venvs, 1):
             print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
-            outcomes.append(_run(suite, venv))
+            outcomes.append(_run(suite, venv, environments[venv]))
     except KeyboardInterrupt:
         print(f"\n{title}: interrupted", file=sys.stderr)
         return 130
@@ -154,14 +207,16 @@ def main(command: str = "test") -> int:
 
 def _write_models() -> None:
     """Before any test, in this one process: engines started at the same time then find them there."""
-    from dev.tiny_models import write_llama, write_llava, write_voxtral_realtime
+    from dev.tiny_models import write_llama, write_llava, write_qwen2_vl, write_voxtral_realtime
 
     write_llama(ROOT / ".models" / "llama")
     write_llava(ROOT / ".models" / "llava")
+    write_llava(ROOT / ".models" / "llava-4-tokens", image_size=28)
+    write_qwen2_vl(ROOT / ".models" / "qwen2-vl")
     write_voxtral_realtime(ROOT / ".models" / "voxtral-realtime")
 
 
-def _run(suite: Suite, venv: str) -> Outcome:
+def _run(suite: Suite, venv: str, selection: Sequence[str]) -> Outcome:
     """Run the tests of a suite in one environment."""
     report = LOGS / f"{suite.command}{venv}.xml"
     report.unlink(missing_ok=True)
@@ -170,12 +225,13 @@ def _run(suite: Suite, venv: str) -> Outcome:
         "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONHASHSEED": "0",  # all processes of pytest must collect the same tests in the same order
+        # another one in each run, but one for all processes of pytest: they must collect the tests in the same order
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
     }
     command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
     command += [f"--numprocesses={os.environ.get('WORKERS') or WORKERS}", "--dist=loadgroup", "--no-loadscope-reorder"]
     command += ["--benchmark-disable"]  # no figures from processes that share a machine
-    command += [*suite.options, *suite.environments[venv], *shlex.split(os.environ.get("PYTEST", ""))]
+    command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:
         try:
             exit_code = pytest.wait()

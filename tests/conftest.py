@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _lengthen_properties(items)
     if config.getoption("loadgroup", False):  # several processes share the tests
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(_group(item)))
         items.sort(key=_starts_no_engine)
 
 

@@ -50,6 +50,8 @@ def _recipe_of(folder: Path) -> str | None:
 
 
 def _move_into_place(draft: Path, out: Path, recipe: str) -> None:
+    if _recipe_of(out) == recipe:  # another process was quicker, and its engines may be reading the files
+        return
     shutil.rmtree(out, ignore_errors=True)
     try:
         draft.rename(out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dev.test
-from dev.test import Outcome, kind_of_skip, slowest, unexpected_skips
+from dev.test import Outcome, kind_of_skip, reaches_vllm, slowest, unexpected_skips
 
 REPORT = """<testsuites><testsuite tests="4" failures="0" errors="0" skipped="3">
 <testcase classname="tests.x" name="a@group" time="2.5"/>
@@ -47,7 +47,7 @@ def test_unexpected_skips_fail_the_suite(
     monkeypatch.setenv("SKIPS", allowed)
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test, "_write_models", lambda: None)
-    monkeypatch.setattr(dev.test, "_run", lambda suite, venv: outcome)
+    monkeypatch.setattr(dev.test, "_run", lambda suite, venv, selection: outcome)
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [])
     assert dev.test.main("test") == exit_code
     said = capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_what_is_missing_is_said_before_anything_starts(
     monkeypatch.delenv("SKIPS", raising=False)
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [libibverbs])
-    monkeypatch.setattr(dev.test, "_run", lambda suite, venv: pytest.fail("the tests were started"))
+    monkeypatch.setattr(dev.test, "_run", lambda suite, venv, selection: pytest.fail("the tests were started"))
     assert dev.test.main("test") == 2
     assert "install libibverbs1 (for tests of the Mooncake connector)" in capsys.readouterr().err
 
@@ -73,3 +73,20 @@ def test_what_is_missing_is_said_before_anything_starts(
 )
 def test_other_reasons_are_unexpected(reason: str) -> None:
     assert kind_of_skip(reason) is None
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "properties/test_encoder_cache.py",  # imports a class of vLLM
+        "unit/cli/test_doctor.py",
+        "differential/test_same_decisions.py",  # imports our scheduler, which is made of vLLM's
+    ],
+)
+def test_what_reaches_vllm_runs_on_both_versions(test: str) -> None:
+    assert reaches_vllm(dev.test.ROOT / "tests" / test)
+
+
+@pytest.mark.parametrize("test", ["properties/test_balance.py", "unit/test_config.py", "unit/video/test_sandbox.py"])
+def test_what_does_not_reach_vllm_runs_once(test: str) -> None:
+    assert not reaches_vllm(dev.test.ROOT / "tests" / test)

@@ -8,6 +8,7 @@ The process sees a folder `tests` that is vLLM's, and the model folders of `mode
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -16,8 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -96,25 +98,30 @@ def source_tree() -> Path:
     return Path(named) if named else fetch_source(installed_version())
 
 
+@contextmanager
+def _one_process_at_a_time(name: str) -> Iterator[None]:
+    """What one process of pytest makes in `CACHE`, the others wait for."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 @cache
 def workspace() -> Path:
     """A folder holding vLLM's `tests` and the models: the working directory of every run."""
-    tree = source_tree()
-    writers = [Path(models.__file__).read_text(), Path(models.opt_and_llava.__file__).read_text()]
-    folder = CACHE / f"{installed_version()}-{_digest(str(tree), PYTEST_INI, *writers)}"
-    if not folder.is_dir():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        for outdated in CACHE.glob(f"{installed_version()}-*"):
-            shutil.rmtree(outdated)
-        building = Path(tempfile.mkdtemp(dir=CACHE))
-        (building / "tests").symlink_to(tree / "tests")
-        (building / "pytest.ini").write_text(PYTEST_INI)
-        models.write_models(building)
-        try:
+    with _one_process_at_a_time(installed_version()):
+        tree = source_tree()
+        writers = [Path(models.__file__).read_text(), Path(models.opt_and_llava.__file__).read_text()]
+        folder = CACHE / f"{installed_version()}-{_digest(str(tree), PYTEST_INI, *writers)}"
+        if not folder.is_dir():
+            for outdated in CACHE.glob(f"{installed_version()}-*"):
+                shutil.rmtree(outdated)
+            building = Path(tempfile.mkdtemp(dir=CACHE))
+            (building / "tests").symlink_to(tree / "tests")
+            (building / "pytest.ini").write_text(PYTEST_INI)
+            models.write_models(building)
             building.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another run was faster, with the same content
-                raise
     return folder
 
 
@@ -138,8 +145,9 @@ def stock(guise: Guise) -> Verdict:
     plugin = [path.read_text() for path in sorted(PLUGIN.glob("*.py"))]
     asked = (*guise.stock_options, *guise.stock_files, *suite.PARTS.values())
     kept = workspace() / f"stock-{_digest(sys.version, *asked, *plugin)}.jsonl"
-    if not kept.is_file():
-        run(guise.stock_options, guise.stock_files, outcomes=kept)
+    with _one_process_at_a_time(kept.stem):
+        if not kept.is_file():
+            run(guise.stock_options, guise.stock_files, outcomes=kept)
     return Verdict.read(kept.read_text().splitlines())
 
 
