@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.engine.named import uses_our_scheduler
-from vllm_omni_sched.engine.video import choice, process
+from vllm_omni_sched.engine.video import choice, service
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
 from vllm_omni_sched.engine.video.rules import NAME
 from vllm_omni_sched.imports import when_imported
@@ -65,7 +65,7 @@ def _know_stages() -> None:
 def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = choice.is_chosen(self)
-        with choice.out_of_the_way(self) if chosen else nullcontext():
+        with choice.without_our_loader(self) if chosen else nullcontext():
             vllm_config = create_engine_config(self, *args, **kwargs)
         if uses_our_scheduler(vllm_config):
             from vllm_omni_sched.engine.start import check_and_attach
@@ -74,7 +74,7 @@ def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[.
         if chosen:
             choice.set_up(vllm_config, self.media_io_kwargs)
         else:
-            process.refuse()
+            service.refuse()
         return vllm_config
 
     return wrapper

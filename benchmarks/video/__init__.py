@@ -1,4 +1,4 @@
-"""What does it take to make frames of a video?"""
+"""Measure how long loaders take from the bytes of a video to its frames."""
 
 STOCK = "stock"
 """vLLM's default loader: OpenCV, whose FFmpeg decodes with as many threads as there are processors."""

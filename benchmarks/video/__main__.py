@@ -18,14 +18,14 @@ from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.video import FFMPEG, OURS, STOCK, VARIANTS
-from benchmarks.video.clips import LONG, SHORT, Clip, made
+from benchmarks.video.clips import LONG, SHORT, Clip, encoded
 
 Samples = dict[tuple[str, str, str], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is loaded: these options of a loader, so many requests at once, on so many processors (0: all)."""
+    """A task of a loader: its options, the number of concurrent requests, and the number of processors (0: all)."""
 
     options: dict[str, int]
     requests: int = 1
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for clip in dict.fromkeys(one for task, name in plan for one in files_of(TASKS[task], name)):
         if not clip.path.exists():
             console.print(f"encoding {clip.name}: {clip.seconds} s of {clip.width}x{clip.height}", highlight=False)
-        made(clip)
+        encoded(clip)
     version = "?"
     for task, clip in plan:
-        with ExitStack() as stack:  # new processes for each, so that none holds what the task before has left it
+        with ExitStack() as stack:  # new processes for each task, so that no memory of an earlier task counts
             sides: dict[str, Child] = {}
             for variant in TASKS[task].variants:
                 words = ["--variant", variant, "--cores", str(TASKS[task].cores)]
@@ -97,9 +97,9 @@ def files_of(task: Task, clip: str) -> list[Clip]:
 def one_task(
     sides: dict[str, Child], name: str, clip: str, rounds: int, order: random.Random
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each variant once a round, in random order, after one load that warms up and tells how much memory it takes."""
+    """Run each variant once a round, in random order, after one load that warms up and measures peak memory."""
     task = TASKS[name]
-    paths = [str(made(one)) for one in files_of(task, clip)]
+    paths = [str(encoded(one)) for one in files_of(task, clip)]
     request: dict[str, Any] = {"do": "load", "clips": paths, "options": task.options}
     found: dict[str, list[dict[str, Any]]] = {}
     peaks = {}
@@ -113,7 +113,7 @@ def one_task(
 
 
 def record(samples: Samples) -> list[dict[str, Any]]:
-    """Per task, clip and variant: seconds, how many times as long stock takes, memory, whether frames are the same."""
+    """Return seconds, ratios to stock and FFmpeg, memory, and equality of frames, by task, clip and variant."""
     found = []
     for (task, clip, variant), rounds in samples.items():
         seconds = [one["seconds"] for one in rounds]

@@ -1,4 +1,4 @@
-"""The videos that are loaded: made once, by the encoders in PyAV's wheel, and kept in `.cache/videos`."""
+"""The videos that are loaded, encoded once by the encoders in PyAV's wheel, and kept in `.cache/videos`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHE = ROOT / ".cache" / "videos"
 
 @dataclass(frozen=True)
 class Clip:
-    """A view that moves, a disc that crosses it, and sensor noise, encoded."""
+    """A synthetic video: a panning landscape, a disc that crosses it, and sensor noise."""
 
     name: str
     codec: str = "libx264"
@@ -52,8 +52,8 @@ TINY = Clip("h264-tiny", seconds=1, width=160, height=96)
 FPS = 30
 
 
-def made(clip: Clip) -> Path:
-    """The clip's file; it is encoded when it is not there yet."""
+def encoded(clip: Clip) -> Path:
+    """Return the clip's file; encode it if it does not exist."""
     if not clip.path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = clip.path.with_name(f"{clip.name}.{os.getpid()}.mp4")
@@ -79,7 +79,7 @@ def _encode(clip: Clip, path: Path) -> None:
 
 
 def pictures(clip: Clip):  # type: ignore[no-untyped-def]
-    """Frames, uint8 of shape (height, width, 3)."""
+    """Yield the frames, uint8 of shape (height, width, 3)."""
     random = np.random.default_rng(clip.seed)
     height, width = clip.height, clip.width
     texture = landscape(random, height + 256, width + 256)
@@ -94,7 +94,7 @@ def pictures(clip: Clip):  # type: ignore[no-untyped-def]
 
 
 def landscape(random: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """An image with detail at all scales, its amplitude in proportion to the scale, as in photographs."""
+    """Return an image with detail at all scales, its amplitude in proportion to the scale, as in photographs."""
     image = np.full((height, width, 3), 128.0, np.float32)
     for octave in range(1, 8):
         scale = 1 << octave

@@ -1,4 +1,4 @@
-"""The most memory that a process and its children held at once."""
+"""Measure the peak memory of a process and its children."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from types import TracebackType
 
 import psutil
 
-INTERVAL = 0.02  # seconds between two looks
+INTERVAL = 0.02  # seconds between two samples
 
 
 class Peak:
-    """Looks at them while the block runs. What several share counts once (PSS).
+    """Samples memory while the block runs. Shared memory counts once (PSS).
 
     Attributes:
-        most: bytes that they held at most while the block ran.
+        peak_bytes: most bytes that the processes held while the block ran.
     """
 
     def __init__(self) -> None:
-        self.most = 0
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
+        self.peak_bytes = 0
+        self._stopped = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Peak:
-        self.most = held()
-        self._watch.start()
+        self.peak_bytes = held()
+        self._sampler.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._over.set()
-        self._watch.join()
-        self.most = max(self.most, held())
+        self._stopped.set()
+        self._sampler.join()
+        self.peak_bytes = max(self.peak_bytes, held())
 
-    def _look(self) -> None:
-        while not self._over.wait(INTERVAL):
-            self.most = max(self.most, held())
+    def _sample(self) -> None:
+        while not self._stopped.wait(INTERVAL):
+            self.peak_bytes = max(self.peak_bytes, held())
 
 
 def held() -> int:
-    """Bytes that this process and its children hold now."""
+    """Return the bytes that this process and its children hold now."""
     me = psutil.Process()
     return sum(_pss(process.pid) for process in (me, *me.children(recursive=True)))
 

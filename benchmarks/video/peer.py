@@ -1,6 +1,6 @@
-"""One loader in a process of its own: the subprocess that `benchmarks.video` starts.
+"""A subprocess of `benchmarks.video`, which loads videos by one loader.
 
-{"do": "load", "clips": [path, …], "options": {"num_frames": 32}, "at_once": 1}
+{"do": "load", "clips": [path, …], "options": {"num_frames": 32}, "memory": true}
     → {"kind": "loaded", "seconds": 1.2, "frames": 32, "nbytes": …, "digest": …, "peak_bytes": …}
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.harness.child import emit
 from benchmarks.video import FFMPEG, OURS_ALONE, STOCK, VARIANTS
-from benchmarks.video.clips import TINY, made
+from benchmarks.video.clips import TINY, encoded
 from benchmarks.video.memory import Peak, held
 
 Load = Callable[..., tuple[np.ndarray, list[int]]]
@@ -37,12 +37,12 @@ def main() -> None:
     if options.cores:  # before a library counts them
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     load, version = loader(options.variant)
-    load(made(TINY).read_bytes(), num_frames=-1)  # libraries are loaded, decoders up
+    load(encoded(TINY).read_bytes(), num_frames=-1)  # loads libraries, and starts decoders
     idle_bytes = held()
     emit("up", vllm=version)
     for line in sys.stdin:
         answer = measured(load, json.loads(line))
-        emit("loaded", **answer, peak_bytes=answer.pop("most_bytes") - idle_bytes)
+        emit("loaded", **answer, peak_bytes=answer.pop("held_bytes") - idle_bytes)
 
 
 def loader(variant: str) -> tuple[Load, str]:
@@ -54,10 +54,10 @@ def loader(variant: str) -> tuple[Load, str]:
         from vllm_omni_sched.plugin import register
 
         if variant == OURS_ALONE:
-            from vllm_omni_sched.engine.video import process
+            from vllm_omni_sched.engine.video import service
             from vllm_omni_sched.video.options import VideoOptions
 
-            process.configure(VideoOptions(decoders=1))
+            service.configure(VideoOptions(decoders=1))
         register()
         name = "omni_flashcodec"
     stock = VIDEO_LOADER_REGISTRY.load(name)
@@ -70,7 +70,7 @@ def loader(variant: str) -> tuple[Load, str]:
 
 
 def by_ffmpeg(data: bytes, **how: Any) -> tuple[np.ndarray, list[int]]:
-    """All frames up to the last wanted one, one after the other."""
+    """Decode all frames up to the last wanted one, in order."""
     import io
 
     import av
@@ -105,12 +105,12 @@ def measured(load: Load, request: dict[str, Any]) -> dict[str, Any]:
         "frames": sum(len(frames) for frames, _ in videos),
         "nbytes": sum(frames.nbytes for frames, _ in videos),
         "digest": [[zlib.crc32(frames), zlib.crc32(np.array(indices))] for frames, indices in videos],
-        "most_bytes": watch.most if isinstance(watch, Peak) else 0,
+        "held_bytes": watch.peak_bytes if isinstance(watch, Peak) else 0,
     }
 
 
 def cpu_seconds() -> float:
-    """Of this process and its children, until now."""
+    """Return the CPU time of this process and its children."""
     import psutil
 
     me = psutil.Process()

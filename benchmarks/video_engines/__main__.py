@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--engine-fps", type=float, default=700.0, help="frames of 1920x1080 that one engine decodes in a second"
     )
-    parser.add_argument("--videos", type=int, default=16, help="at once, beside one alone")
+    parser.add_argument("--videos", type=int, default=16, help="at once, beside one one_engine")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
 
@@ -54,16 +54,16 @@ def outcome(task: str, gop: int, videos: int, engines: int, rates: Rates) -> dic
     index = index_of(Shape(gop=gop))
     total = len(index.packets)
     wanted = np.linspace(0, total - 1, TASKS[task] or total, dtype=int).tolist()
-    alone = seconds_until_done(index, wanted, 1, videos, rates)
-    spread = seconds_until_done(index, wanted, engines, videos, rates)
+    one_engine = seconds_until_done(index, wanted, 1, videos, rates)
+    all_engines = seconds_until_done(index, wanted, engines, videos, rates)
     return {
         "task": task,
         "gop": gop,
         "videos": videos,
         "engines": engines,
-        "first_done_seconds": round(spread[0], 6),
-        "all_done_seconds": round(spread[-1], 6),
-        "speedup": round(alone[-1] / spread[-1], 3),
+        "first_done_seconds": round(all_engines[0], 6),
+        "all_done_seconds": round(all_engines[-1], 6),
+        "speedup": round(one_engine[-1] / all_engines[-1], 3),
     }
 
 

@@ -1,4 +1,4 @@
-"""Decoders that take pieces in simulated time: the policies are those that serve, only the decoding is not done."""
+"""Simulate decoding engines that work on pieces of videos; plan and assignment are those of the server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.video.facts import PACKET, PacketFlag, VideoIndex
 from vllm_omni_sched.video.plan import Rates, plan
-from vllm_omni_sched.video.share import PieceLeft, Seat, Share, VideoWork
+from vllm_omni_sched.video.pool.assignment import IdleDecoder, PieceAssigner, WaitingPiece, WaitingVideo
 
 ENGINE = "engine"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A video, by what matters to its plan: 1920x1080, 30 frames per second, two B-frames in three, closed GOPs."""
+    """The properties of a video that decide its plan; it has 30 frames a second, of which two in three are B-frames."""
 
     seconds: int = 60
     gop: int = 60
@@ -27,7 +27,7 @@ class Shape:
 
 
 def index_of(shape: Shape) -> VideoIndex:
-    """Its index: of each three frames the last is decoded first, and nobody needs the two before it."""
+    """Return its index: of each three frames the last is decoded first, and no frame needs the two before it."""
     count = shape.seconds * 30
     packets = np.zeros(count, PACKET)
     at = 0
@@ -59,8 +59,8 @@ def index_of(shape: Shape) -> VideoIndex:
 
 
 def seconds_until_done(index: VideoIndex, wanted: list[int], engines: int, videos: int, rates: Rates) -> list[float]:
-    """When each of so many equal videos that arrive together is decoded, in seconds, ascending."""
-    share = Share()
+    """Return when each of ``videos`` equal videos that arrive together is decoded, in seconds, ascending."""
+    assigner = PieceAssigner()
     pieces = plan(index, wanted, engines, rates).pieces
     left = {key: {piece.number: piece.cost for piece in pieces} for key in range(videos)}
     running = dict.fromkeys(left, 0)
@@ -70,14 +70,18 @@ def seconds_until_done(index: VideoIndex, wanted: list[int], engines: int, video
     now = 0.0
     while len(done) < videos:
         work = [
-            VideoWork(key, 0.0, INTERACTIVE, ENGINE, tuple(PieceLeft(n, cost) for n, cost in ones.items()))
+            WaitingVideo(key, 0.0, INTERACTIVE, ENGINE, tuple(WaitingPiece(n, cost) for n, cost in ones.items()))
             for key, ones in left.items()
             if ones
         ]
-        for take in share.plan(work, [Seat(engine, ENGINE) for engine in sorted(idle)], {ENGINE: engines}, 0, now):
-            heapq.heappush(busy, (now + left[take.video].pop(take.piece), take.decoder, take.video))
-            idle.remove(take.decoder)
-            running[take.video] += 1
+        for assignment in assigner.plan(
+            work, [IdleDecoder(engine, ENGINE) for engine in sorted(idle)], {ENGINE: engines}, 0, now
+        ):
+            heapq.heappush(
+                busy, (now + left[assignment.video].pop(assignment.piece), assignment.decoder, assignment.video)
+            )
+            idle.remove(assignment.decoder)
+            running[assignment.video] += 1
         now, engine, video = heapq.heappop(busy)
         idle.add(engine)
         running[video] -= 1

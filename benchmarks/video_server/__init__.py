@@ -1,6 +1,6 @@
-"""When videos arrive together, how long until each has its first token?"""
+"""Measure the time to first token of requests with videos that arrive together."""
 
 STOCK, OURS = "stock", "ours"
 
 MEDIA = {STOCK: {}, OURS: {"video_backend": "omni_flashcodec"}}
-"""What ``--media-io-kwargs`` says of videos; all else is the same, the scheduler too."""
+"""The video part of ``--media-io-kwargs`` by variant; everything else is the same, including the scheduler."""

@@ -21,7 +21,7 @@ from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
-from benchmarks.video.clips import CACHE, SHORT, made
+from benchmarks.video.clips import CACHE, SHORT, encoded
 from benchmarks.video_server import MEDIA, OURS, STOCK
 from dev.child_process import ChildProcess
 
@@ -33,7 +33,7 @@ Rounds = dict[str, list[dict[str, Any]]]
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
-    clips = [made(clip) for clip in SHORT]
+    clips = [encoded(clip) for clip in SHORT]
     order = random.Random(options.seed)
     rounds: Rounds = {variant: [] for variant in MEDIA}
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Server:
-    """`vllm serve` on the tiny video model, with one loader or the other."""
+    """Runs `vllm serve` on the tiny video model with the loader of a variant."""
 
     def __init__(self, stack: ExitStack, variant: str, options: argparse.Namespace) -> None:
         from dev.tiny_models import write_qwen2_vl
@@ -107,7 +107,7 @@ class Server:
         return str(httpx.get(f"{self.url}/version", timeout=5).json()["version"]).split("+")[0]
 
     async def burst(self, clips: list[Path], requests: int) -> dict[str, Any]:
-        """So many requests at the same moment; what each took to its first token, in seconds."""
+        """Send requests at the same moment; return quantiles of their time to first token, in seconds."""
         async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=requests)) as client:
             began = time.perf_counter()
             answers = await asyncio.gather(*(self._ask(client, clips[i % len(clips)]) for i in range(requests)))
@@ -142,7 +142,7 @@ class Server:
 
 
 def record(rounds: Rounds) -> list[dict[str, Any]]:
-    """Per variant and measure: the rounds, and the median of the ratios of ours to stock round by round."""
+    """Return a summary of the rounds by variant and measure, and the median ratio of ours to stock in a round."""
     stock = rounds[STOCK]
     found = []
     for variant, own in rounds.items():

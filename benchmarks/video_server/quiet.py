@@ -1,4 +1,4 @@
-"""Loaded into the engine's worker: it sleeps between messages instead of polling for a second after each."""
+"""A worker extension: the worker sleeps between messages, instead of polling for a second after each."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
 
 class QuietWorker:
-    """Methods for the worker; there are none."""
+    """An extension without methods: importing this module has the effect."""
 
 
 _init = SpinCondition.__init__

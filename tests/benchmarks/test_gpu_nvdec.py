@@ -17,11 +17,11 @@ from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, shares, tasks
 from benchmarks.gpu.nvdec.engine import serve
 from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
 from tests.support.nvcodec import HostDevice, NvCodec
+from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
+from vllm_omni_sched.video.decoders.nvdec.library import Library
 from vllm_omni_sched.video.facts import Order, Piece
-from vllm_omni_sched.video.messages import index_out, piece_out
-from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
-from vllm_omni_sched.video.nvdec.library import Library
 from vllm_omni_sched.video.plan import plan
+from vllm_omni_sched.video.pool.messages import encode_index, encode_piece
 
 without_a_card = pytest.mark.skipif(find_spec("PyNvVideoCodec") is not None, reason="a card may be here")
 
@@ -53,10 +53,10 @@ def test_the_embedded_clip_is_small_and_decodes_to_what_it_says() -> None:
 def test_a_card_decodes_the_embedded_clip_as_it_says(tmp_path: Path) -> None:
     clip = embedded()
     pieces = plan(clip.index, list(range(24)), 2).pieces
-    (tmp_path / "index").write_bytes(index_out(clip.index))
+    (tmp_path / "index").write_bytes(encode_index(clip.index))
     (tmp_path / "packets").write_bytes(clip.packets)
     for one in pieces:
-        (tmp_path / f"piece{one.number}").write_bytes(piece_out(one))
+        (tmp_path / f"piece{one.number}").write_bytes(encode_piece(one))
     decoder = NvdecDecoder(library=Library(NvCodec()), device=HostDevice())
     output = memoryview(bytearray(24 * 176 * 144 * 3))
     serve(decoder, output, {"task": "open", "clip": str(tmp_path), "start": 0, "nbytes": len(output)})

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from tests.support.clips import BROKEN, SOUND, clip
 from tests.support.decoding import Video, index_of, ours, plain, video
 from vllm_omni_sched.errors import DecoderError
-from vllm_omni_sched.video import demux, pyav
-from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader
 from vllm_omni_sched.video.bitstream.bits import Bits, unescaped
+from vllm_omni_sched.video.decoders import pyav
+from vllm_omni_sched.video.decoders.base import Decoder
+from vllm_omni_sched.video.decoders.pyav import PyAvDecoder, output_size
 from vllm_omni_sched.video.facts import Order, PacketFlag
-from vllm_omni_sched.video.index import shown_frames, shown_pts
+from vllm_omni_sched.video.frame_order import shown_frames, shown_pts
 from vllm_omni_sched.video.plan import plan
-from vllm_omni_sched.video.pyav import PyAvDecoder, output_size
-from vllm_omni_sched.video.repair import RepairReason, stand_ins
+from vllm_omni_sched.video.repair import RepairReason, substitutes
 
 DECODERS = [PyAvDecoder]
 HEADLESS = {"h264_open_gop_headless", "hevc_open_gop_headless"}  # their first frames cannot be decoded by anyone
@@ -239,7 +240,7 @@ def test_of_several_frames_for_one_slot_the_first_is_taken(decoder: Decoder) -> 
     source, truth = video("mpeg4_avi"), expected("mpeg4_avi")
     assert source.index.order is Order.PTS
     for index in (source.index, replace(source.index, order=Order.SEQUENCE)):
-        piece = stand_ins(index, {0: range(5, 9), 1: range(20, 99), 2: range(90, 99)}, 7, came_out=48)
+        piece = substitutes(index, {0: range(5, 9), 1: range(20, 99), 2: range(90, 99)}, 7, frames_decoded=48)
         assert piece is not None
         assert {one.slot for one in piece.wanted} == {0, 1}
         pictures = np.zeros((3, *output_size(index), 3), np.uint8)
@@ -249,7 +250,7 @@ def test_of_several_frames_for_one_slot_the_first_is_taken(decoder: Decoder) -> 
         assert result.decoded < 30  # it ends with the last that was needed
         assert np.array_equal(pictures[0], truth[5])
         assert np.array_equal(pictures[1], truth[20])
-    assert stand_ins(index, {0: range(48, 60)}, 7, came_out=48) is None
+    assert substitutes(index, {0: range(48, 60)}, 7, frames_decoded=48) is None
 
 
 def test_hidden_frames_are_not_counted(decoder: Decoder) -> None:

@@ -10,12 +10,12 @@ from tests.support.lanes import HELD, LONG, RELEASED, Work, collect, wait_until_
 from tests.support.stream_device import HostDevice
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
-from vllm_omni_sched.lanes import CudaDevice, InlineLane, Job, Lane, LaneTeam, ProcessLane, StreamLane, ThreadLane
+from vllm_omni_sched.lanes import CudaDevice, InlineLane, Job, Lane, LanePool, ProcessLane, StreamLane, ThreadLane
 
 
-def team(work: Work, capacity: int) -> LaneTeam:
+def team(work: Work, capacity: int) -> LanePool:
     """Two processes that hold as many jobs together."""
-    return LaneTeam([ProcessLane(work, capacity // 2), ProcessLane(work, capacity - capacity // 2)])
+    return LanePool([ProcessLane(work, capacity // 2), ProcessLane(work, capacity - capacity // 2)])
 
 
 IN_PLACE = {"test_cancelled_jobs", "test_wait_ends", "test_a_smaller_share", "test_closed_while", "test_closing_does"}
@@ -57,7 +57,7 @@ def test_jobs_come_back_in_the_order_they_went(lane: Lane) -> None:
     for i in range(8):
         assert lane.submit(Job(str(i), ("double", i)))
     found = [(done.key, done.result) for done in collect(lane, 8)]
-    if isinstance(lane, LaneTeam):
+    if isinstance(lane, LanePool):
         found.sort()  # each of its lanes has an order of its own
     assert found == [(str(i), 2 * i) for i in range(8)]
     assert lane.held == 0

@@ -16,7 +16,7 @@ import torch
 from tests.support.descriptors import nothing_left_open, opened
 from tests.support.lanes import LONG, collect, work
 from vllm_omni_sched.errors import LaneDiedError, LaneError
-from vllm_omni_sched.lanes import Job, LaneTeam, ProcessLane
+from vllm_omni_sched.lanes import Job, LanePool, ProcessLane
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_process_killed_while_idle_is_replaced(process_lane: ProcessLane) -> N
 
 def kill_all(lane: ProcessLane) -> None:
     """Kill the process at work and the one that would start another; they have ended when this returns."""
-    for pid in (lane._nursery._nursery_pid, lane.pid):
+    for pid in (lane._fork_server._server_pid, lane.pid):
         end = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
         assert select.select([end], [], [], LONG)[0]
@@ -72,7 +72,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_without_a_successor_every_call_says_so(first: str, team: bool, busy: bool) -> None:
     with nothing_left_open():
         lane = ProcessLane(work, capacity=8)
-        asked = LaneTeam([lane]) if team else lane
+        asked = LanePool([lane]) if team else lane
         asked.submit(Job("a", ("double", 1)))
         collect(asked, 1)
         if busy:
@@ -86,8 +86,8 @@ def test_without_a_successor_every_call_says_so(first: str, team: bool, busy: bo
         asked.close(0.0)
 
 
-def test_a_nursery_that_dies_alone_is_noticed_when_it_is_needed(process_lane: ProcessLane) -> None:
-    os.kill(process_lane._nursery._nursery_pid, signal.SIGKILL)
+def test_a_fork_server_that_dies_alone_is_noticed_when_it_is_needed(process_lane: ProcessLane) -> None:
+    os.kill(process_lane._fork_server._server_pid, signal.SIGKILL)
     process_lane.submit(Job("a", ("double", 1)))
     assert collect(process_lane, 1)[0].result == 2
     os.kill(process_lane.pid, signal.SIGKILL)
@@ -177,16 +177,16 @@ def test_openmp_works_in_the_process_when_the_owner_has_used_it() -> None:
 
 def test_the_share_that_a_process_reads_is_one_that_was_set(process_lane: ProcessLane) -> None:
     """While it is changed, too: a zero in between would be divided by."""
-    nursery = process_lane._nursery
+    fork_server = process_lane._fork_server
     pid = os.fork()
     if pid == 0:
         while True:
-            nursery.share = 0.25
-            nursery.share = 0.5
+            fork_server.share = 0.25
+            fork_server.share = 0.5
     read: set[float] = set()
     try:
         for _ in range(300):
-            read.update(nursery.share for _ in range(1000))
+            read.update(fork_server.share for _ in range(1000))
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

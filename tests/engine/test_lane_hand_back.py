@@ -17,7 +17,7 @@ from vllm_omni_sched.engine.ahead_worker import AheadWorker
 from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.testing import make_data
 
-ALONE, NURSERY_TOO, EVERYWHERE, LAST = 13, 14, 15, 16
+ALONE, FORK_SERVER_TOO, EVERYWHERE, LAST = 13, 14, 15, 16
 
 
 class Encoder(torch.nn.Module):
@@ -30,9 +30,9 @@ class Encoder(torch.nn.Module):
     def embed_multimodal(self, values: torch.Tensor, **_: Any) -> list[torch.Tensor]:
         value = int(values.flatten()[0])
         in_lane = os.getpid() != self._owner
-        if value == NURSERY_TOO and in_lane:
+        if value == FORK_SERVER_TOO and in_lane:
             os.kill(os.getppid(), signal.SIGKILL)
-        if value in (ALONE, NURSERY_TOO, EVERYWHERE) and in_lane:
+        if value in (ALONE, FORK_SERVER_TOO, EVERYWHERE) and in_lane:
             os.kill(os.getpid(), signal.SIGKILL)
         if value == EVERYWHERE:
             raise ArithmeticError("no encoder can do this")
@@ -59,7 +59,7 @@ def encode(worker: AheadWorker, values: list[int]) -> AheadReport:
     return told
 
 
-@pytest.mark.parametrize("value", [ALONE, NURSERY_TOO], ids=["process", "process and nursery"])
+@pytest.mark.parametrize("value", [ALONE, FORK_SERVER_TOO], ids=["process", "process and fork server"])
 def test_it_is_encoded_in_the_step(worker: AheadWorker, value: int) -> None:
     told = encode(worker, [1, value, 2, 3])
     assert not told.failed
@@ -69,7 +69,7 @@ def test_it_is_encoded_in_the_step(worker: AheadWorker, value: int) -> None:
         f"item-{v}": [2.0 * v] * 3 for v in (1, value, 2, 3)
     }
     assert told.restarts == 1
-    assert isinstance(worker._lane, InlineLane) is (value == NURSERY_TOO)
+    assert isinstance(worker._lane, InlineLane) is (value == FORK_SERVER_TOO)
     assert set(encode(worker, [4, 5]).ready) == {4, 5}
 
 

@@ -13,7 +13,7 @@ from vllm.multimodal.video_decoders import opencv
 
 from tests.support.clips import BROKEN, SIZE, audio_only, clip, longer, sound_with_cover, zero_frames
 from vllm_omni_sched import compat
-from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video import service as process_service
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
 from vllm_omni_sched.errors import RequestError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.options import VideoOptions
@@ -207,7 +207,7 @@ def test_a_request_that_names_what_is_not_there_hears_what_is(service, kwargs, s
 @pytest.fixture
 def fell_back(monkeypatch) -> list[str]:
     reasons: list[str] = []
-    monkeypatch.setattr(process, "observe_stock", lambda reason: reasons.append(reason.value))
+    monkeypatch.setattr(process_service, "observe_stock", lambda reason: reasons.append(reason.value))
     return reasons
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, PieceResult, VideoIndex
-from vllm_omni_sched.video.index import order_of, reorder_depth, shown_pts
+from vllm_omni_sched.video.frame_order import order_of, reorder_depth, shown_pts
 from vllm_omni_sched.video.plan import plan
 from vllm_omni_sched.video.repair import repair
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from tests.support import video_actors as actors
 from vllm_omni_sched.errors import VideoError
-from vllm_omni_sched.video.base import Decoded, Report
 from vllm_omni_sched.video.facts import VideoIndex
-from vllm_omni_sched.video.kinds import Kind
 from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.pool.kinds import DecoderKind
+from vllm_omni_sched.video.results import DecodedVideo, Report
 from vllm_omni_sched.video.service import FlashCodec
 
 
@@ -37,7 +37,7 @@ class Watching:
         self.restarts += 1
 
 
-def service(*kinds: Kind, observer: Watching | None = None, **options: object) -> FlashCodec:
+def service(*kinds: DecoderKind, observer: Watching | None = None, **options: object) -> FlashCodec:
     return FlashCodec(
         VideoOptions(**options),  # type: ignore[arg-type]
         kinds=kinds or (actors.kind(),),
@@ -58,7 +58,7 @@ def everything(index: VideoIndex) -> range:
     return range(len(index.packets))
 
 
-def check(decoded: Decoded, wanted: list[int]) -> None:
+def check(decoded: DecodedVideo, wanted: list[int]) -> None:
     assert decoded.indices == wanted
     assert decoded.frames.shape == (len(wanted), actors.HEIGHT, actors.WIDTH, 3)
     for frame, array in zip(wanted, decoded.frames, strict=True):

@@ -13,12 +13,12 @@ import av
 import numpy as np
 
 from tests.support.clips import clip
-from vllm_omni_sched.video.base import Decoder
-from vllm_omni_sched.video.convert import Converter
+from vllm_omni_sched.video.decoders.base import Decoder
+from vllm_omni_sched.video.decoders.convert import Converter
+from vllm_omni_sched.video.decoders.pyav import PyAvDecoder, output_size
 from vllm_omni_sched.video.demux import read_index
 from vllm_omni_sched.video.facts import Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.plan import plan
-from vllm_omni_sched.video.pyav import PyAvDecoder, output_size
 from vllm_omni_sched.video.repair import Repair, repair
 
 

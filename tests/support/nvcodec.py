@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness.priority import kept_priority
-from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex, Wanted
-from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
-from vllm_omni_sched.video.nvdec.library import Library
+from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
+from vllm_omni_sched.video.decoders.nvdec.library import Library
+from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex, WantedFrame
 
 START, NONE = PacketFlag.START, PacketFlag(0)
 
@@ -219,6 +219,6 @@ def pieces(index: VideoIndex, wanted: list[int], order: Order = Order.PTS) -> li
     made = []
     for number, (begin, end) in enumerate(itertools.pairwise(starts)):
         here = set(pts[begin:end].tolist())
-        mine = tuple(Wanted(n, int(shown[n]), slot) for slot, n in enumerate(wanted) if int(shown[n]) in here)
+        mine = tuple(WantedFrame(n, int(shown[n]), slot) for slot, n in enumerate(wanted) if int(shown[n]) in here)
         made.append(Piece(number, np.arange(begin, end, dtype=np.int32), mine, order, 1.0))
     return made

@@ -15,21 +15,21 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.errors import DecoderError, VideoInputError
-from vllm_omni_sched.video import messages
-from vllm_omni_sched.video.base import Decoder
+from vllm_omni_sched.video.decoders.base import Decoder
 from vllm_omni_sched.video.facts import PACKET, PacketFlag, Piece, PieceResult, VideoIndex
-from vllm_omni_sched.video.kinds import CPU, NO_DEVICE, Kind
-from vllm_omni_sched.video.limits import Limits
-from vllm_omni_sched.video.seccomp import Profile
+from vllm_omni_sched.video.options import Limits
+from vllm_omni_sched.video.pool import messages
+from vllm_omni_sched.video.pool.kinds import CPU, NO_DEVICE, DecoderKind
+from vllm_omni_sched.video.sandbox.seccomp import Profile
 
 READ_INDEX = "tests.support.video_actors:read_index"
 GOP = 4
 WIDTH, HEIGHT = 8, 6
 
 
-def kind(number: int = 2, name: str = CPU, decoder: str = "ActingDecoder") -> Kind:
+def kind(number: int = 2, name: str = CPU, decoder: str = "ActingDecoder") -> DecoderKind:
     """So many acting decoders."""
-    return Kind(name, f"tests.support.video_actors:{decoder}", Profile.CPU, (NO_DEVICE,) * number)
+    return DecoderKind(name, f"tests.support.video_actors:{decoder}", Profile.CPU, (NO_DEVICE,) * number)
 
 
 def video(frames: int = 24, *, index: str = "", padding: int = 0, **acts: list[int]) -> bytes:

@@ -22,8 +22,8 @@ from vllm_omni_sched.resource.stage_limits import window_of
 from vllm_omni_sched.stage_config import VARIABLE, load_stage_config, resolved_stage_options
 from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.video import sandbox
-from vllm_omni_sched.video.kinds import Kind, kinds_of
 from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.deployed import Deployed
@@ -34,7 +34,7 @@ _WITHOUT = {
 }
 
 
-def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
+def diagnose_video(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
     """Return the status of each part, and the problems that prevent a server from starting with our video loader."""
     pyav = _pyav()
     parts, problems = [pyav], []
@@ -44,7 +44,7 @@ def video_parts(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
         problems.append(str(error))
         options = VideoOptions()
     try:
-        parts += [_decoders(kind, pyav) for kind in kinds_of(options)]
+        parts += [_decoders(kind, pyav) for kind in decoder_kinds(options)]
     except OmniSchedError as error:
         problems.append(str(error))
     missing = sandbox.missing()
@@ -66,7 +66,7 @@ def _pyav() -> Status:
         return Status("PyAV", False, f"installed but cannot be imported: {type(error).__name__}: {error}")
 
 
-def _decoders(kind: Kind, pyav: Status) -> Status:
+def _decoders(kind: DecoderKind, pyav: Status) -> Status:
     """Return the status of a kind of decoders; both kinds need PyAV, to index videos and for those a GPU refuses."""
     if not pyav.active:
         return Status(f"decoders, {kind.name}", False, "they need PyAV")
@@ -331,7 +331,7 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     except OmniSchedError as error:
         problems.append(str(error))
 
-    video, wrong = video_parts(config)
+    video, wrong = diagnose_video(config)
     problems += [each for each in wrong if each not in problems]
     broken = _import_problem()
     if broken:

@@ -13,7 +13,7 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.engine.warm_up import WARM_UP
 from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.lanes import CudaDevice, Lane, LaneTeam, ProcessLane, StreamLane
+from vllm_omni_sched.lanes import CudaDevice, Lane, LanePool, ProcessLane, StreamLane
 from vllm_omni_sched.lanes.base import Pause
 from vllm_omni_sched.lanes.processors import (
     AUTO,
@@ -152,7 +152,7 @@ def build_lane(
         lanes = [ProcessLane(encode.at(one), capacity, nice=niceness(config, one)) for one in processors or (None,)]
         for lane in lanes:
             lane.submit(WARM_UP)
-        return lanes[0] if len(lanes) == 1 else LaneTeam(lanes)
+        return lanes[0] if len(lanes) == 1 else LanePool(lanes)
     reason = why_no_thread(model)
     if reason is not None:
         raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}; or set it to false")

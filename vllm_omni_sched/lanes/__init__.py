@@ -5,16 +5,16 @@ A lane takes jobs one after another and never blocks its owner: `submit`, later 
 - `ThreadLane`: a thread of this process, for work whose kernels share no scratch memory (those of vLLM on a CPU do).
 - `StreamLane`: a thread that launches its work on a stream of its own, for devices that have streams; `CudaDevice`.
 - `ProcessLane`: a forked process, with the memory of this one; Linux.
-- `LaneTeam`: several such processes, for as many jobs at a time.
+- `LanePool`: several such processes, for as many jobs at a time.
 - `InlineLane`: none; the owner waits.
 """
 
 from vllm_omni_sched.lanes.base import Done, Job, Lane, Work
 from vllm_omni_sched.lanes.cuda import CudaDevice
 from vllm_omni_sched.lanes.inline import InlineLane
+from vllm_omni_sched.lanes.pool import LanePool
 from vllm_omni_sched.lanes.process import ProcessLane
 from vllm_omni_sched.lanes.stream import StreamLane
-from vllm_omni_sched.lanes.team import LaneTeam
 from vllm_omni_sched.lanes.thread import ThreadLane
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "InlineLane",
     "Job",
     "Lane",
-    "LaneTeam",
+    "LanePool",
     "ProcessLane",
     "StreamLane",
     "ThreadLane",

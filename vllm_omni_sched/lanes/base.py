@@ -1,4 +1,4 @@
-"""The interface of all lanes."""
+"""The interface of all lanes, and the duty cycle of those that rest between slices of work."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,6 +12,9 @@ Pause = Callable[[], None]
 
 Work = Callable[[Any, Pause], Any]
 """``work(payload, pause) -> result``."""
+
+
+_MAX_REST_SECONDS = 1.0  # after one slice
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Done:
 class Lane(ABC):
     """Runs jobs beside the work of its owner.
 
-    1. Jobs run one at a time, in the order of their `submit`; a `LaneTeam` runs several such sequences.
+    1. Jobs run one at a time, in the order of their `submit`; a `LanePool` runs several such sequences.
     2. `poll` reports every accepted job exactly once, with a result or an error; a cancelled job is never reported.
     3. Only `wait`, `drain` and `close` block, and they end by their timeout.
     4. A job that raises, or kills its process, does not affect other jobs.
@@ -113,3 +116,31 @@ def checked_share(share: float) -> float:
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share of a lane must be in (0, 1], got {share}")
     return share
+
+
+class Pacer:
+    """Rests between slices of work, so that work takes ``share()`` of the time.
+
+    Args:
+        share: returns the current share, in (0, 1].
+        now: monotonic seconds.
+        sleep: sleeps for that many seconds.
+    """
+
+    def __init__(self, share: Callable[[], float], now: Callable[[], float], sleep: Callable[[float], object]) -> None:
+        self._share = share
+        self._now = now
+        self._sleep = sleep
+        self._since = now()
+
+    def begin(self) -> None:
+        """Start a job: time until now does not count as work."""
+        self._since = self._now()
+
+    def pause(self) -> None:
+        """End a slice; the next one begins when this returns."""
+        worked = self._now() - self._since
+        share = self._share()
+        if share < 1.0 and worked > 0.0:
+            self._sleep(min(_MAX_REST_SECONDS, worked * (1.0 / share - 1.0)))
+        self._since = self._now()

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
-from vllm_omni_sched.lanes import wire
+from vllm_omni_sched.lanes import messages
 from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
-from vllm_omni_sched.lanes.child import Nursery
+from vllm_omni_sched.lanes.fork_server import ForkServer
 
 
 @dataclass(frozen=True)
 class _Sent:
     job: Job
     number: int
-    sent_again: bool = False
+    resent: bool = False
 
 
 class ProcessLane(Lane):
@@ -40,23 +40,23 @@ class ProcessLane(Lane):
 
     def __init__(self, work: Work, capacity: int = 16, *, nice: int = 0) -> None:
         super().__init__(work, capacity)
-        self._nursery = Nursery(work, nice)
+        self._fork_server = ForkServer(work, nice)
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
         self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer
         self._ended: list[Done] = []
         self._closed = False
-        self._broken: LaneError | None = None
-        self._end: socket.socket = self._nursery.spawn()
+        self._failure: LaneError | None = None
+        self._socket: socket.socket = self._fork_server.spawn()
 
     @property
     def pid(self) -> int:
         """The id of the working process."""
-        return self._nursery.pid
+        return self._fork_server.pid
 
     def fileno(self) -> int:
         """Return a descriptor for ``select``, which is readable when `poll` may have a job to report."""
-        return self._end.fileno()
+        return self._socket.fileno()
 
     @property
     def held(self) -> int:
@@ -65,8 +65,8 @@ class ProcessLane(Lane):
     def submit(self, job: Job) -> bool:
         if self._closed:
             raise LaneClosedError("the lane is closed")
-        if self._broken is not None:
-            raise LaneError(str(self._broken))
+        if self._failure is not None:
+            raise LaneError(str(self._failure))
         if (job.key in self._jobs and job.key not in self._cancelled) or any(d.key == job.key for d in self._ended):
             raise ValueError(f"job {job.key!r} is held by this lane already")
         # A cancelled job may still be running: its key is free again once the process has confirmed the end.
@@ -77,7 +77,7 @@ class ProcessLane(Lane):
 
     def _send(self, sent: "_Sent") -> bool:
         try:
-            wire.send(self._end, ("job", sent.job.key, sent.number), sent.job.payload)
+            messages.send(self._socket, ("job", sent.job.key, sent.number), sent.job.payload)
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -90,7 +90,7 @@ class ProcessLane(Lane):
 
     def _break(self, error: LaneError) -> LaneError:
         """Mark the lane as unusable from now on, and return the error to raise."""
-        self._broken = error
+        self._failure = error
         return error
 
     def cancel(self, key: str) -> bool:
@@ -102,7 +102,7 @@ class ProcessLane(Lane):
             return False
         self._cancelled.add(key)
         with contextlib.suppress(OSError):  # without the message it runs the job, and the answer is dropped
-            wire.send(self._end, ("cancel", key, 0))
+            messages.send(self._socket, ("cancel", key, 0))
         return True
 
     def poll(self) -> list[Done]:
@@ -112,13 +112,13 @@ class ProcessLane(Lane):
 
     def _read(self) -> None:
         while not self._closed:
-            if self._broken is not None:
-                raise LaneError(str(self._broken))
+            if self._failure is not None:
+                raise LaneError(str(self._failure))
             try:
-                message = wire.receive(self._end)
+                message = messages.receive(self._socket)
             except EOFError:
                 try:
-                    self._revive()
+                    self._replace_process()
                 except LaneError as error:
                     raise self._break(error) from None
                 continue
@@ -136,20 +136,20 @@ class ProcessLane(Lane):
         else:
             self._ended.append(Done(key, result, error, seconds))
 
-    def _revive(self) -> None:
+    def _replace_process(self) -> None:
         """Replace the process after its death: fail the job it was at, and give the other jobs to the new process."""
-        how = self._nursery.end_of_last()
-        begun = self._nursery.begun
-        self._end.close()
+        how = self._fork_server.end_of_last()
+        current_job = self._fork_server.current_job
+        self._socket.close()
         self.restarts += 1
-        self._end = self._nursery.spawn()
+        self._socket = self._fork_server.spawn()
         sent, self._jobs = self._jobs, OrderedDict()
         first = next(iter(sent), None)
         for key, job in sent.items():
             # A job that kills a second process before it begins cannot even be unpickled there.
-            if job.number == begun or (not begun and key == first and job.sent_again):
+            if job.number == current_job or (not current_job and key == first and job.resent):
                 self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this"), 0.0)
-            elif key not in self._cancelled and not self._send(_Sent(job.job, job.number, sent_again=True)):
+            elif key not in self._cancelled and not self._send(_Sent(job.job, job.number, resent=True)):
                 self._finish(key, None, LaneDiedError(f"the encoder process {how}, and its successor is busy"), 0.0)
         self._cancelled.clear()
 
@@ -160,10 +160,10 @@ class ProcessLane(Lane):
             left = end - monotonic_seconds()
             if self._ended or self._closed or left <= 0:
                 return bool(self._ended)
-            select.select([self._end], [], [], left)
+            select.select([self._socket], [], [], left)
 
     def set_share(self, share: float) -> None:
-        self._nursery.share = checked_share(share)
+        self._fork_server.share = checked_share(share)
 
     def drain(self, timeout: float) -> bool:
         end = monotonic_seconds() + timeout
@@ -172,7 +172,7 @@ class ProcessLane(Lane):
             left = end - monotonic_seconds()
             if not self._jobs or left <= 0:
                 return not self._jobs
-            select.select([self._end], [], [], left)
+            select.select([self._socket], [], [], left)
 
     def close(self, timeout: float = 5.0) -> None:
         if self._closed:
@@ -180,8 +180,8 @@ class ProcessLane(Lane):
         with contextlib.suppress(LaneError):
             self._read()
         self._closed = True
-        self._end.close()
-        self._nursery.close(timeout)
+        self._socket.close()
+        self._fork_server.close(timeout)
         for key in self._jobs:
             if key not in self._cancelled:
                 self._ended.append(Done(key, error=LaneClosedError("the lane was closed before this was done")))

@@ -7,8 +7,7 @@ from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
-from vllm_omni_sched.lanes.base import Done, Job, Lane, Pause, Work, checked_share
-from vllm_omni_sched.lanes.pacer import Pacer
+from vllm_omni_sched.lanes.base import Done, Job, Lane, Pacer, Pause, Work, checked_share
 
 
 class ThreadLane(Lane):

@@ -16,7 +16,7 @@ from vllm_omni_sched.errors import VideoInputError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
 from vllm_omni_sched.video.bitstream.bits import EndOfBits
 from vllm_omni_sched.video.facts import NO_TIME, PACKET, Order, SequenceReason, VideoIndex
-from vllm_omni_sched.video.index import display_ranks, flags, order_of
+from vllm_omni_sched.video.frame_order import display_ranks, order_of, packet_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
-    from vllm_omni_sched.video.limits import Limits
+    from vllm_omni_sched.video.options import Limits
 
 FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,live_flv,ogg,asf,rm,nut,mxf,gif,apng,ivf,obu,"
@@ -105,7 +105,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         found.abandon()
         raise VideoInputError("video: the video stream has no frames")
     packets = np.array(found.rows, PACKET)
-    packets["flags"] = flags(found.facts, found.hidden)
+    packets["flags"] = packet_flags(found.facts, found.hidden)
     irregular = bool(found.extradata_changes or found.palettes) or any(fact.irregular for fact in found.facts)
     display = display_ranks(found.facts)
     order, why = order_of(packets, known=reader is not None, irregular=irregular, display=display)

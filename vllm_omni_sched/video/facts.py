@@ -46,19 +46,6 @@ class SequenceReason(str, Enum):
 
 
 @dataclass(frozen=True)
-class Source:
-    """A video as sampling rules see it, like vLLM's ``VideoSourceMetadata``.
-
-    ``total_frames`` is the container's count, as with OpenCV; damaged files have fewer.
-    ``fps``: frames per second, 0.0 when unknown.
-    """
-
-    total_frames: int
-    fps: float
-    duration_seconds: float
-
-
-@dataclass(frozen=True)
 class VideoIndex:
     """The index of a video: its packets and parameters.
 
@@ -115,7 +102,7 @@ class VideoIndex:
     stream_duration_seconds: float = 0.0
 
 
-class Wanted(NamedTuple):
+class WantedFrame(NamedTuple):
     """A wanted frame: its number in display order, its pts if it has one, and its slot in the output."""
 
     frame: int
@@ -140,7 +127,7 @@ class Piece:
 
     number: int
     feed: npt.NDArray[np.int32]
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedFrame, ...]
     order: Order
     cost: float
     threads: int = 1

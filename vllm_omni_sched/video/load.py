@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from queue import Empty
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputError
-from vllm_omni_sched.video import messages, wire
-from vllm_omni_sched.video.answers import check_sound, error_of
-from vllm_omni_sched.video.base import Decoded, Report
-from vllm_omni_sched.video.dispatch import Dispatcher
+from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
+from vllm_omni_sched.video import plan, repair
 from vllm_omni_sched.video.facts import Order, Piece, PieceResult, SequenceReason, VideoIndex
-from vllm_omni_sched.video.frames import FrameMemory
-from vllm_omni_sched.video.input import Input
-from vllm_omni_sched.video.job import Answer, Closed, Job, Lost, Task
-from vllm_omni_sched.video.kinds import CPU
-from vllm_omni_sched.video.limits import Limits
-from vllm_omni_sched.video.messages import Failure
+from vllm_omni_sched.video.frame_memory import FrameMemory
+from vllm_omni_sched.video.frame_order import pts_seconds
+from vllm_omni_sched.video.options import Limits
+from vllm_omni_sched.video.packet_memory import PacketMemory
+from vllm_omni_sched.video.pool import messages
+from vllm_omni_sched.video.pool.channel import memory_file
+from vllm_omni_sched.video.pool.dispatcher import Dispatcher
+from vllm_omni_sched.video.pool.job import Answer, Job, JobClosed, LostTask, Task
+from vllm_omni_sched.video.pool.kinds import CPU
+from vllm_omni_sched.video.pool.messages import Failure
+from vllm_omni_sched.video.results import STAGES, DecodedVideo, Report
 
 _INDEX_SECONDS, _INDEX_BYTES_PER_SECOND = 0.02, 1e9  # rough cost of an index
-STAGES = ("index", "wait", "decode", "convert", "assemble")
-_STAND_INS = 64  # following frames that are tried in place of a missing one
+_MAX_THREADS = 16  # for a piece: any may be the last one, with idle processors to lend
+_MAX_SUBSTITUTES = 64  # following frames that are tried in place of a missing one
 
 
 class Fallback(str, Enum):
@@ -42,31 +44,8 @@ class Fallback(str, Enum):
     RECOVERED = "recovered"  # a later frame stands in for a missing one
 
 
-class Planning(Protocol):
-    """Plans the packets to feed for the wanted frames; see `vllm_omni_sched.video.planning`."""
-
-    def plan(self, index: VideoIndex, wanted: Sequence[int], decoders: int) -> tuple[Sequence[Piece], Sequence[str]]:
-        """Return pieces for these frames, whose slots are their positions in ``wanted``, and reasons for
-        irregularities.
-        """
-
-    def repair(self, index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]]) -> tuple[Piece, str] | None:
-        """Return the piece to decode in place of damaged ones, and the reason; None if nothing more can be done."""
-
-    def stand_ins(
-        self, index: VideoIndex, candidates: Mapping[int, Iterable[int]], number: int, came_out: int
-    ) -> Piece | None:
-        """Return a piece that writes the first decodable candidate to each slot; None if there are no candidates.
-
-        ``number`` is the piece's; ``came_out`` is the most frames that a decoding of all packets gave.
-        """
-
-    def pts_seconds(self, index: VideoIndex, frames: Sequence[int]) -> list[float]:
-        """Return when frames are shown, in seconds from the first frame."""
-
-
 @dataclass
-class Load:
+class VideoLoad:
     """A load under way.
 
     Attributes:
@@ -75,12 +54,14 @@ class Load:
         kind: kind of decoders for its pieces.
         decoders: number of decoders of that kind.
         progress: called with the numbers of decoded and of wanted frames.
+        frames_decoded: most frames that one piece has given.
+        disordered: whether frames are counted, because their pts are in another order.
+        problem: the last failure of a decoder that may not be due to the video.
     """
 
     job: Job
     dispatcher: Dispatcher
     frames: FrameMemory
-    planning: Planning
     limits: Limits
     clock: Clock
     deadline: float
@@ -92,14 +73,16 @@ class Load:
     pieces: int = 0
     decoded: int = 0
     copied: int = 0
-    input: Input | None = None
-    came_out: int = 0  # most frames that a piece has given
-    disordered: bool = False  # frames are counted, because their pts are in another order
-    problem: str = ""  # the last failure of a decoder that may not be due to the video
+    packets: PacketMemory | None = None
+    frames_decoded: int = 0
+    disordered: bool = False
+    problem: str = ""
 
-    def run(self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool) -> Decoded:
+    def run(
+        self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool
+    ) -> DecodedVideo:
         """Index, decode and assemble; see `FlashCodec.load`."""
-        index, packets = self._index(data)
+        index, packets_fd = self._index(data)
         wanted = sorted(set(choose(index)))
         height, width = (index.width, index.height) if index.rotation in (90, 270) else (index.height, index.width)
         shape = (len(wanted), height, width, 3)
@@ -107,13 +90,13 @@ class Load:
         if wanted:
             nbytes = shape[0] * height * width * 3
             self.limits.check_output(nbytes)
-            self._open(index, packets, nbytes)
-            there = self._decode(index, wanted)
+            self._open(index, packets_fd, nbytes)
+            written = self._decode(index, wanted)
             if self.disordered:
                 index = replace(index, order=Order.SEQUENCE, why_sequence=SequenceReason.DISORDER)
             if recovery:
-                self._recover(index, wanted, there)
-            found = [slot for slot in found if slot in there]
+                self._recover(index, wanted, written)
+            found = [slot for slot in found if slot in written]
             self.fallbacks += [Fallback.MISSING.value] * (len(wanted) - len(found))
             if not found:
                 none = f"none of the {len(wanted)} wanted frames could be decoded"
@@ -121,24 +104,24 @@ class Load:
                     raise DecoderError(f"{none}: {self.problem}")
                 raise VideoInputError(f"{none}: the video is damaged")
         began = self.clock()
-        frames = np.empty(shape, np.uint8) if self.job.room is None else self.job.room.array().reshape(shape)
-        for place, slot in enumerate(found):
-            if place != slot:
-                frames[place] = frames[slot]
+        frames = np.empty(shape, np.uint8) if self.job.frames is None else self.job.frames.array().reshape(shape)
+        for position, slot in enumerate(found):
+            if position != slot:
+                frames[position] = frames[slot]
                 self.copied += frames[slot].nbytes
         frames = frames[: len(found)]
         indices = [wanted[slot] for slot in found]
-        pts_seconds = self.planning.pts_seconds(index, indices)
+        shown_at = pts_seconds(index, indices)
         self.seconds["assemble"] += self.clock() - began
         report = Report(self.seconds, self.pieces, self.decoded, len(found), self.copied, tuple(self.fallbacks))
-        return Decoded(frames, indices, pts_seconds, index, report)
+        return DecodedVideo(frames, indices, shown_at, index, report)
 
     def _index(self, data: bytes | memoryview) -> tuple[VideoIndex, int]:
         """Return the index, and the descriptor of the packets' bytes."""
         nbytes = memoryview(data).nbytes
         self.limits.check_input(nbytes)
         began = self.clock()
-        file = wire.memory_file("omni-sched-video", data)
+        file = memory_file("omni-sched-video", data)
         self.job.fds.append(file)
         self.copied += nbytes
         self.seconds["assemble"] += self.clock() - began
@@ -149,12 +132,12 @@ class Load:
             needs_open=False,
         )
         self.dispatcher.add(self.job, [task])
-        event = self._next()
-        self.seconds["wait"] += max(0.0, task.started - task.posted)
-        if isinstance(event, Lost):
+        event = self._next_event()
+        self.seconds["wait"] += max(0.0, task.started_at - task.queued_at)
+        if isinstance(event, LostTask):
             if event.failure is None:
                 raise VideoInputError(
-                    f"the video cannot be read: two processes ended while reading it; {event.message}"
+                    f"the video cannot be read: two decoder processes ended while reading it; {event.message}"
                 )
             raise DecoderError(event.message)
         answer, fds = event.message, event.fds
@@ -162,81 +145,83 @@ class Load:
         if isinstance(answer, messages.Failed):
             raise error_of(answer)
         try:
-            index = messages.index_in(answer.index)
-            packets = file if index.in_file else fds[0]
-            check_sound(index, os.fstat(packets).st_size)
+            index = messages.decode_index(answer.index)
+            packets_fd = file if index.in_file else fds[0]
+            check_consistent(index, os.fstat(packets_fd).st_size)
         except Exception:  # noqa: BLE001 - the index comes from a process that has read untrusted bytes
             raise VideoInputError("the video cannot be read: its index is inconsistent") from None
         self.seconds["index"] += answer.seconds
         self.limits.check_index(index)
-        if packets == file:
-            self.input = Input(file, data, index)
+        if packets_fd == file:
+            self.packets = PacketMemory(file, data, index)
         else:  # the file is not needed any more, and may be large
             self.job.fds.remove(file)
             os.close(file)
-        return index, packets
+        return index, packets_fd
 
-    def _open(self, index: VideoIndex, packets: int, nbytes: int) -> None:
+    def _open(self, index: VideoIndex, packets_fd: int, nbytes: int) -> None:
         began = self.clock()
-        room = self.frames.allocate(nbytes, self._left)
+        frames = self.frames.allocate(nbytes, self._seconds_left)
         self.seconds["wait"] += self.clock() - began
-        described = wire.memory_file("omni-sched-index", messages.index_out(index))
-        self.job.fds.append(described)
-        self.job.room = room
-        self.job.opening = messages.Open(self.job.key, room.start, nbytes), (packets, described)
+        index_fd = memory_file("omni-sched-index", messages.encode_index(index))
+        self.job.fds.append(index_fd)
+        self.job.frames = frames
+        self.job.open_message = messages.Open(self.job.key, frames.start, nbytes), (packets_fd, index_fd)
 
     def _decode(self, index: VideoIndex, wanted: Sequence[int]) -> set[int]:
         """Decode frames, and repair damaged ones; return the wanted slots that were written."""
-        pieces, reasons = self.planning.plan(index, wanted, self.decoders)
-        self.fallbacks += reasons
+        pieces = [replace(piece, threads=_MAX_THREADS) for piece in plan.plan(index, wanted, self.decoders).pieces]
+        if index.why_sequence is not None:
+            self.fallbacks.append(index.why_sequence.value)
         self.pieces += len(pieces)
-        there: set[int] = set()
-        outcomes = self._outcomes(pieces, self.kind, there, len(wanted))
-        again = self.planning.repair(index, outcomes)
-        if again is not None:
-            piece, reason = again
-            self.fallbacks.append(reason)
+        written: set[int] = set()
+        outcomes = self._outcomes(pieces, self.kind, written, len(wanted))
+        repaired = repair.repair(index, outcomes)
+        if repaired is not None:
+            piece = repaired.piece
+            self.fallbacks.append(repaired.reason.value)
             self.pieces += 1
             self.disordered = piece.order is not index.order
-            there -= {one.slot for one in piece.wanted}
-            self._outcomes([piece], CPU, there, len(wanted))
-        return there
+            written -= {frame.slot for frame in piece.wanted}
+            self._outcomes([piece], CPU, written, len(wanted))
+        return written
 
     def _outcomes(
-        self, pieces: Sequence[Piece], kind: str, there: set[int], slots: int
+        self, pieces: Sequence[Piece], kind: str, written: set[int], slots: int
     ) -> list[tuple[Piece, PieceResult]]:
-        if self.input is not None:
-            self.copied += self.input.need(pieces)
+        """Have pieces decoded; add the slots that were written to ``written``."""
+        if self.packets is not None:
+            self.copied += self.packets.prepare(pieces)
         pending = self._add(pieces, kind)
         outcomes = []
-        posted, waited = self.clock(), 0.0
+        queued_at, waited = self.clock(), 0.0
         while pending:
-            event = self._next()
+            event = self._next_event()
             task, piece = event.task, pending.pop(event.task.number)
             if not waited:  # until a decoder began the first piece; the others wait for the first, if at all
-                waited = max(task.started - posted, 1e-9)
+                waited = max(task.started_at - queued_at, 1e-9)
                 self.seconds["wait"] += waited
             if isinstance(event, Answer) and isinstance(event.message, messages.Done):
                 result = event.message.result
-                outcomes.append((replace(piece, threads=task.given), result))
-                there |= {one.slot for one in piece.wanted} & set(result.found)
+                outcomes.append((replace(piece, threads=task.threads), result))
+                written |= {frame.slot for frame in piece.wanted} & set(result.found)
                 self.decoded += result.decoded
-                self.came_out = max(self.came_out, result.decoded)
+                self.frames_decoded = max(self.frames_decoded, result.decoded)
                 self.seconds["decode"] += result.decode_seconds
                 self.seconds["convert"] += result.convert_seconds
                 if self.progress is not None:
-                    self.progress(len(there), slots)
-                again = {}
+                    self.progress(len(written), slots)
+                retried = {}
             else:
-                again = self._failed(event, piece)
-                pending |= again
-            if self.input is not None and not again:
-                self.input.done(piece)
+                retried = self._failed(event, piece)
+                pending |= retried
+            if self.packets is not None and not retried:
+                self.packets.release(piece)
         return outcomes
 
-    def _failed(self, event: Answer | Lost, piece: Piece) -> dict[int, Piece]:
+    def _failed(self, event: Answer | LostTask, piece: Piece) -> dict[int, Piece]:
         """Handle a piece that failed; return the pieces to wait for in its place."""
-        failure = event.failure if isinstance(event, Lost) else getattr(event.message, "failure", Failure.INTERNAL)
+        failure = event.failure if isinstance(event, LostTask) else getattr(event.message, "failure", Failure.INTERNAL)
         task = event.task
         if task.kind != CPU:
             reasons = {None: Fallback.DECODER_DIED, Failure.START: Fallback.DECODER_ABSENT}
@@ -245,60 +230,91 @@ class Load:
             return self._add([piece], CPU)
         if failure is None:
             self.fallbacks.append(Fallback.DECODER_DIED.value)
-            self.problem = f"two processes ended while decoding it; {event.message}"
+            self.problem = f"two decoder processes ended while decoding it; {event.message}"
             return {}
-        if failure is Failure.MEMORY and task.given > 1:
+        if failure is Failure.MEMORY and task.threads > 1:
             return self._add([replace(piece, threads=1)], CPU)
         if failure is Failure.INTERNAL:
             self.fallbacks.append(Fallback.DECODER_FAILED.value)
-            self.problem = getattr(event.message, "message", "a decoder sent an answer of the wrong kind")
+            self.problem = getattr(event.message, "message", "a decoder process sent an answer of the wrong kind")
             return {}
-        raise DecoderError(event.message) if isinstance(event, Lost) else error_of(event.message)
+        raise DecoderError(event.message) if isinstance(event, LostTask) else error_of(event.message)
 
     def _add(self, pieces: Sequence[Piece], kind: str) -> dict[int, Piece]:
-        tasks = [Task(_sending(piece), kind, piece.cost, piece.threads) for piece in pieces]
+        tasks = [Task(_message_of(piece), kind, piece.cost, piece.threads) for piece in pieces]
         self.dispatcher.add(self.job, tasks)
         return {task.number: piece for task, piece in zip(tasks, pieces, strict=True)}
 
-    def _recover(self, index: VideoIndex, wanted: list[int], there: set[int]) -> None:
+    def _recover(self, index: VideoIndex, wanted: list[int], written: set[int]) -> None:
         """Replace missing frames by the next decodable one before the next wanted frame, as vLLM's ``frame_recovery``.
 
-        ``wanted`` and ``there`` are updated. No packet is decoded more than once for it, however many frames are
+        ``wanted`` and ``written`` are updated. No packet is decoded more than once for it, however many frames are
         missing.
         """
-        missing = {
-            slot: range(wanted[slot] + 1, min(wanted[slot + 1], wanted[slot] + 1 + _STAND_INS))
+        candidates = {
+            slot: range(wanted[slot] + 1, min(wanted[slot + 1], wanted[slot] + 1 + _MAX_SUBSTITUTES))
             for slot in range(len(wanted) - 1)
-            if slot not in there
+            if slot not in written
         }
-        piece = self.planning.stand_ins(index, missing, self.pieces, self.came_out)
+        piece = repair.substitutes(index, candidates, self.pieces, self.frames_decoded)
         if piece is None:
             return
         self.pieces += 1
-        for _, result in self._outcomes([piece], CPU, there, len(wanted)):
+        for _, result in self._outcomes([piece], CPU, written, len(wanted)):
             for slot, frame in zip(result.found, result.frames, strict=False):  # the process may be compromised
-                if frame not in missing.get(slot, ()):
+                if frame not in candidates.get(slot, ()):
                     continue
                 wanted[slot] = frame
                 self.fallbacks.append(Fallback.RECOVERED.value)
 
-    def _next(self) -> Answer | Lost:
+    def _next_event(self) -> Answer | LostTask:
         try:
-            event = self.job.events.get(timeout=max(0.0, self._left()))
+            event = self.job.events.get(timeout=max(0.0, self._seconds_left()))
         except Empty:
             raise VideoDeadlineError(
                 "the video was not decoded in time; send a smaller one or raise option 'deadline_seconds'"
             ) from None
-        if isinstance(event, Closed):
+        if isinstance(event, JobClosed):
             raise DecoderError(event.message)
         return event
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         return self.deadline - self.clock()
 
 
-def _sending(piece: Piece) -> Callable[[int, int], tuple[Any, tuple[int, ...]]]:
+def _message_of(piece: Piece) -> Callable[[int, int], tuple[Any, tuple[int, ...]]]:
     def message(number: int, threads: int) -> tuple[Any, tuple[int, ...]]:
-        return messages.Decode(number, msgspec.Raw(messages.piece_out(replace(piece, threads=threads)))), ()
+        return messages.Decode(number, msgspec.Raw(messages.encode_piece(replace(piece, threads=threads)))), ()
 
     return message
+
+
+def error_of(failed: messages.Failed) -> VideoError:
+    """Return the exception to raise for a failed task."""
+    if failed.failure is Failure.LIMIT:
+        return VideoLimitError(failed.message)
+    if failed.failure is Failure.INPUT:
+        return VideoInputError(failed.message)
+    if failed.failure is Failure.MEMORY:
+        return VideoLimitError(
+            "the video needs more memory than a decoder process may have; send a smaller one, or raise option "
+            "'worker_memory_bytes'"
+        )
+    if failed.failure is Failure.DECODER:
+        return DecoderError(failed.message)
+    return DecoderError(f"the decoder failed with an internal error, the video may be sound: {failed.message}")
+
+
+def check_consistent(index: VideoIndex, nbytes: int) -> None:
+    """Check an index, because it comes from a process that has read untrusted bytes.
+
+    Raises:
+        ValueError: the index is inconsistent.
+    """
+    packets = index.packets
+    ends = packets["offset"] + packets["nbytes"]
+    inside = len(packets) == 0 or (
+        packets["offset"].min() >= 0 and packets["nbytes"].min() >= 0 and ends.min() >= 0 and ends.max() <= nbytes
+    )
+    if not inside or index.width <= 0 or index.height <= 0 or min(index.time_base) <= 0 or index.rotation % 90:
+        raise ValueError("index")

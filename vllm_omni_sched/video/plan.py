@@ -1,4 +1,4 @@
-"""Cuts a video into pieces that decoders work on in parallel. Pure."""
+"""Cuts a video into spans of packets, and joins them to the pieces that decoders work on in parallel. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vllm_omni_sched.errors import RequestError
-from vllm_omni_sched.video.facts import Order, Piece, Wanted
-from vllm_omni_sched.video.spans import Span, Spans, cut, feed
+from vllm_omni_sched.video.facts import Order, PacketFlag, Piece, WantedFrame
+from vllm_omni_sched.video.frame_order import shown_pts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +63,8 @@ class Plan(NamedTuple):
 def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Rates = Rates()) -> Plan:  # noqa: B008
     """Plan the decoding of some frames.
 
-    1. A video whose frames are known by pts is cut at its starts (`spans`); packets that are neither wanted nor needed
-       are left out.
+    1. A video whose frames are known by pts is cut at its starts (`cut_at_starts`); packets that are neither wanted nor
+       needed are left out.
     2. Short adjacent pieces are joined until a piece is worth its overhead.
     3. Any other video is one piece, from its first packet to the last wanted frame.
 
@@ -84,7 +84,7 @@ def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Ra
         return Plan((), 0)
     if index.order is Order.SEQUENCE:
         return Plan((in_sequence(index, wanted, rates),), len(wanted))
-    found = cut(index, wanted)
+    found = cut_at_starts(index, wanted)
     pieces = [_piece(index, wanted, found, span, rates) for span in _joined(index, found, decoders, rates)]
     pieces.sort(key=lambda piece: -piece.cost)
     numbered = tuple(replace(piece, number=number) for number, piece in enumerate(pieces))
@@ -94,7 +94,7 @@ def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Ra
 def in_sequence(index: VideoIndex, numbers: Sequence[int], rates: Rates) -> Piece:
     """Return one piece of all packets, in file order, whose frames are counted as they are decoded."""
     packets = np.arange(len(index.packets), dtype=np.int32)
-    wanted = tuple(Wanted(number, None, slot) for slot, number in enumerate(numbers))
+    wanted = tuple(WantedFrame(number, None, slot) for slot, number in enumerate(numbers))
     return Piece(0, packets, wanted, Order.SEQUENCE, rates.seconds(index, packets))
 
 
@@ -123,8 +123,84 @@ def _joined(index: VideoIndex, found: Spans, decoders: int, rates: Rates) -> lis
 
 
 def _piece(index: VideoIndex, numbers: Sequence[int], found: Spans, span: Span, rates: Rates) -> Piece:
-    packets = feed(index, span, found.keep)
+    packets = packets_to_feed(index, span, found.keep)
     slots = range(span.begin, span.end)
     pts = found.pts[span.begin : span.end].tolist()
-    wanted = tuple(Wanted(numbers[slot], when, slot) for slot, when in zip(slots, pts, strict=True))
+    wanted = tuple(WantedFrame(numbers[slot], when, slot) for slot, when in zip(slots, pts, strict=True))
     return Piece(0, packets, wanted, Order.PTS, rates.seconds(index, packets))
+
+
+class Span(NamedTuple):
+    """A run of packets, and the wanted frames that can be decoded from it.
+
+    Attributes:
+        first: index of the packet where decoding begins.
+        last: index of the last needed packet.
+        begin, end: range of its frames among the wanted ones, end exclusive.
+    """
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
+class Spans(NamedTuple):
+    """A video, cut where decoding can begin.
+
+    Attributes:
+        spans: spans with wanted frames, by display order.
+        pts: pts of the wanted frames that the video has; the ones that it does not have come last.
+        keep: whether each packet is decoded with its span: bool of shape (number of packets,).
+    """
+
+    spans: list[Span]
+    pts: npt.NDArray[np.int64]
+    keep: npt.NDArray[np.bool_]
+
+
+def cut_at_starts(index: VideoIndex, numbers: Sequence[int]) -> Spans:
+    """Cut a video whose frames are known by pts.
+
+    1. Frame n is the one with the n-th pts of all shown frames.
+    2. It is decoded from the last start whose pts is not after its own; before the first start, from the first packet.
+    3. Packets up to its own are needed, in file order. With an open GOP that is past the next start: frames that are
+       shown before a start may come after it in the file.
+    4. Droppable packets of unwanted frames are left out.
+
+    Args:
+        index: index of the video, in `Order.PTS`.
+        numbers: numbers of the wanted frames, ascending, each once.
+    """
+    packets = index.packets
+    shown = shown_pts(index)
+    wanted = np.asarray(numbers, np.int64)
+    pts = shown[wanted[wanted < len(shown)]]
+    by_pts = np.argsort(packets["pts"])
+    own = by_pts[np.searchsorted(packets["pts"], pts, sorter=by_pts)]
+    keep = packets["flags"] & PacketFlag.DROPPABLE == 0
+    keep[own] = True
+    if not len(pts):
+        return Spans([], pts, keep)
+    first = _starts_of(packets, pts)
+    begins = np.flatnonzero(np.diff(first, prepend=-1))
+    ends = [*begins[1:].tolist(), len(pts)]
+    lasts = np.maximum.reduceat(own, begins)
+    return Spans(list(map(Span, first[begins].tolist(), lasts.tolist(), begins.tolist(), ends)), pts, keep)
+
+
+def _starts_of(packets: npt.NDArray[np.void], pts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    starts = np.flatnonzero(packets["flags"] & PacketFlag.START)
+    highest = np.maximum.accumulate(packets["pts"])
+    starts = starts[packets["pts"][starts] == highest[starts]]  # a packet shown before an earlier packet is not a start
+    at = packets["pts"][starts]
+    last = np.searchsorted(at, pts, side="right") - 1
+    return np.where(last >= 0, starts[np.maximum(last, 0)], 0) if len(starts) else np.zeros(len(pts), np.int64)
+
+
+def packets_to_feed(index: VideoIndex, span: Span, keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Return the indices of a span's packets to decode."""
+    part = index.packets[span.first : span.last + 1]
+    # frames shown before the start belong to the previous span; decoded from here they would be damaged
+    foreign = (part["flags"] & PacketFlag.DROPPABLE != 0) & (part["pts"] < part["pts"][0])
+    return (span.first + np.flatnonzero(keep[span.first : span.last + 1] & ~foreign)).astype(np.int32)

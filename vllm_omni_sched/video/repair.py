@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vllm_omni_sched.video.facts import Order, Piece, Wanted
-from vllm_omni_sched.video.index import shown_pts
+from vllm_omni_sched.video.facts import Order, Piece, WantedFrame
+from vllm_omni_sched.video.frame_order import shown_pts
 from vllm_omni_sched.video.plan import Rates, in_sequence
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def repair(
         None if there is nothing to repair.
     """
     if any(result.disordered and not result.damaged for _, result in outcomes):
-        return Repair(_counted(index, outcomes, rates), RepairReason.DISORDER)
+        return Repair(_in_sequence(index, outcomes, rates), RepairReason.DISORDER)
     bad = [piece for piece, result in outcomes if _is_bad(piece, result)]
     if not bad:
         return None
@@ -82,27 +82,27 @@ def repair(
     return Repair(piece, RepairReason.DAMAGED if damaged else RepairReason.MISSING)
 
 
-def stand_ins(
+def substitutes(
     index: VideoIndex,
     candidates: Mapping[int, Iterable[int]],
     number: int,
-    came_out: int,
+    frames_decoded: int,
     rates: Rates = Rates(),  # noqa: B008
 ) -> Piece | None:
-    """Plan one plain decoding of all candidates that may stand in for missing frames.
+    """Plan one plain decoding of all candidates that may replace missing frames.
 
     Args:
         index: index of the video.
         candidates: numbers of the candidates for each slot, ascending; the first decodable one is written.
         number: number of the piece.
-        came_out: most frames that a decoding of all packets gave; the bound if frames are counted.
+        frames_decoded: most frames that a decoding of all packets gave; the bound if frames are counted.
         rates: costs by which the piece is predicted.
 
     Returns:
         The piece; None if there are no candidates.
     """
-    pts: list[Any] = shown_pts(index).tolist() if index.order is Order.PTS else [None] * came_out
-    wanted = [Wanted(n, pts[n], slot) for slot, numbers in candidates.items() for n in numbers if n < len(pts)]
+    pts: list[Any] = shown_pts(index).tolist() if index.order is Order.PTS else [None] * frames_decoded
+    wanted = [WantedFrame(n, pts[n], slot) for slot, numbers in candidates.items() for n in numbers if n < len(pts)]
     if not wanted:
         return None
     last = len(index.packets) - 1
@@ -113,7 +113,7 @@ def stand_ins(
     return Piece(number, packets, tuple(wanted), index.order, rates.seconds(index, packets), attempt=1)
 
 
-def _counted(index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]], rates: Rates) -> Piece:
+def _in_sequence(index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]], rates: Rates) -> Piece:
     """Return all wanted frames in sequence, as a plain decoder gives them."""
     wanted = sorted((one for piece, _ in outcomes for one in piece.wanted), key=lambda one: one.frame)
     piece = in_sequence(index, [one.frame for one in wanted], rates)
@@ -132,5 +132,5 @@ def _next_number(outcomes: Sequence[tuple[Piece, PieceResult]]) -> int:
 def _is_bad(piece: Piece, result: PieceResult) -> bool:
     if piece.attempt:
         return False
-    as_plain = piece.threads == 1 and len(piece.feed) == piece.feed[-1] + 1  # no other decoding gives more frames
-    return not as_plain and (result.damaged or len(result.found) < len(piece.wanted))
+    is_plain = piece.threads == 1 and len(piece.feed) == piece.feed[-1] + 1  # no other decoding gives more frames
+    return not is_plain and (result.damaged or len(result.found) < len(piece.wanted))

@@ -1,4 +1,4 @@
-"""`FlashCodec`: loads many videos at once, with all decoders of the machine."""
+"""`FlashCodec`, which decodes many videos at once with all decoders of the machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.errors import VideoError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
-from vllm_omni_sched.video.base import Decoded
-from vllm_omni_sched.video.dispatch import Bell, Dispatcher
 from vllm_omni_sched.video.facts import VideoIndex
-from vllm_omni_sched.video.frames import FrameMemory
-from vllm_omni_sched.video.job import Job
-from vllm_omni_sched.video.kinds import Kind, kinds_of
-from vllm_omni_sched.video.load import Fallback, Load, Planning
-from vllm_omni_sched.video.observe import Observer, Unobserved
+from vllm_omni_sched.video.frame_memory import FrameMemory
+from vllm_omni_sched.video.load import Fallback, VideoLoad
 from vllm_omni_sched.video.options import VideoOptions
-from vllm_omni_sched.video.planning import GroupPlanning
-from vllm_omni_sched.video.process import Settings
-from vllm_omni_sched.video.share import Share
+from vllm_omni_sched.video.pool.assignment import PieceAssigner
+from vllm_omni_sched.video.pool.dispatcher import Dispatcher, Waker
+from vllm_omni_sched.video.pool.job import Job
+from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
+from vllm_omni_sched.video.pool.process import ProcessSettings
+from vllm_omni_sched.video.results import DecodedVideo, NullObserver, Observer
 
 _ALIVE = Lifetimes()
-ABSENT_SECONDS = 60.0
+RETRY_SECONDS = 60.0  # after decoders of a kind could not be started
 _KEEP_SECONDS = 10.0  # how long memory of frames beyond `keep_bytes` is kept
 READ_INDEX = "vllm_omni_sched.video.demux:read_index"
 
@@ -39,7 +37,7 @@ class FlashCodec:
         clock: in seconds.
         observer: receives the events of decoding.
         kinds: kinds of decoders, the preferred one first; default: by the options and the hardware.
-        planning, read_index: replacements of those of `vllm_omni_sched.video`.
+        read_index: ``module:name`` of the function that reads the index of a video, in a decoder process.
 
     Raises:
         OSError: shared memory cannot be allocated.
@@ -52,27 +50,27 @@ class FlashCodec:
         *,
         clock: Clock = monotonic_seconds,
         observer: Observer | None = None,
-        kinds: Sequence[Kind] | None = None,
-        planning: Planning | None = None,
+        kinds: Sequence[DecoderKind] | None = None,
         read_index: str = READ_INDEX,
     ) -> None:
         self.options = options or VideoOptions()
-        self._clock, self._observer = clock, observer or Unobserved()
-        self._planning = planning or GroupPlanning()
-        self._kinds = tuple(kinds) if kinds is not None else kinds_of(self.options)
-        self._absent: dict[str, float] = {}  # kind -> when it could not be started
-        bell = Bell()
+        self._clock, self._observer = clock, observer or NullObserver()
+        self._kinds = tuple(kinds) if kinds is not None else decoder_kinds(self.options)
+        self._failed_at: dict[str, float] = {}  # kind -> when it could not be started
+        waker = Waker()
         self._frames = FrameMemory(
-            self.options.max_output_bytes, self.options.keep_bytes, bell.ring, _KEEP_SECONDS, clock
+            self.options.max_output_bytes, self.options.keep_bytes, waker.wake, _KEEP_SECONDS, clock
         )
-        settings = Settings(
+        settings = ProcessSettings(
             self._frames.fd,
             self.options.worker_memory_bytes,
             self.options.max_input_bytes,
             self.options.nice,
             read_index,
         )
-        self._dispatcher = Dispatcher(self._kinds, settings, Share(), clock, self._observer, bell, self._frames.reclaim)
+        self._dispatcher = Dispatcher(
+            self._kinds, settings, PieceAssigner(), clock, self._observer, waker, self._frames.reclaim
+        )
         _ALIVE.add(self)
 
     def start(self) -> None:
@@ -93,7 +91,7 @@ class FlashCodec:
         sla: SlaClass = INTERACTIVE,
         recovery: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Decoded:
+    ) -> DecodedVideo:
         """Decode the wanted frames of a video.
 
         Args:
@@ -115,11 +113,10 @@ class FlashCodec:
         began = self._clock()
         kind = self._kind(began)
         job = Job(began, sla)
-        load = Load(
+        load = VideoLoad(
             job,
             self._dispatcher,
             self._frames,
-            self._planning,
             self.options.limits,
             self._clock,
             began + (self.options.deadline_seconds if deadline_seconds is None else deadline_seconds),
@@ -135,24 +132,19 @@ class FlashCodec:
         finally:
             self._dispatcher.finish(job)
         if Fallback.DECODER_ABSENT.value in decoded.report.fallbacks:
-            self._absent[kind.name] = self._clock()
+            self._failed_at[kind.name] = self._clock()
         self._observer.loaded(decoded.report)
         return decoded
 
-    def _kind(self, now: float) -> Kind:
+    def _kind(self, now: float) -> DecoderKind:
         """Return the preferred kind that has not failed to start recently: each attempt takes seconds."""
         *preferred, last = self._kinds
-        return next((k for k in preferred if now - self._absent.get(k.name, -math.inf) > ABSENT_SECONDS), last)
+        return next((k for k in preferred if now - self._failed_at.get(k.name, -math.inf) > RETRY_SECONDS), last)
 
     @property
     def alive(self) -> bool:
         """Return whether it accepts videos; once it does not, it never will again."""
         return self._dispatcher.alive
-
-    @property
-    def used_bytes(self) -> int:
-        """The memory that decoded frames use now, in bytes."""
-        return self._frames.used_bytes
 
     def close(self) -> None:
         """End all processes; loads under way raise. Decoded frames stay valid. Idempotent."""

@@ -19,9 +19,9 @@ from benchmarks.gpu.nvdec import WANTED
 from benchmarks.gpu.nvdec.clips import Clip, digest
 from benchmarks.harness.child import Child, ChildFailed
 from vllm_omni_sched.video.facts import Piece
-from vllm_omni_sched.video.index import shown_frames
-from vllm_omni_sched.video.messages import index_out, piece_out
+from vllm_omni_sched.video.frame_order import shown_frames
 from vllm_omni_sched.video.plan import plan
+from vllm_omni_sched.video.pool.messages import encode_index, encode_piece
 
 MODULE = "benchmarks.gpu.nvdec.engine"
 
@@ -126,11 +126,11 @@ class Crew(contextlib.ExitStack):
         key = hashlib.sha256(f"{clip.name}-{task.name}-{len(given)}".encode()).hexdigest()[:16]
         folder = self._folder / key
         folder.mkdir(exist_ok=True)
-        (folder / "index").write_bytes(index_out(clip.index))
+        (folder / "index").write_bytes(encode_index(clip.index))
         (folder / "packets").write_bytes(clip.packets)
         for mine in given:
             for piece in mine:
-                (folder / f"piece{piece.number}").write_bytes(piece_out(piece))
+                (folder / f"piece{piece.number}").write_bytes(encode_piece(piece))
         return folder
 
     def _timed(self, folder: Path, given: list[list[Piece]]) -> float:

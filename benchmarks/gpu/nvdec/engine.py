@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.child import emit
-from vllm_omni_sched.video.base import Decoder
-from vllm_omni_sched.video.messages import index_in, piece_in
+from vllm_omni_sched.video.decoders.base import Decoder
+from vllm_omni_sched.video.pool.messages import decode_index, decode_piece
 
 
 def main() -> None:
@@ -36,10 +36,10 @@ def main() -> None:
 def make(kind: str, gpu: int) -> Decoder:
     """Raises what a decoder raises that this machine does not have."""
     if kind == "nvdec":
-        from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
+        from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
 
         return NvdecDecoder(gpu)
-    from vllm_omni_sched.video.pyav import PyAvDecoder
+    from vllm_omni_sched.video.decoders.pyav import PyAvDecoder
 
     return PyAvDecoder()
 
@@ -48,11 +48,11 @@ def serve(decoder: Decoder, output: memoryview, request: dict[str, Any]) -> dict
     """Open the clip, or decode some of its pieces."""
     clip = Path(request["clip"])
     if request["task"] == "open":
-        index = index_in((clip / "index").read_bytes())
+        index = decode_index((clip / "index").read_bytes())
         start, nbytes = request["start"], request["nbytes"]
         decoder.open(index, memoryview((clip / "packets").read_bytes()), output[start : start + nbytes])
         return {}
-    pieces = [piece_in((clip / name).read_bytes()) for name in request["pieces"]]
+    pieces = [decode_piece((clip / name).read_bytes()) for name in request["pieces"]]
     begun = time.perf_counter()
     results = [decoder.decode(piece) for piece in pieces]
     return {

@@ -55,7 +55,7 @@ def outcome(case: Case, model: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import config as models
 
-    from vllm_omni_sched.engine.video import process
+    from vllm_omni_sched.engine.video import service
 
     class ModelsOwn(models.VerifyAndUpdateConfig):
         @staticmethod
@@ -71,8 +71,8 @@ def outcome(case: Case, model: str) -> dict[str, Any]:
         args["additional_config"] = {"omni_sched": {"video": dict(case.options)}}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, case.environment))
-        started = stack.enter_context(mock.patch.object(process, "service"))
-        stack.enter_context(mock.patch.object(process, "_options", None))
+        started = stack.enter_context(mock.patch.object(service, "get"))
+        stack.enter_context(mock.patch.object(service, "_options", None))
         if case.models_own:
             own = {"Qwen2VLForConditionalGeneration": ModelsOwn}
             stack.enter_context(mock.patch.dict(models.MODELS_CONFIG_MAP, own))
@@ -85,8 +85,8 @@ def outcome(case: Case, model: str) -> dict[str, Any]:
             "video": config.model_config.multimodal_config.media_io_kwargs.get("video"),
             "arguments_kept": engine_args.media_io_kwargs == (given or {}),
             "started": started.call_count,
-            "refused": process._refused,
-            "options": process._options and process._options.model_dump(include=set(case.options or ())),
+            "refused": service._refused,
+            "options": service._options and service._options.model_dump(include=set(case.options or ())),
         }
 
 

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from tests.support.live import plain, stream
 from tests.support.nvcodec import indexed, video
-from vllm_omni_sched.cli import app, decode_rules, decode_sheet
-from vllm_omni_sched.cli.decode_view import clock_time, screen
-from vllm_omni_sched.video.base import Decoded, Report
+from vllm_omni_sched.cli import app
+from vllm_omni_sched.cli.decode import contact_sheet, frame_choice
+from vllm_omni_sched.cli.decode.view import clock_time, screen
 from vllm_omni_sched.video.facts import Order, SequenceReason, VideoIndex
+from vllm_omni_sched.video.results import DecodedVideo, Report
 
 
 @pytest.fixture
@@ -37,11 +38,11 @@ def index_of(**changes: Any) -> VideoIndex:
     return indexed(video(options="bf=2 sc_threshold=0"), **changes)[0]
 
 
-def result(index: VideoIndex, numbers: Sequence[int], **report: Any) -> Decoded:
+def result(index: VideoIndex, numbers: Sequence[int], **report: Any) -> DecodedVideo:
     frames = np.full((len(numbers), 48, 64, 3), 90, np.uint8)
     seconds = {"index": 0.01, "wait": 0.002, "decode": 0.2, "convert": 0.03, "assemble": 0.0}
     told = Report(**{"seconds": seconds, "pieces": 3, "decoded": 40, "used": 8, "copied_bytes": 0, **report})
-    return Decoded(frames, list(numbers), [n / 30 for n in numbers], index, told)
+    return DecodedVideo(frames, list(numbers), [n / 30 for n in numbers], index, told)
 
 
 def test_json_says_what_was_decoded_and_how(clip: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_contact_sheet_shows_the_frames(clip: Path, tmp_path: Path) -> None:
     whole = plain(clip.read_bytes())
     with Image.open(sheet) as opened:
         picture = np.asarray(opened.convert("RGB"))
-    grid = decode_sheet.layout(4, 64, 48)
+    grid = contact_sheet.layout(4, 64, 48)
     first = np.asarray(Image.fromarray(whole[0]).resize((grid.width, grid.height), Image.Resampling.LANCZOS))
     y, x = 64 + 12, 24
     assert np.array_equal(picture[y : y + grid.height, x : x + grid.width], first)
@@ -125,22 +126,22 @@ def test_what_is_not_installed_is_named(clip: Path, monkeypatch: pytest.MonkeyPa
 
 def test_rules_choose_frames_by_number_and_by_time() -> None:
     index = index_of()
-    assert decode_rules.uniform(4)(index) == [0, 15, 31, 47]
-    assert decode_rules.uniform(1)(index) == [0]
-    assert decode_rules.uniform(100)(index) == list(range(48)) == decode_rules.all_frames(index)
-    assert decode_rules.per_second(10)(index) == list(range(0, 48, 3))
-    assert decode_rules.per_second(1000)(index) == list(range(47))  # its last tick comes before frame 47
-    assert decode_rules.gop_starts(index) == [0, 16, 32]
+    assert frame_choice.uniform(4)(index) == [0, 15, 31, 47]
+    assert frame_choice.uniform(1)(index) == [0]
+    assert frame_choice.uniform(100)(index) == list(range(48)) == frame_choice.all_frames(index)
+    assert frame_choice.per_second(10)(index) == list(range(0, 48, 3))
+    assert frame_choice.per_second(1000)(index) == list(range(47))  # its last tick comes before frame 47
+    assert frame_choice.gop_starts(index) == [0, 16, 32]
 
 
 def test_without_pts_times_are_those_of_the_mean_rate() -> None:
     index = index_of(order=Order.SEQUENCE, why_sequence=SequenceReason.NO_PTS, fps=24.0)
-    assert decode_rules.frame_times(index)[24] == 1.0
-    assert decode_rules.gop_starts(index) == []
-    assert decode_rules.per_second(2)(index) == [0, 12, 24, 36]
+    assert frame_choice.frame_times(index)[24] == 1.0
+    assert frame_choice.gop_starts(index) == []
+    assert frame_choice.per_second(2)(index) == [0, 12, 24, 36]
 
 
-def shown(decoded: Decoded) -> str:
+def shown(decoded: DecodedVideo) -> str:
     from rich.console import Console
 
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - ends with the console
@@ -175,22 +176,22 @@ def test_times_read_like_a_clock(seconds: float, text: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5, 8, 32, 100])
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (720, 1280), (64, 48)])
 def test_a_sheet_is_a_grid_without_empty_rows(count: int, width: int, height: int) -> None:
-    grid = decode_sheet.layout(count, width, height)
+    grid = contact_sheet.layout(count, width, height)
     assert grid.columns * (grid.rows - 1) < count <= grid.columns * grid.rows
     assert grid.columns * grid.width <= 1600
     assert grid.height / grid.width == pytest.approx(height / width, rel=0.02)
 
 
 def test_rows_are_full_where_that_is_near() -> None:
-    assert decode_sheet.layout(16, 960, 400)[:2] == (4, 4)
-    assert decode_sheet.layout(32, 1280, 720)[:2] == (5, 7)
-    assert decode_sheet.layout(7, 48, 96)[:2] == (5, 2)
+    assert contact_sheet.layout(16, 960, 400)[:2] == (4, 4)
+    assert contact_sheet.layout(32, 1280, 720)[:2] == (5, 7)
+    assert contact_sheet.layout(7, 48, 96)[:2] == (5, 2)
 
 
 def test_a_sheet_of_many_frames_shows_some_and_says_so(tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
-    decode_sheet.write_sheet(sheet, "a name " * 60, result(index_of(), list(range(120))))
-    grid = decode_sheet.layout(decode_sheet.MAX_CELLS, 64, 48)
+    contact_sheet.write_sheet(sheet, "a name " * 60, result(index_of(), list(range(120))))
+    grid = contact_sheet.layout(contact_sheet.MAX_CELLS, 64, 48)
     with Image.open(sheet) as picture:
         assert picture.width <= 1600
         assert picture.height >= grid.rows * grid.height

@@ -12,9 +12,9 @@ from cv2 import videoio_registry
 
 from tests.support import clips
 from tests.support.decoding import ours, plain, video
-from vllm_omni_sched.video import convert
-from vllm_omni_sched.video.convert import Converter
-from vllm_omni_sched.video.index import shown_pts
+from vllm_omni_sched.video.decoders import convert
+from vllm_omni_sched.video.decoders.convert import Converter
+from vllm_omni_sched.video.frame_order import shown_pts
 
 NOT_BY_OPENCV = {
     *("h264_interlaced", "h264_interlaced_decoding_times"),  # which it fails to convert
@@ -116,14 +116,14 @@ def test_without_the_library_it_is_the_same(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_library_that_converts_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = convert._kind(frame_of("h264"))
+    kind = convert._context_key(frame_of("h264"))
     assert convert._is_direct(kind)
     monkeypatch.setattr(convert, "_ONE", 1 << 15)  # half the contrast
-    convert._agrees.cache_clear()
+    convert._equals_pyav.cache_clear()
     try:
         assert not convert._is_direct(kind)
     finally:
-        convert._agrees.cache_clear()
+        convert._equals_pyav.cache_clear()
 
 
 def test_a_frame_of_another_size_is_scaled() -> None:

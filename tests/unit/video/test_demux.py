@@ -18,8 +18,8 @@ from vllm_omni_sched.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, SequenceReason
-from vllm_omni_sched.video.index import shown_frames
-from vllm_omni_sched.video.limits import Limits
+from vllm_omni_sched.video.frame_order import shown_frames
+from vllm_omni_sched.video.options import Limits
 
 NO_LIMITS = {"max_input_bytes": 1 << 40, "max_pixels": 1 << 40, "max_frames": 1 << 40, "max_output_bytes": 1 << 40}
 NO_LIMITS["max_duration_seconds"] = 1 << 40

@@ -9,10 +9,10 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from vllm_omni_sched.engine.video.metrics import OUTCOMES, STAGES, VIDEO_METRICS, VideoMetrics
+from vllm_omni_sched.engine.video.metrics import OUTCOMES, VIDEO_METRICS, VideoMetrics
 from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.monitor.metrics import METRICS, PREFIX
-from vllm_omni_sched.video.base import Report
+from vllm_omni_sched.video.results import STAGES, Report
 
 REPORT = Report(
     seconds={stage: 0.02 * n for n, stage in enumerate(STAGES)},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.engine.video import choice, process
+from vllm_omni_sched.engine.video import choice, service
 from vllm_omni_sched.engine.video.metrics import VideoMetrics
 from vllm_omni_sched.video import service as service_module
 
@@ -28,7 +28,7 @@ class Service:
 def metrics(monkeypatch: pytest.MonkeyPatch) -> VideoMetrics:
     metrics = VideoMetrics()
     for name, value in (("_metrics", metrics), ("_service", None), ("_refused", False)):
-        monkeypatch.setattr(process, name, value)
+        monkeypatch.setattr(service, name, value)
     monkeypatch.setattr(service_module, "FlashCodec", Service)
     return metrics
 
@@ -38,19 +38,19 @@ def value(metrics: VideoMetrics, name: str) -> float:
 
 
 def test_a_service_that_has_died_is_replaced_and_counted(metrics: VideoMetrics) -> None:
-    first: Any = process.service()
-    assert process.service() is first
+    first: Any = service.get()
+    assert service.get() is first
     first.alive = False
-    second: Any = process.service()
+    second: Any = service.get()
     assert second is not first
     assert (first.closed, second.closed) == (True, False)
     assert value(metrics, "video_service_restarts_total") == 1
 
 
 def test_no_decoder_runs_when_the_service_has_ended(metrics: VideoMetrics) -> None:
-    process.service()
+    service.get()
     metrics.busy(1, 2)
-    process.close()
+    service.close()
     assert value(metrics, "video_decoders_busy") == value(metrics, "video_decoders") == 0
 
 

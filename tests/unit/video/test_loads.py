@@ -85,7 +85,7 @@ def test_no_frame_at_all(codec: FlashCodec) -> None:
         (b"no video", VideoInputError, "no video that can be read"),
         (b"", VideoInputError, "no video that can be read"),
         (actors.video(index="wrong"), DecoderError, "something is wrong"),
-        (actors.video(index="die"), VideoInputError, "two processes ended"),
+        (actors.video(index="die"), VideoInputError, "two decoder processes ended"),
         (actors.video(index="nonsense"), VideoInputError, "is inconsistent"),
         (actors.video(index="greedy"), VideoLimitError, "worker_memory_bytes"),
         (actors.video(greedy=[3]), VideoLimitError, "worker_memory_bytes"),

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.support.nvcodec import Failure, HostDevice, NvCodec, Unsupported, indexed, pieces, plain, video
 from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
+from vllm_omni_sched.video.decoders.nvdec.library import Library, NvdecError
+from vllm_omni_sched.video.decoders.nvdec.limits import Refusal
 from vllm_omni_sched.video.facts import Order
-from vllm_omni_sched.video.nvdec.decoder import NvdecDecoder
-from vllm_omni_sched.video.nvdec.library import Library, NvdecError
-from vllm_omni_sched.video.nvdec.limits import Refusal
 
 WANTED = [0, 7, 15, 16, 31, 47]
 BFRAMES = "bf=2 g=16 keyint_min=16 sc_threshold=0"
@@ -77,23 +76,6 @@ def test_a_video_whose_first_frame_cannot_be_decoded_is_refused() -> None:
     with pytest.raises(NvdecError, match="first frame cannot be decoded") as raised:
         decoder(NvCodec()).open(index, memoryview(bytes(len(packets))), memoryview(b""))
     assert raised.value.reason is Refusal.FAILED
-
-
-def test_frames_can_stay_on_the_device_and_outlive_the_next_video() -> None:
-    index, packets = indexed(video(options=BFRAMES))
-    card = decoder(NvCodec(), on_device=True)
-    card.open(index, packets, memoryview(b""), slots=2)
-    for piece in pieces(index, [3, 40]):
-        card.decode(piece)
-    frames = card.frames
-    card.open(index, packets, memoryview(b""), slots=1)
-    shown = list(plain(video(options=BFRAMES)).values())
-    assert torch.equal(frames, torch.from_numpy(np.stack([shown[3], shown[40]])))
-
-
-def test_on_the_host_there_are_no_frames_to_take() -> None:
-    with pytest.raises(ValueError, match="on_device=True"):
-        _ = decoder(NvCodec()).frames
 
 
 @pytest.mark.parametrize(("degrees", "turns"), [(90, -1), (180, 2), (270, 1)])

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from tests.support.nvcodec import NvCodec, indexed, plain, video
-from vllm_omni_sched.video.convert import Converter
-from vllm_omni_sched.video.nvdec.bitstream import framing
-from vllm_omni_sched.video.nvdec.colour import SPACES, Colours, nv12_to_rgb
-from vllm_omni_sched.video.nvdec.engines import Engine, engines, here, table
-from vllm_omni_sched.video.nvdec.library import Library, NvdecError
-from vllm_omni_sched.video.nvdec.limits import Refusal
+from vllm_omni_sched.video.decoders.convert import Converter
+from vllm_omni_sched.video.decoders.nvdec.colour import SPACES, Colours, nv12_to_rgb
+from vllm_omni_sched.video.decoders.nvdec.framing import framing
+from vllm_omni_sched.video.decoders.nvdec.library import Library, NvdecError, gpus_of_engines
+from vllm_omni_sched.video.decoders.nvdec.limits import Refusal
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (162, 98), (2, 2)])
@@ -87,20 +86,19 @@ def test_profiles_with_scaling_lists_are_read_to_the_flag_of_fields() -> None:
         assert framing("h264", index.extradata).interlaced is tff
 
 
-def test_the_table_holds_what_each_gpu_says() -> None:
-    found = table(Library(NvCodec(num_decoder_engines=3)), [0, 1, 2])
-    assert set(found[0]) == {"h264", "hevc", "vp9", "av1"}
-    assert found[0]["h264"].engines == 3
-    assert found[2] == {}  # no such GPU
-    assert engines(found, at_most=2) == [Engine(0, 0), Engine(1, 0), Engine(0, 1), Engine(1, 1)]
-    assert len(engines(found)) == 6
-    assert table(Library(NvCodec(supported=0)), [0]) == {0: {}}
+def test_engines_are_listed_by_their_number_so_that_the_first_few_are_spread_over_gpus() -> None:
+    def library() -> Library:
+        return Library(NvCodec(num_decoder_engines=3))
+
+    assert gpus_of_engines(2, library, range(3)) == [0, 1, 0, 1]  # there is no third GPU
+    assert gpus_of_engines(None, library, range(3)) == [0, 1, 0, 1, 0, 1]
+    assert gpus_of_engines(1, lambda: Library(NvCodec()), range(3)) == [0, 1]
+    assert gpus_of_engines(None, lambda: Library(NvCodec(supported=0)), [0]) == []
 
 
-def test_engines_are_found_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert here(1, lambda: Library(NvCodec()), range(3)) == [Engine(0, 0), Engine(1, 0)]
+def test_there_are_no_engines_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
-    assert here() == []
+    assert gpus_of_engines() == []
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.support.nvcodec import plain, video
-from vllm_omni_sched.video.kinds import Kind, cpu_kind
 from vllm_omni_sched.video.options import VideoOptions
-from vllm_omni_sched.video.seccomp import Profile
+from vllm_omni_sched.video.pool.kinds import DecoderKind, cpu_kind
+from vllm_omni_sched.video.sandbox.seccomp import Profile
 from vllm_omni_sched.video.service import FlashCodec
 
 WANTED = [0, 7, 16, 31, 47]
@@ -17,7 +17,7 @@ WANTED = [0, 7, 16, 31, 47]
 @pytest.mark.slow  # a process that imports torch
 def test_a_card_decodes_what_it_can_and_processors_the_rest() -> None:
     options = VideoOptions(decoders=1)
-    cards = Kind("nvdec", "tests.support.nvcodec:card", Profile.DEVICE, (0,))
+    cards = DecoderKind("nvdec", "tests.support.nvcodec:card", Profile.DEVICE, (0,))
     codec = FlashCodec(options, kinds=(cards, cpu_kind(options)))
     try:
         for pixels, reasons in (("yuv420p", set()), ("yuv444p", {"decoder_refused"})):

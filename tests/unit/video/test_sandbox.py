@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import video_actors as actors
-from vllm_omni_sched.video import landlock, sandbox, seccomp
-from vllm_omni_sched.video.sandbox import Part, Profile
+from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.sandbox import Part, Profile, landlock, seccomp
 from vllm_omni_sched.video.service import FlashCodec
 
 ATTEMPTS = """
@@ -125,7 +125,7 @@ def test_what_a_process_cannot_do(tmp_path: Path) -> None:
 def test_decoders_are_in_it() -> None:
     with FlashCodec(kinds=(actors.kind(1),), read_index=actors.READ_INDEX) as codec:
         codec.load(actors.video(4), lambda _: [0])
-        process = codec._dispatcher.team.places[0].process
+        process = codec._dispatcher.pool.slots[0].process
         assert process is not None
         status = dict(
             line.split(":\t", 1)
@@ -239,8 +239,8 @@ def test_another_machines_calls_end_the_process() -> None:
 
 SIGNALS = """
 import os, sys
-from vllm_omni_sched.video import landlock
-landlock.read_only(["/usr"])
+from vllm_omni_sched.video.sandbox import landlock
+landlock.restrict(["/usr"])
 os.kill(os.getpid(), 0)
 try:
     os.kill(os.getppid(), 0)

@@ -17,10 +17,10 @@ from tests.support import clips
 from tests.support.decoding import plain
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.graph.order import BATCH, REALTIME
-from vllm_omni_sched.video.base import Decoded
 from vllm_omni_sched.video.facts import Order, VideoIndex
-from vllm_omni_sched.video.index import shown_frames
+from vllm_omni_sched.video.frame_order import shown_frames
 from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.results import DecodedVideo
 from vllm_omni_sched.video.service import FlashCodec
 
 
@@ -39,7 +39,7 @@ def some_of(index: VideoIndex) -> list[int]:
     return np.linspace(0, shown_frames(index) - 1, 9, dtype=int).tolist()
 
 
-def check(decoded: Decoded, name: str) -> None:
+def check(decoded: DecodedVideo, name: str) -> None:
     sound = plain(name)
     assert decoded.indices
     for number, frame, seconds in zip(decoded.indices, decoded.frames, decoded.pts_seconds, strict=True):
@@ -137,7 +137,7 @@ def test_importing_it_loads_neither_av_nor_torch_nor_vllm() -> None:
     """Decoding happens elsewhere; and a decoder is small."""
     ask = (
         "import sys; import vllm_omni_sched.video.service; print({'av', 'torch', 'vllm'} & set(sys.modules));"
-        "import vllm_omni_sched.video.worker, vllm_omni_sched.video.pyav, vllm_omni_sched.video.demux;"
+        "import vllm_omni_sched.video.pool.worker, vllm_omni_sched.video.decoders.pyav, vllm_omni_sched.video.demux;"
         "print({'torch', 'vllm', 'cv2'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

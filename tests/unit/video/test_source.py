@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, SequenceReason, Source, VideoIndex
+from vllm_omni_sched.engine.video.source import Source, frame_size, source_of
+from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, SequenceReason, VideoIndex
 
 
 def index_of(frames: int, *, gop: int = 10, hidden: int = 0, step: int = 512, **facts: Any) -> VideoIndex:

@@ -48,12 +48,12 @@ def test_decoding_goes_on_whatever_a_process_says_or_dies_of(codec: FlashCodec, 
 
 
 def test_what_fails_in_the_thread_ends_one_load(codec: FlashCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    team = codec._dispatcher.team
-    for name in ("read", "give", "forget"):
+    pool = codec._dispatcher.pool
+    for name in ("read", "assign", "end_job"):
         check(codec.load(actors.video(8), everything), list(range(8)))
         with monkeypatch.context() as broken:
-            broken.setattr(team, name, mock.Mock(side_effect=RuntimeError("broken")))
-            if name == "forget":
+            broken.setattr(pool, name, mock.Mock(side_effect=RuntimeError("broken")))
+            if name == "end_job":
                 codec.load(actors.video(8), everything)
             else:
                 with pytest.raises(DecoderError, match="failed with an internal error"):
@@ -86,7 +86,7 @@ def test_a_hang_ends_at_the_deadline(hanging: bytes) -> None:
         with pytest.raises(VideoDeadlineError, match="deadline_seconds"):
             codec.load(hanging, everything, deadline_seconds=0.3)
         check(codec.load(actors.video(8), everything), list(range(8)))
-        until(lambda: codec.used_bytes == 0)
+        until(lambda: codec._frames.used_bytes == 0)
     assert seen.restarts == 1  # only the one that hung
     assert [type(error) for error in seen.errors] == [VideoDeadlineError]
     assert len(seen.reports) == 2
@@ -136,7 +136,7 @@ def test_closed() -> None:
     decoded = codec.load(actors.video(8), everything)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(codec.load, actors.video(8, hang=[3]), everything)
-        until(lambda: codec._dispatcher.team.busy > 0)
+        until(lambda: codec._dispatcher.pool.busy > 0)
         codec.close()
         with pytest.raises(DecoderError, match="closed"):
             loading.result(timeout=20)
@@ -187,7 +187,7 @@ def test_nothing_is_left_behind(codec: FlashCodec) -> None:
             both()
         until(lambda: not codec._dispatcher._jobs)
     assert children() == before
-    until(lambda: codec.used_bytes == 0)
+    until(lambda: codec._frames.used_bytes == 0)
 
 
 def test_closing_leaves_nothing() -> None:
@@ -205,7 +205,7 @@ def test_a_killed_decoder_is_replaced() -> None:
     seen = Watching()
     with service(observer=seen) as codec:
         codec.load(actors.video(8), everything)
-        pids = [place.process.pid for place in codec._dispatcher.team.places if place.process]
+        pids = [slot.process.pid for slot in codec._dispatcher.pool.slots if slot.process]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         until(lambda: all(ended(pid) for pid in pids))

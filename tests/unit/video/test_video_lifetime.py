@@ -19,7 +19,7 @@ from vllm_omni_sched.video.service import FlashCodec
 warnings.simplefilter("ignore")  # forking with threads is what this is about
 codec = FlashCodec(kinds=(actors.kind(2),), read_index=actors.READ_INDEX)
 decoded = codec.load(actors.video(8), lambda _: range(8))
-pids = [place.process.pid for place in codec._dispatcher.team.places]
+pids = [slot.process.pid for slot in codec._dispatcher.pool.slots]
 print(json.dumps(pids), flush=True)
 {}
 """
@@ -64,7 +64,7 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 again = codec.load(actors.video(8), lambda _: range(8))
 assert (again.frames == decoded.frames).all()
-assert pids == [place.process.pid for place in codec._dispatcher.team.places]
+assert pids == [slot.process.pid for slot in codec._dispatcher.pool.slots]
 print("well", flush=True)
 """
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from vllm_omni_sched.errors import ConfigError, VideoLimitError
 from vllm_omni_sched.options import Toggle
-from vllm_omni_sched.video import kinds
 from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.pool import kinds
 
 
 def test_defaults_can_be_used() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from vllm_omni_sched import __version__
 from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options, resolved
-from vllm_omni_sched.engine.video import process
+from vllm_omni_sched.engine.video import service
 from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
 from vllm_omni_sched.errors import ConfigError, RequestError
 from vllm_omni_sched.extras import how_to_install
@@ -37,7 +37,7 @@ def is_chosen(engine_args: Any) -> bool:
 
 
 @contextmanager
-def out_of_the_way(engine_args: Any) -> Iterator[None]:
+def without_our_loader(engine_args: Any) -> Iterator[None]:
     """Remove our loader's name while vLLM makes its config, so that a loader in the model's configuration is seen."""
     given = engine_args.media_io_kwargs
     video = {key: value for key, value in _video(given).items() if key != "video_backend"}
@@ -52,7 +52,7 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     """Serve this engine's videos by our loader: name it and the model's rule, and start the decoders.
 
     Args:
-        vllm_config: as vLLM made it under `out_of_the_way`.
+        vllm_config: as vLLM made it under `without_our_loader`.
         given: the operator's ``--media-io-kwargs``.
 
     Raises:
@@ -64,41 +64,41 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         return  # a text-only model
     if find_spec("av") is None:
         raise ConfigError(f"video loader {NAME!r} needs PyAV, which is not installed: {how_to_install('video')}")
-    operators = _video(given)
-    if operators.get("backend", "opencv") != "opencv":
+    given_for_video = _video(given)
+    if given_for_video.get("backend", "opencv") != "opencv":
         raise ConfigError(
-            f"--media-io-kwargs name {NAME!r} and the decoder {operators['backend']!r}, which would decode in its "
-            "place: leave out 'backend' or 'video_backend'"
+            f"--media-io-kwargs name {NAME!r} and the decoder {given_for_video['backend']!r}, which would decode in "
+            "its place: leave out 'backend' or 'video_backend'"
         )
-    first_class = operators.get("omni_class", INTERACTIVE.name)
-    if first_class not in CLASSES:
-        raise ConfigError(f"--media-io-kwargs: omni_class is {first_class!r}; it must be one of {list(CLASSES)}")
+    most_urgent = given_for_video.get("omni_class", INTERACTIVE.name)
+    if most_urgent not in CLASSES:
+        raise ConfigError(f"--media-io-kwargs: omni_class is {most_urgent!r}; it must be one of {list(CLASSES)}")
     video = {
         key: value
         for key, value in _video(multimodal.media_io_kwargs).items()
-        if key in operators or key not in _DECODED_ELSEWHERE
+        if key in given_for_video or key not in _DECODED_ELSEWHERE
     }
-    models_own = video.pop("video_backend", None) or rule_of_model(vllm_config.model_config)
-    video.setdefault("sampling", models_own or default_rule())
+    rule = video.pop("video_backend", None) or rule_of_model(vllm_config.model_config)
+    video.setdefault("sampling", rule or default_rule())
     try:
         rule_named(video["sampling"])
     except RequestError as error:
         raise ConfigError(f"--media-io-kwargs: {error}") from None
     multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
-    process.configure(options, first_class)
+    service.configure(options, most_urgent)
     logger.info(
         "vllm-omni-sched %s decodes videos by %s: frames as %r samples them, requests of class %s or after it. Options "
         "given: %s.",
         __version__,
         NAME,
         video["sampling"],
-        first_class,
+        most_urgent,
         ", ".join(str(one) for one in resolved(options, group="video") if one.given) or "none",
     )
     # The parent of several API servers decodes nothing, nor do most stages of vLLM-Omni: in these processes, the
     # decoders start with the first video.
     if getattr(vllm_config.parallel_config, "_api_process_rank", 0) >= 0 and "vllm_omni" not in sys.modules:
-        process.service()
+        service.get()
 
 
 def video_options(config: OmniSchedConfig) -> VideoOptions:

@@ -1,7 +1,7 @@
 """The video loader: one of vLLM's own loaders, with only its decoding replaced.
 
 A rule (a loader class) decodes by ``decode_opencv``. That function is wrapped: on a thread on which our loader runs a
-rule, it is ours. vLLM 0.22 has no such function: see `earlier`.
+rule, it is ours. vLLM 0.22 has no such function: see `capture_loader`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.engine.video import process
-from vllm_omni_sched.engine.video.decoding import Service, wanted_of
-from vllm_omni_sched.engine.video.earlier import load_by_capture
-from vllm_omni_sched.engine.video.rules import CLASSES, NAME, StockReason, default_rule, reads_itself, rule_named
+from vllm_omni_sched.engine.video import service as process_service
+from vllm_omni_sched.engine.video.capture_loader import load_by_capture
+from vllm_omni_sched.engine.video.rules import (
+    CLASSES,
+    NAME,
+    StockReason,
+    default_rule,
+    reads_itself,
+    rule_named,
+    wanted_of,
+)
 from vllm_omni_sched.engine.video.source import frame_size, source_of
 from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.logs import get_logger
 
 if TYPE_CHECKING:
+    from vllm_omni_sched.engine.video.service import VideoService
     from vllm_omni_sched.video.facts import VideoIndex
 
 logger = get_logger(__name__)
@@ -44,7 +52,7 @@ class FlashCodecLoader:
         service: decodes the videos; None for the service of this process.
     """
 
-    def __init__(self, service: Service | None = None) -> None:
+    def __init__(self, service: VideoService | None = None) -> None:
         self._service = service
 
     def load_bytes(
@@ -71,16 +79,16 @@ class FlashCodecLoader:
         rule = rule_named(sampling or default_rule())
         _check_decoder(kwargs)
         sla = _class(omni_class)
-        service = self._service or process.service()
+        service = self._service or process_service.get()
         found: tuple[Any, dict[str, Any]]
         if not replace_decoding():
             return load_by_capture(rule, data, service, sla, kwargs)
-        decoded_by: list[StockReason | None] = []
-        with _instead(functools.partial(_decode, service, sla, decoded_by)):
+        stock_reasons: list[StockReason | None] = []
+        with _decode_opencv_replaced_by(functools.partial(_decode, service, sla, stock_reasons)):
             found = rule.load_bytes(data, **kwargs)
-        reason = decoded_by[-1] if decoded_by else StockReason.OWN_DECODING
+        reason = stock_reasons[-1] if stock_reasons else StockReason.OWN_DECODING
         if reason is not None:
-            process.observe_stock(reason)
+            process_service.observe_stock(reason)
         return found
 
 
@@ -101,16 +109,16 @@ def _class(name: str) -> SlaClass:
     known = list(CLASSES)
     if name not in known:
         raise RequestError(f"omni_class is {name!r}; it must be one of {known}")
-    allowed = known[known.index(process.first_class()) :]
+    allowed = known[known.index(process_service.most_urgent_class()) :]
     if name not in allowed:
         raise RequestError(f"omni_class is {name!r}; on this server a request may name one of {allowed}")
     return CLASSES[name]
 
 
 def _decode(
-    service: Service,
+    service: VideoService,
     sla: SlaClass,
-    decoded_by: list[StockReason | None],
+    stock_reasons: list[StockReason | None],
     rule: Any,
     data: bytes,
     target: Any,
@@ -119,29 +127,29 @@ def _decode(
     frame_recovery: bool = False,
 ) -> Any:
     if reads_itself(rule):
-        decoded_by.append(StockReason.OWN_READER)
+        stock_reasons.append(StockReason.OWN_READER)
         return NotImplemented
-    decoded_by.append(None)
-    decoders = import_module("vllm.multimodal.video_decoders.base")
-    told: list[Any] = []
+    stock_reasons.append(None)
+    vllm_decoders = import_module("vllm.multimodal.video_decoders.base")
+    sampled: list[Any] = []
 
     def choose(index: VideoIndex) -> list[int]:
-        decoders.check_frame_pixel_limit(*frame_size(index))
-        found = source_of(index)
-        service.options.limits.check_frames(found.total_frames)  # before a rule can name as many
-        told_of = decoders.VideoSourceMetadata(found.total_frames, found.fps, found.duration_seconds)
-        source = rule._prepare_source(told_of)
+        vllm_decoders.check_frame_pixel_limit(*frame_size(index))
+        described = source_of(index)
+        service.options.limits.check_frames(described.total_frames)  # before a rule can name as many
+        metadata = vllm_decoders.VideoSourceMetadata(described.total_frames, described.fps, described.duration_seconds)
+        source = rule._prepare_source(metadata)
         frames = rule.compute_frames_index_to_sample(source=source, target=target, **sampling_kwargs)
-        told[:] = [source, frames]
+        sampled[:] = [source, frames]
         return wanted_of(frames)
 
     decoded = service.load(data, choose, sla=sla, recovery=frame_recovery)
-    process.observe_missing(len(set(told[1])) - len(decoded.indices))
-    return decoded.frames, *told, decoded.indices
+    process_service.observe_missing(len(set(sampled[1])) - len(decoded.indices))
+    return decoded.frames, *sampled, decoded.indices
 
 
 @contextmanager
-def _instead(decode: Decode) -> Iterator[None]:
+def _decode_opencv_replaced_by(decode: Decode) -> Iterator[None]:
     _thread.decode = decode
     try:
         yield

@@ -17,9 +17,8 @@ from prometheus_client.registry import Collector
 
 from vllm_omni_sched.errors import VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
 from vllm_omni_sched.monitor.metrics import PREFIX, Kind
-from vllm_omni_sched.video.base import Report
+from vllm_omni_sched.video.results import STAGES, Report
 
-STAGES = ("index", "wait", "decode", "convert", "assemble")
 OUTCOMES = ("decoded", "bad_input", "limit", "deadline", "no_decoder")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -82,7 +81,7 @@ VIDEO_METRICS = (
 
 
 class VideoMetrics(Collector):
-    """Counts the events that the decoding service reports (`vllm_omni_sched.video.observe.Observer`)."""
+    """Counts the events that the decoding service reports (`vllm_omni_sched.video.results.Observer`)."""
 
     def __init__(self) -> None:
         self._metrics = {metric.name: _make(metric) for metric in VIDEO_METRICS}

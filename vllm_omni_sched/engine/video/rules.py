@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import Enum
 from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.errors import RequestError, VideoInputError
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 
 NAME = "omni_flashcodec"
@@ -22,7 +23,7 @@ _DEFAULT = "opencv"
 
 
 class StockReason(str, Enum):
-    """Reason why a video was decoded by vLLM's own code although our loader was asked."""
+    """Reason why a video was decoded by vLLM's own code although our loader was chosen."""
 
     OWN_READER = "own_reader"  # the rule reads frames by its own code
     OWN_DECODING = "own_decoding"  # the rule never called the decoder that ours replaces
@@ -75,3 +76,15 @@ def reads_itself(rule: Any) -> bool:
     reader = getattr(rule, "read_frames", None)
     module = getattr(getattr(reader, "__func__", reader), "__module__", "")
     return not module.startswith("vllm.")
+
+
+def wanted_of(frames: Sequence[int]) -> list[int]:
+    """Return the frames to decode for a rule's frame numbers: each once, in display order, as vLLM's loader reads them.
+
+    Raises:
+        VideoInputError: the rule wants none.
+    """
+    wanted = sorted({int(frame) for frame in frames if frame >= 0})
+    if not wanted:
+        raise VideoInputError("the sampling rule finds no frame in this video: is it empty?")
+    return wanted

@@ -7,12 +7,13 @@ Source: OpenCV's ``cap_ffmpeg_impl.hpp`` (``get_total_frames``, ``get_fps``, ``s
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_omni_sched.video.facts import Order, PacketFlag, SequenceReason, Source
-from vllm_omni_sched.video.index import shown_frames, shown_pts
+from vllm_omni_sched.video.facts import Order, PacketFlag, SequenceReason
+from vllm_omni_sched.video.frame_order import shown_frames, shown_pts
 
 if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex
@@ -23,6 +24,19 @@ _MOST_OVERSTATED = 2
 of the frames that a rule would name do not exist."""
 
 SEEK_BACK = 16  # frames that OpenCV goes back from its target, at first
+
+
+@dataclass(frozen=True)
+class Source:
+    """A video as sampling rules see it, like vLLM's ``VideoSourceMetadata``.
+
+    ``total_frames`` is the container's count, as with OpenCV; damaged files have fewer.
+    ``fps``: frames per second, 0.0 when unknown.
+    """
+
+    total_frames: int
+    fps: float
+    duration_seconds: float
 
 
 def source_of(index: VideoIndex, *, cross_check: bool = True) -> Source:

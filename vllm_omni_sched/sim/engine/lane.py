@@ -34,7 +34,7 @@ class _Place:
 class SimLane:
     """Encodes items, each in one of its places.
 
-    1. An item goes to the place with the fewest, of several to the first, and stays there (`LaneTeam`).
+    1. An item goes to the place with the fewest, of several to the first, and stays there (`LanePool`).
     2. A place encodes its items in the order in which they came, one at a time.
     3. The last place may depend on processors that others leave: from `slow_last` on it works at that fraction of its
     speed.

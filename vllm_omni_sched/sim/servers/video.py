@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.server import Done, Job, Server
 from vllm_omni_sched.sim.servers.pieces import pieces_of, sought_seconds, whole_seconds
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.video.share import PieceLeft, Seat, Share, Take, VideoWork
+from vllm_omni_sched.video.pool.assignment import Assignment, IdleDecoder, PieceAssigner, WaitingPiece, WaitingVideo
 
 LOADER_THREADS = 8
 """Threads of vLLM's media loader (VLLM_MEDIA_LOADING_THREAD_COUNT): so many files are read at once."""
@@ -28,7 +28,7 @@ class _Video:
 
     __slots__ = ("job", "key", "left", "open", "sla")
 
-    def __init__(self, key: int, job: Job, left: dict[int, PieceLeft], sla: SlaClass) -> None:
+    def __init__(self, key: int, job: Job, left: dict[int, WaitingPiece], sla: SlaClass) -> None:
         self.key, self.job, self.left, self.sla = key, job, left, sla
         self.open = len(left)  # pieces not decoded yet, including running ones
 
@@ -43,7 +43,7 @@ class _Run:
 
 
 class VideoServer:
-    """Decoders that share all clips of the node by the real `Share`.
+    """Decoders that share all clips of the node by the real `PieceAssigner`.
 
     1. A clip is cut into pieces (`pieces_of`); the pieces of all clips of a request are one video to the policy.
     2. When a decoder is free, or a video arrives, the policy assigns pieces to decoders.
@@ -73,7 +73,7 @@ class VideoServer:
     ) -> None:
         if decoders < 1 or threads < 1:
             raise ConfigError(f"decoders and threads must be 1 or more, got {decoders} and {threads}")
-        self.share = Share()
+        self.share = PieceAssigner()
         self._sim, self._done, self._costs = sim, done, costs
         self._decoders, self._kind, self._threads, self._gain = decoders, kind, threads, thread_gain
         self._videos: dict[int, _Video] = {}
@@ -92,7 +92,7 @@ class VideoServer:
     def submit(self, job: Job) -> None:
         clips = [item.clip for item in job.request.items if item.clip is not None]
         costs = [cost for clip in clips for cost in pieces_of(clip, self._costs, self._decoders)]
-        left = {number: PieceLeft(number, cost, self._threads) for number, cost in enumerate(costs)}
+        left = {number: WaitingPiece(number, cost, self._threads) for number, cost in enumerate(costs)}
         self._number += 1
         video = _Video(self._number, job, left, INTERACTIVE)
         self._videos[video.key] = video
@@ -106,18 +106,18 @@ class VideoServer:
         if not self._free:
             return
         waiting = [
-            VideoWork(video.key, video.job.request.arrival, video.sla, self._kind, tuple(video.left.values()))
+            WaitingVideo(video.key, video.job.request.arrival, video.sla, self._kind, tuple(video.left.values()))
             for video in self._videos.values()
             if video.left
         ]
         if not waiting:
             return
-        idle = [Seat(one, self._kind, self._opened.get(one)) for one in self._free]
+        idle = [IdleDecoder(one, self._kind, self._opened.get(one)) for one in self._free]
         lent = sum(run.lent for run in self._runs.values())
         for take in self.share.plan(waiting, idle, {self._kind: self._decoders}, lent, self._sim.now):
             self._take(take)
 
-    def _take(self, take: Take) -> None:
+    def _take(self, take: Assignment) -> None:
         video = self._videos[take.video]
         piece = video.left.pop(take.piece)
         del self._free[take.decoder]

@@ -1,7 +1,7 @@
 """Facts from the headers of packets: where decoding may begin, and which frames no other frame needs.
 
 The marks of containers are not enough. A marked key frame may be in the middle of a periodic intra refresh, and most
-containers do not tell which frames no other refers to. Nor are a container's times always those at which frames are
+containers do not mark frames that no other refers to. Nor are a container's times always those at which frames are
 shown: some muxers store decoding times instead, and some encoders mix them up.
 """
 

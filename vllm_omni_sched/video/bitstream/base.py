@@ -1,4 +1,4 @@
-"""The facts that a packet's headers tell."""
+"""The facts that the headers of a packet give, and the state that readers of packets share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PacketFacts(NamedTuple):
         layer: temporal layer; only droppable frames of the highest one are needed by no frame at all.
         irregular: whether it does not hold exactly one frame.
         display: rank of its frame in the order in which a decoder outputs frames; of equal ranks, the frame decoded
-            first comes first. None if the headers that were read do not tell.
+            first comes first. None if unknown from the headers that were read.
     """
 
     start: bool = False

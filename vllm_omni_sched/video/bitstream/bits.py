@@ -87,6 +87,23 @@ def _by_start_code(data: bytes) -> Iterator[bytes]:
         begin = end
 
 
+def sized_units(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """Return NAL units of a configuration record, each behind its length in 16 bits, and the offset behind them.
+
+    Raises:
+        EndOfBits: the record is truncated.
+    """
+    units = []
+    for _ in range(count):
+        begin = at + 2
+        at = begin + int.from_bytes(record[at:begin], "big")
+        if begin > len(record) or at > len(record):
+            raise EndOfBits
+        if at > begin:
+            units.append(record[begin:at])
+    return units, at
+
+
 def skip_scaling_list(bits: Bits, size: int) -> None:
     """Skip a scaling list of ``size`` numbers of H.264 (7.3.2.1.1.1)."""
     last = following = 8

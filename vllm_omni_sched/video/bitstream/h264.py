@@ -7,15 +7,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets, PictureOrder
-from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, skip_scaling_list, unescaped
+from vllm_omni_sched.video.bitstream.bits import (
+    UNIT_BYTES,
+    Bits,
+    EndOfBits,
+    nals,
+    sized_units,
+    skip_scaling_list,
+    unescaped,
+)
 
-_SLICE, _PARTITION_A, _IDR, _SEI, _SPS, _PPS = 1, 2, 5, 6, 7, 8
+_SLICE, _PARTITION_A, _IDR, _SEI, SPS, _PPS = 1, 2, 5, 6, 7, 8
 _RECOVERY_POINT = 6
 _X264 = re.compile(rb"x264 - core (\d+)")
 _OWN_DIRECT_BEFORE, _OWN_444_BEFORE = 34, 151  # builds of x264: of temporal direct prediction, of CABAC with 4:4:4
 _I_SLICE, _ALL_I = 2, 7
 _WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles, 7.3.2.1.1
-
 
 _BY_LOW_BITS, _AS_DECODED = 0, 2
 """Values of pic_order_cnt_type. The third one, by a cycle in the parameters, is not supported: encoders do not use
@@ -23,7 +30,7 @@ it.
 """
 
 
-class _Sequence(NamedTuple):
+class Sequence(NamedTuple):
     """The fields of a sequence's parameters that decide how slice headers are read."""
 
     separate_planes: bool
@@ -31,6 +38,7 @@ class _Sequence(NamedTuple):
     order_type: int
     order_bits: int  # number of low bits of a picture order count, if the type is `_BY_LOW_BITS`
     fields: bool  # pictures may be fields
+    full_chroma: bool = False  # 4:4:4
 
 
 class H264Reader:
@@ -44,19 +52,14 @@ class H264Reader:
     """
 
     def __init__(self, extradata: bytes) -> None:
-        self._length_bytes = 0
         self._sets = ParameterSets()
         self._order = PictureOrder()
-        self._sequences: dict[int, _Sequence] = {}  # by number of sps
+        self._sequences: dict[int, Sequence] = {}  # by number of sps
         self._sps_of: dict[int, int] = {}  # pps: sps
         self._full_chroma = False  # 4:4:4
-        if extradata[:1] == b"\1":
-            self._length_bytes = (extradata[4] & 3) + 1 if len(extradata) > 4 else 4
-            for nal in _of_avcc(extradata):
-                self._parameters(nal, self._sets.of_container)
-        else:
-            for nal in nals(extradata, 0):
-                self._parameters(nal, self._sets.of_container)
+        self._length_bytes, units = parameter_sets(extradata)
+        for nal in units:
+            self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         """Return the facts of the next packet; see `PacketReader.read`."""
@@ -77,7 +80,7 @@ class H264Reader:
                     own = 0 < int(build[1]) < (_OWN_444_BEFORE if self._full_chroma else _OWN_DIRECT_BEFORE)
                     if own:
                         self._sets.in_packet(kind, 0, message)
-            elif kind in (_SPS, _PPS):
+            elif kind in (SPS, _PPS):
                 self._parameters(nal, self._sets.in_packet)
         return PacketFacts(irregular=True)  # no picture in it
 
@@ -137,41 +140,68 @@ class H264Reader:
 
     def _parameters(self, nal: bytes, note: Callable[[int, int, bytes], None]) -> None:
         kind = nal[0] & 31
-        if kind == _SPS:
-            note(kind, self._read_sps(unescaped(nal, 1 << 12)[1:]), nal)
+        if kind == SPS:
+            number, sequence = read_sequence(nal)
+            self._sequences[number] = sequence
+            self._full_chroma |= sequence.full_chroma
+            note(kind, number, nal)
         elif kind == _PPS:
             bits = Bits(unescaped(nal)[1:])
             number = bits.ue()
             self._sps_of[number] = bits.ue()
             note(kind, number, nal)
 
-    def _read_sps(self, data: bytes) -> int:
-        bits = Bits(data)
-        profile = bits.read(8)
-        bits.read(16)  # constraints, level
-        number = bits.ue()
-        separate_planes = False
-        if profile in _WITH_CHROMA_FORMAT:
-            chroma = bits.ue()
-            self._full_chroma |= chroma == 3
-            separate_planes = chroma == 3 and bits.flag()
-            bits.ue(), bits.ue(), bits.read(1)  # bit depths, lossless bypass
-            if bits.flag():
-                for i in range(8 if chroma != 3 else 12):
-                    if bits.flag():
-                        skip_scaling_list(bits, 16 if i < 6 else 64)
-        frame_num_bits = bits.ue() + 4
-        order, order_bits = bits.ue(), 0
-        if order == _BY_LOW_BITS:
-            order_bits = bits.ue() + 4
-        elif order == 1:
-            bits.read(1), bits.se(), bits.se()
-            for _ in range(min(bits.ue(), 255)):
-                bits.se()
-        bits.ue(), bits.read(1), bits.ue(), bits.ue()  # reference frames, gaps, width, height
-        fields = not bits.flag()  # frame_mbs_only_flag
-        self._sequences[number] = _Sequence(separate_planes, frame_num_bits, order, order_bits, fields)
-        return number
+
+def read_sequence(sps: bytes) -> tuple[int, Sequence]:
+    """Return the number and the fields of a sequence parameter set, a NAL unit (7.3.2.1.1).
+
+    Raises:
+        EndOfBits: it is truncated.
+    """
+    bits = Bits(unescaped(sps, UNIT_BYTES)[1:])
+    profile = bits.read(8)
+    bits.read(16)  # constraints, level
+    number = bits.ue()
+    full_chroma = separate_planes = False
+    if profile in _WITH_CHROMA_FORMAT:
+        full_chroma = bits.ue() == 3
+        separate_planes = full_chroma and bits.flag()
+        bits.ue(), bits.ue(), bits.read(1)  # bit depths, lossless bypass
+        if bits.flag():
+            for i in range(12 if full_chroma else 8):
+                if bits.flag():
+                    skip_scaling_list(bits, 16 if i < 6 else 64)
+    frame_num_bits = bits.ue() + 4
+    order, order_bits = bits.ue(), 0
+    if order == _BY_LOW_BITS:
+        order_bits = bits.ue() + 4
+    elif order == 1:
+        bits.read(1), bits.se(), bits.se()
+        for _ in range(min(bits.ue(), 255)):
+            bits.se()
+    bits.ue(), bits.read(1), bits.ue(), bits.ue()  # reference frames, gaps, width, height
+    fields = not bits.flag()  # frame_mbs_only_flag
+    return number, Sequence(separate_planes, frame_num_bits, order, order_bits, fields, full_chroma)
+
+
+def parameter_sets(extradata: bytes) -> tuple[int, list[bytes]]:
+    """Return the size of the length before each NAL unit of a packet, and the parameter sets of a stream.
+
+    Args:
+        extradata: an ``AVCDecoderConfigurationRecord`` (ISO/IEC 14496-15), or units with start codes, for which the
+            size is 0.
+
+    Raises:
+        EndOfBits, IndexError: the record is truncated.
+    """
+    if extradata[:1] != b"\1":
+        return 0, list(nals(extradata, 0))
+    units: list[bytes] = []
+    at = 5
+    for mask in (31, 255):  # sequence parameter sets, then picture parameter sets
+        found, at = sized_units(extradata, at + 1, extradata[at] & mask)
+        units += found
+    return (extradata[4] & 3) + 1, units
 
 
 def _is_exact_recovery_point(data: bytes) -> bool:
@@ -195,19 +225,3 @@ def _is_exact_recovery_point(data: bytes) -> bool:
                 return False
         at += size
     return False
-
-
-def _of_avcc(extradata: bytes) -> list[bytes]:
-    """Return the parameter sets of an ``AVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
-    found = []
-    at = 5
-    for mask in (31, 255):
-        if at >= len(extradata):
-            break
-        count = extradata[at] & mask
-        at += 1
-        for _ in range(count):
-            size = int.from_bytes(extradata[at : at + 2], "big")
-            found.append(extradata[at + 2 : at + 2 + size])
-            at += 2 + size
-    return [nal for nal in found if nal]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vllm_omni_sched.video.bitstream.base import PacketFacts, ParameterSets, PictureOrder
-from vllm_omni_sched.video.bitstream.bits import UNIT_BYTES, Bits, EndOfBits, nals, unescaped
+from vllm_omni_sched.video.bitstream.bits import UNIT_BYTES, Bits, EndOfBits, nals, sized_units, unescaped
 
 _FIRST_IRAP, _LAST_IRAP, _FIRST_NON_VCL = 16, 21, 32
 _VPS, _SPS, _PPS = 32, 33, 34
@@ -44,18 +44,14 @@ class HevcReader:
     """
 
     def __init__(self, extradata: bytes) -> None:
-        self._length_bytes = 0
         self._sets = ParameterSets()
         self._begun = self._ended = False
         self._order = PictureOrder()
         self._sequences: dict[int, _Sequence] = {}
         self._pictures: dict[int, _Picture] = {}
-        if len(extradata) > 22 and extradata[:3] not in (b"\0\0\0", b"\0\0\1"):
-            self._length_bytes = (extradata[21] & 3) + 1
-            for nal in _of_hvcc(extradata):
-                self._parameters(nal, self._sets.of_container)
-        else:
-            for nal in nals(extradata, 0):
+        self._length_bytes, units = parameter_sets(extradata)
+        for nal in units:
+            if len(nal) > 2:
                 self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
@@ -144,17 +140,26 @@ class HevcReader:
             return
 
 
-def _of_hvcc(extradata: bytes) -> list[bytes]:
-    """Return the parameter sets of an ``HEVCDecoderConfigurationRecord`` (ISO/IEC 14496-15)."""
-    found = []
+def parameter_sets(extradata: bytes) -> tuple[int, list[bytes]]:
+    """Return the size of the length before each NAL unit of a packet, and the parameter sets of a stream.
+
+    Args:
+        extradata: an ``HEVCDecoderConfigurationRecord`` (ISO/IEC 14496-15), or units with start codes, for which the
+            size is 0.
+
+    Raises:
+        EndOfBits, IndexError: the record is truncated.
+    """
+    if not extradata or extradata[:3] in (b"\0\0\0", b"\0\0\1"):
+        return 0, list(nals(extradata, 0))
+    units: list[bytes] = []
     at = 23
     for _ in range(extradata[22]):
-        count = int.from_bytes(extradata[at + 1 : at + 3], "big")
-        at += 3
-        for _ in range(count):
-            size = int.from_bytes(extradata[at : at + 2], "big")
-            found.append(extradata[at + 2 : at + 2 + size])
-            at += 2 + size
-            if at > len(extradata):
-                return found[:-1]
-    return [nal for nal in found if len(nal) > 2]
+        found, at = sized_units(extradata, at + 3, extradata[at + 1] << 8 | extradata[at + 2])
+        units += found
+    return (extradata[21] & 3) + 1, units
+
+
+def may_hold_fields(extradata: bytes) -> bool:
+    """Return whether a stream may hold fields, from the constraint flags of its configuration record, if it has one."""
+    return extradata[:1] == b"\1" and bool(extradata[6] & 0x40)

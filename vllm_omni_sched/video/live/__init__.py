@@ -11,8 +11,7 @@ that the sampling rule wants. Memory is bounded everywhere: if no frames are tak
 process stops reading, the socket fills up, and `LiveVideo.feed` waits.
 """
 
-from vllm_omni_sched.video.live.base import Counts, LiveFrame
 from vllm_omni_sched.video.live.sampling import Sampling
-from vllm_omni_sched.video.live.stream import LiveVideo
+from vllm_omni_sched.video.live.stream import Counts, LiveFrame, LiveVideo
 
 __all__ = ["Counts", "LiveFrame", "LiveVideo", "Sampling"]

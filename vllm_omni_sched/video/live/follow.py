@@ -8,11 +8,10 @@ from pathlib import Path
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.errors import VideoInputError
-from vllm_omni_sched.video.live.base import LiveFrame
-from vllm_omni_sched.video.live.stream import LiveVideo
+from vllm_omni_sched.video.live.stream import LiveFrame, LiveVideo
 
 _CHUNK = 1 << 18
-_LOOK_SECONDS = 0.02  # between checks of a file that does not grow
+_CHECK_SECONDS = 0.02  # between checks of a file that does not grow
 
 
 def follow(
@@ -44,7 +43,7 @@ def follow(
             complete = is_complete()  # asked before reading, so that everything appended before is read
             chunk = file.read(_CHUNK)
             while chunk:
-                chunk = chunk[live.feed(chunk, wait_seconds=_LOOK_SECONDS) :]
+                chunk = chunk[live.feed(chunk, wait_seconds=_CHECK_SECONDS) :]
                 grown = clock()
                 yield from live.ready()
             yield from live.ready()
@@ -52,6 +51,6 @@ def follow(
                 continue
             if complete or clock() - grown >= idle_seconds:
                 break
-            sleep(_LOOK_SECONDS)
+            sleep(_CHECK_SECONDS)
     live.end()
     yield from live

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from vllm_omni_sched.video.messages import Failure
+from vllm_omni_sched.video.pool.messages import Failure
 
 
-class Settings(msgspec.Struct, tag=True, frozen=True):
+class StreamSettings(msgspec.Struct, tag=True, frozen=True):
     """The parameters of decoding; the first message to the process.
 
     Attributes:
@@ -24,8 +24,8 @@ class Settings(msgspec.Struct, tag=True, frozen=True):
     max_pixels: int
 
 
-class Room(msgspec.Struct, tag=True, frozen=True):
-    """The place for frames. Descriptors: the ring's memory, and an event that is set when a slot is free again."""
+class RingMemory(msgspec.Struct, tag=True, frozen=True):
+    """The memory for frames. Descriptors: the ring's memory, and an event that is set when a slot is free again."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -35,7 +35,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """The properties of the stream, after which `Room` is awaited. Size of frames after rotation, in pixels."""
+    """The properties of the stream, after which `RingMemory` is awaited. Size of frames after rotation, in pixels."""
 
     codec: str
     width: int
@@ -65,5 +65,5 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-to_process: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Settings | Room)
-to_owner: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Ready | Opened | Arrived | Ended | Failed)
+from_owner: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(StreamSettings | RingMemory)
+from_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Ready | Opened | Arrived | Ended | Failed)

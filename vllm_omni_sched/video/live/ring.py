@@ -52,7 +52,7 @@ class Ring:
         self._used = np.frombuffer(self._map, np.uint8, slots)
         self._free, self._slots = free, slots
         self._shape = (height, width, 3)
-        self.returned = 0
+        self.freed = 0
         """Number of slots that the owner's side has freed."""
         self._close = weakref.finalize(self, os.close, free)
 
@@ -60,39 +60,39 @@ class Ring:
         """Return a descriptor that is readable when a slot may be free again."""
         return self._free
 
-    # the process's side
+    # the side of the process that decodes
 
-    def take(self) -> int | None:
+    def free_slot(self) -> int | None:
         """Return a free slot; None if all are in use."""
         free = np.flatnonzero(self._used == 0)
         return int(free[0]) if len(free) else None
 
-    def picture(self, slot: int) -> npt.NDArray[np.uint8]:
+    def pixels(self, slot: int) -> npt.NDArray[np.uint8]:
         """Return the memory of a slot, shape (height, width, 3), for writing."""
-        return self._at(slot).reshape(self._shape)
+        return self._memory_of(slot).reshape(self._shape)
 
     def mark(self, slot: int) -> None:
         """Mark a slot as in use until the other side frees it."""
         self._used[slot] = 1
 
-    def heard(self) -> None:
+    def reset_event(self) -> None:
         """Reset the event."""
         os.eventfd_read(self._free)
 
-    # the owner's side
+    # the side of the owner
 
     def frame(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Return the picture of a slot; the slot is freed when the array and all its views are dropped."""
-        flat = self._at(slot)
+        """Return the pixels of a slot; the slot is freed when the array and all its views are dropped."""
+        flat = self._memory_of(slot)
         flat.flags.writeable = False
-        weakref.finalize(flat, self._give_back, slot).atexit = False
+        weakref.finalize(flat, self._mark_free, slot).atexit = False
         return flat.reshape(self._shape)
 
-    def _give_back(self, slot: int) -> None:
+    def _mark_free(self, slot: int) -> None:
         self._used[slot] = 0
-        self.returned += 1
+        self.freed += 1
         os.eventfd_write(self._free, 1)
 
-    def _at(self, slot: int) -> npt.NDArray[np.uint8]:
+    def _memory_of(self, slot: int) -> npt.NDArray[np.uint8]:
         nbytes = self._shape[0] * self._shape[1] * 3
         return np.frombuffer(self._map, np.uint8, nbytes, _HEAD + slot * nbytes)

@@ -1,30 +1,64 @@
-"""A stream as its owner sees it: bytes in, frames out."""
+"""A stream as its owner sees it: it feeds bytes, and takes frames."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.errors import ConfigError, DecoderError, VideoInputError, VideoLimitError
+from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.live import messages
-from vllm_omni_sched.video.live.base import Counts, LiveFrame
-from vllm_omni_sched.video.live.process import Process
+from vllm_omni_sched.video.live.process import StreamProcess
 from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes, ring_memory
 from vllm_omni_sched.video.live.sampling import Sampling
-from vllm_omni_sched.video.live.silence import Silence
-from vllm_omni_sched.video.messages import Failure
 from vllm_omni_sched.video.options import VideoOptions
-from vllm_omni_sched.video.wire import close_all
+from vllm_omni_sched.video.pool.channel import close_all
+from vllm_omni_sched.video.pool.messages import Failure
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _GONE_SECONDS = 0.1  # for a process that has stopped reading to end
 _ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
+
+
+class LiveFrame(NamedTuple):
+    """A decoded frame of a stream.
+
+    Attributes:
+        number: number in display order, from 0, counting frames that the sampling rule left out.
+        pts_seconds: when it is shown, in seconds from the first frame.
+        pixels: uint8 of shape (height, width, 3), RGB, read-only, in shared memory. The array holds a slot of the
+            ring until it is dropped: copy frames that you keep.
+    """
+
+    number: int
+    pts_seconds: float
+    pixels: npt.NDArray[np.uint8]
+
+
+class Counts(NamedTuple):
+    """Counts of a stream; all except ``arrived`` are 0 until the stream has ended.
+
+    Attributes:
+        decoded: frames that were decoded.
+        arrived: frames that have arrived so far.
+        dropped: wanted frames that were left out, because all slots were in use.
+        damaged: packets that could not be decoded, and truncations of the container.
+    """
+
+    decoded: int
+    arrived: int
+    dropped: int
+    damaged: int
 
 
 class LiveVideo:
@@ -77,7 +111,7 @@ class LiveVideo:
             raise ConfigError(f"live video: silence_seconds must be positive, got {silence_seconds}")
         sampling, options = sampling or Sampling(), options or VideoOptions()
         self._slots, self._options = slots, options
-        self._silence, self._clock = Silence(silence_seconds, clock), clock
+        self._progress, self._clock = ProgressTimeout(silence_seconds, clock), clock
         self._lock = threading.Lock()  # guards the messages of the process
         self._waiting: deque[LiveFrame] = deque()
         self._ring: Ring | None = None
@@ -86,14 +120,14 @@ class LiveVideo:
         self._counts = Counts(0, 0, 0, 0)
         self.size: tuple[int, int] | None = None
         """Width and height of frames in pixels, once known."""
-        self._news = os.eventfd(
+        self._message_read = os.eventfd(
             0, os.EFD_NONBLOCK | os.EFD_CLOEXEC
         )  # set when another thread has read messages of the process
-        settings = messages.Settings(sampling.every, sampling.fps, slots, drop, options.max_pixels)
+        settings = messages.StreamSettings(sampling.every, sampling.fps, slots, drop, options.max_pixels)
         try:
-            self._process = Process(settings, options.worker_memory_bytes)
+            self._process = StreamProcess(settings, options.worker_memory_bytes)
         except OSError as error:
-            os.close(self._news)
+            os.close(self._message_read)
             raise DecoderError(f"live video: the decoder process cannot be started: {error}") from error
 
     @property
@@ -119,21 +153,21 @@ class LiveVideo:
             VideoInputError, VideoLimitError, DecoderError: decoding has failed.
             VideoDeadlineError: no progress for ``silence_seconds``: frames are not taken, or decoding hangs.
         """
-        left = memoryview(data).cast("B")
-        begun, taken = self._clock(), 0
-        while taken < len(left):
-            if self._listen():
-                os.eventfd_write(self._news, 1)
+        rest = memoryview(data).cast("B")
+        began, taken = self._clock(), 0
+        while taken < len(rest):
+            if self._read_messages():
+                os.eventfd_write(self._message_read, 1)
             self._check()
             if self._ended:  # bytes behind the end of the stream are ignored
-                return len(left)
+                return len(rest)
             try:
-                taken += self._process.data.send(left[taken:], socket.MSG_NOSIGNAL)
-                self._silence.ends()
+                taken += self._process.data.send(rest[taken:], socket.MSG_NOSIGNAL)
+                self._progress.note_progress()
             except BlockingIOError:
-                patience = self._silence.refused(self._returned)
+                patience = self._progress.note_no_room(self._returned)
                 if wait_seconds is not None:
-                    patience = min(patience, begun + wait_seconds - self._clock())
+                    patience = min(patience, began + wait_seconds - self._clock())
                     if patience <= 0:
                         break
                 self._wait(patience, to_send=True)
@@ -145,7 +179,7 @@ class LiveVideo:
         """Announce the end of the bytes. The remaining frames still arrive, and then the end."""
         with contextlib.suppress(OSError):
             self._process.data.shutdown(socket.SHUT_WR)
-        self._silence.ends()
+        self._progress.note_progress()
 
     def ready(self) -> list[LiveFrame]:
         """Return the frames that have arrived and were not taken yet, without waiting.
@@ -154,16 +188,16 @@ class LiveVideo:
             VideoInputError, VideoLimitError, DecoderError: decoding has failed, and no frame is left.
             VideoDeadlineError: `feed` found no room, and there was no progress for ``silence_seconds`` since.
         """
-        self._listen()
+        self._read_messages()
         with self._lock:
             found = list(self._waiting)
             self._waiting.clear()
         if found:
-            self._silence.ends()
+            self._progress.note_progress()
         else:
             self._check()
-            if self._silence.is_refused and not self._ended:
-                self._silence.refused(self._returned)
+            if self._progress.has_no_room and not self._ended:
+                self._progress.note_no_room(self._returned)
         return found
 
     def __iter__(self) -> Iterator[LiveFrame]:
@@ -173,21 +207,21 @@ class LiveVideo:
             VideoInputError, VideoLimitError, DecoderError: decoding has failed.
             VideoDeadlineError: no progress for ``silence_seconds``.
         """
-        begun = self._clock()
+        began = self._clock()
         while True:
-            self._listen()
+            self._read_messages()
             with self._lock:
                 frame = self._waiting.popleft() if self._waiting else None
             if frame is not None:
-                self._silence.ends()
+                self._progress.note_progress()
                 yield frame
                 del frame  # otherwise its slot would be in use while waiting for the next frame
-                begun = self._clock()
+                began = self._clock()
                 continue
             self._check()
             if self._ended:
                 return
-            self._wait(self._silence.left(begun))
+            self._wait(self._progress.seconds_left(began))
 
     def close(self) -> None:
         """End the process. Frames that were taken stay valid. Idempotent."""
@@ -196,7 +230,7 @@ class LiveVideo:
                 return
             self._closed = True
             self._waiting.clear()
-        os.eventfd_write(self._news, 1)
+        os.eventfd_write(self._message_read, 1)
         self._process.end()
 
     def __enter__(self) -> LiveVideo:
@@ -206,13 +240,13 @@ class LiveVideo:
         self.close()
 
     def __del__(self) -> None:
-        news, self._news = getattr(self, "_news", -1), -1
+        news, self._message_read = getattr(self, "_message_read", -1), -1
         if news >= 0:
             os.close(news)
 
     @property
     def _returned(self) -> int:
-        return self._ring.returned if self._ring is not None else 0
+        return self._ring.freed if self._ring is not None else 0
 
     def _check(self) -> None:
         if self._closed:
@@ -227,15 +261,15 @@ class LiveVideo:
         waits for room to send instead, because it would take the event from the former.
         """
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile; `_check` raises
-            heard: list[Any] = [] if self._error is not None else [self._process.channel]
+            readers: list[Any] = [] if self._error is not None else [self._process.channel]
             if not to_send:
-                heard.append(self._news)
+                readers.append(self._message_read)
             sending: list[Any] = [self._process.data] if to_send else []
-            readable, _, _ = select.select(heard, sending, [], max(0.0, seconds))
-            if self._news in readable:
-                os.eventfd_read(self._news)
+            readable, _, _ = select.select(readers, sending, [], max(0.0, seconds))
+            if self._message_read in readable:
+                os.eventfd_read(self._message_read)
 
-    def _listen(self) -> bool:
+    def _read_messages(self) -> bool:
         """Read the messages of the process; return whether they changed anything."""
         with self._lock:
             before = len(self._waiting), self._error, self._ended
@@ -246,32 +280,32 @@ class LiveVideo:
                         break
                     message, fds = received
                     close_all(fds)
-                    self._hear(message)
+                    self._handle(message)
                 except EOFError:
                     self._error = DecoderError(f"live video: the decoder process {self._process.end()}")
                 except (OSError, ValueError) as error:
-                    self._error = DecoderError(f"live video: unreadable message from the decoder process: {error}")
-                self._silence.ends()
+                    self._error = DecoderError(f"live video: message from the decoder process cannot be used: {error}")
+                self._progress.note_progress()
             return before != (len(self._waiting), self._error, self._ended)
 
-    def _hear(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if isinstance(message, messages.Arrived):
             if self._ring is None or not 0 <= message.slot < self._slots:
-                raise ValueError("a frame in a slot that does not exist")
+                raise ValueError("it announces a frame in a slot that does not exist")
             self._waiting.append(LiveFrame(message.number, message.pts_seconds, self._ring.frame(message.slot)))
             self._counts = self._counts._replace(arrived=self._counts.arrived + 1)
         elif isinstance(message, messages.Opened):
-            self._make_room(message.width, message.height)
+            self._make_ring(message.width, message.height)
         elif isinstance(message, messages.Ended):
             self._counts = Counts(message.decoded, self._counts.arrived, message.dropped, message.damaged)
             self._ended = True
         elif isinstance(message, messages.Failed):
-            said = message.message or "it needs more memory than option 'worker_memory_bytes' allows"
-            self._error = _ERRORS.get(message.failure, DecoderError)(f"live video: {said}")
+            reason = message.message or "it needs more memory than option 'worker_memory_bytes' allows"
+            self._error = _ERRORS.get(message.failure, DecoderError)(f"live video: {reason}")
 
-    def _make_room(self, width: int, height: int) -> None:
+    def _make_ring(self, width: int, height: int) -> None:
         if not 0 < width * height <= self._options.max_pixels or self._ring is not None:
-            raise ValueError(f"frames of {width}x{height}")
+            raise ValueError(f"it announces frames of {width}x{height}, or announces them twice")
         if (nbytes := ring_bytes(self._slots, height, width)) > self._options.max_output_bytes:
             self._error = VideoLimitError(
                 f"live video: {self._slots} slots of {width}x{height} need {nbytes} bytes, but option "
@@ -282,7 +316,62 @@ class LiveVideo:
         try:
             free = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._ring = Ring(memory, free, self._slots, height, width)
-            self._process.channel.send(messages.Room(), [memory, free])
+            self._process.channel.send(messages.RingMemory(), [memory, free])
         finally:
             os.close(memory)
         self.size = (width, height)
+
+
+class ProgressTimeout:
+    """Limits how long callers that feed a stream, or take its frames, wait without progress of the stream.
+
+    Args:
+        seconds: longest time without progress while a caller waits.
+    """
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._progress_at = clock()
+        self._returned = 0
+        self._no_room_since = -math.inf  # when bytes first found no room since the last progress
+
+    def note_progress(self) -> None:
+        """Note that bytes or frames have moved."""
+        self._progress_at = self._clock()
+
+    def note_no_room(self, returned: int) -> float:
+        """Note that bytes find no room, and return the seconds left, as `seconds_left` does.
+
+        Repeated calls do not extend the time.
+
+        Args:
+            returned: number of slots freed so far: one more counts as progress.
+        """
+        if returned != self._returned:
+            self._returned = returned
+            self.note_progress()
+        if self._no_room_since < self._progress_at:
+            self._no_room_since = self._clock()
+        return self.seconds_left(self._no_room_since)
+
+    @property
+    def has_no_room(self) -> bool:
+        """Return whether bytes have found no room since the last progress."""
+        return self._no_room_since >= self._progress_at
+
+    def seconds_left(self, since: float) -> float:
+        """Return the seconds left until there must be progress.
+
+        Args:
+            since: when the caller began to wait.
+
+        Raises:
+            VideoDeadlineError: no time is left.
+        """
+        left = max(self._progress_at, since) + self._seconds - self._clock()
+        if left <= 0:
+            raise VideoDeadlineError(
+                f"live video: no bytes or frames have moved for {self._seconds:g} s (silence_seconds): feed or end the "
+                "stream, and take frames"
+            )
+        return left

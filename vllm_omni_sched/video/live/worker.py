@@ -16,24 +16,34 @@ from typing import Any
 import av
 
 from vllm_omni_sched.errors import VideoInputError, VideoLimitError
-from vllm_omni_sched.video import sandbox, wire
-from vllm_omni_sched.video.convert import Converter
+from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.decoders.convert import Converter
 from vllm_omni_sched.video.demux import FORMATS
-from vllm_omni_sched.video.live.messages import Arrived, Ended, Failed, Opened, Ready, Room, Settings, to_process
+from vllm_omni_sched.video.live.messages import (
+    Arrived,
+    Ended,
+    Failed,
+    Opened,
+    Ready,
+    RingMemory,
+    StreamSettings,
+    from_owner,
+)
 from vllm_omni_sched.video.live.ring import Ring
 from vllm_omni_sched.video.live.sampling import Sampler, Sampling
-from vllm_omni_sched.video.messages import Failure
+from vllm_omni_sched.video.pool.channel import Channel
+from vllm_omni_sched.video.pool.messages import Failure
 
 _PROBE = {
     "probesize": str(1 << 20),
     "analyzeduration": "1",  # microsecond: do not read ahead to guess the frame rate
     "fpsprobesize": "0",
 }
-_NO_RATE = 25  # FFmpeg's default for streams without a rate
+_DEFAULT_RATE = 25  # FFmpeg's default for streams without a rate
 _FILE_BYTES = 1 << 20  # it writes none
 
 
-class Gone(Exception):
+class OwnerGone(Exception):
     """The owner has closed its end."""
 
 
@@ -44,7 +54,7 @@ class Stream:
         data: descriptor of the stream's bytes.
     """
 
-    def __init__(self, data: int, channel: wire.Channel, settings: Settings) -> None:
+    def __init__(self, data: int, channel: Channel, settings: StreamSettings) -> None:
         self._data, self._channel, self._settings = data, channel, settings
         self._sampler = Sampler(Sampling(settings.every, settings.fps))
         self._ring: Ring | None = None
@@ -58,14 +68,14 @@ class Stream:
         Raises:
             VideoInputError: it has no video that can be decoded.
             VideoLimitError: its frames are too large.
-            Gone: the owner has closed its end.
+            OwnerGone: the owner has closed its end.
         """
         options = {"fd": str(self._data), "protocol_whitelist": "fd", "format_whitelist": FORMATS, **_PROBE}
         try:
             container = av.open("fd:", options=options, metadata_errors="replace")
         except (av.FFmpegError, ValueError) as error:
             raise VideoInputError(
-                f"this is not a readable video stream ({_said(error)}); an MP4 must be fragmented"
+                f"this is not a readable video stream ({_reason(error)}); an MP4 must be fragmented"
             ) from None
         with container:
             if not container.streams.video:
@@ -79,8 +89,8 @@ class Stream:
             for frame in self._frames(container, stream):
                 # not frame.time: the last frames have no time base any more
                 known = frame.pts is not None
-                seconds = float(frame.pts * stream.time_base if known else self._decoded / (rate or _NO_RATE))
-                self._take(frame, context, seconds)
+                seconds = float(frame.pts * stream.time_base if known else self._decoded / (rate or _DEFAULT_RATE))
+                self._handle_frame(frame, context, seconds)
         if not self._decoded:
             raise VideoInputError("the stream has no frame that can be decoded")
         return Ended(self._decoded, self._dropped, self._damaged)
@@ -102,7 +112,7 @@ class Stream:
             if packet is None or not packet.size:
                 return
 
-    def _take(self, frame: Any, context: Any, seconds: float) -> None:
+    def _handle_frame(self, frame: Any, context: Any, seconds: float) -> None:
         number, self._decoded = self._decoded, self._decoded + 1
         if self._first is None:
             self._first = seconds
@@ -116,14 +126,14 @@ class Stream:
                 f"the size of frames changes within the stream, from {self._size[0]}x{self._size[1]} to "
                 f"{frame.width}x{frame.height}; start a new stream for the new size"
             )
-        slot = self._slot()
+        slot = self._free_slot()
         if slot is None:
             self._dropped += 1
             return
         assert self._ring is not None
-        self._converter.convert(frame, self._ring.picture(slot))
+        self._converter.convert(frame, self._ring.pixels(slot))
         self._ring.mark(slot)
-        self._say(Arrived(slot, number, seconds))
+        self._send(Arrived(slot, number, seconds))
 
     def _open(self, frame: Any, context: Any) -> None:
         self._check(frame.width, frame.height)
@@ -131,26 +141,26 @@ class Stream:
         rotation = -round(frame.rotation) % 360 if frame.rotation else 0
         self._converter = Converter(rotation)
         width, height = self._size[::-1] if rotation in (90, 270) else self._size
-        self._say(Opened(context.codec.canonical_name, width, height))
+        self._send(Opened(context.codec.canonical_name, width, height))
         try:
             received = self._channel.receive(wait=True)
         except EOFError:
-            raise Gone from None
+            raise OwnerGone from None
         assert received is not None
         message, (memory, free) = received
-        assert isinstance(message, Room)
+        assert isinstance(message, RingMemory)
         self._ring = Ring(memory, free, self._settings.slots, height, width)
         os.close(memory)
 
-    def _slot(self) -> int | None:
+    def _free_slot(self) -> int | None:
         """Return a slot to write into; None if the frame is to be dropped."""
         assert self._ring is not None
-        while (slot := self._ring.take()) is None and not self._settings.drop:
+        while (slot := self._ring.free_slot()) is None and not self._settings.drop:
             either: list[Any] = [self._ring, self._channel]
             readable, _, _ = select.select(either, [], [])
             if self._channel in readable:  # no message follows the room: the owner has closed its end
-                raise Gone
-            self._ring.heard()
+                raise OwnerGone
+            self._ring.reset_event()
         return slot
 
     def _check(self, width: int, height: int) -> None:
@@ -160,11 +170,11 @@ class Stream:
                 f"{self._settings.max_pixels}; send a smaller video or raise the option"
             )
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         try:
             self._channel.send(message, wait=True)
         except OSError:
-            raise Gone from None
+            raise OwnerGone from None
 
 
 def main() -> None:
@@ -172,7 +182,7 @@ def main() -> None:
     data, control, memory_bytes, owner = map(int, sys.argv[1:])
     sandbox.die_with_parent(owner)  # nothing else would end a process that spins
     av.logging.set_level(av.logging.PANIC)
-    channel = wire.Channel(socket.socket(fileno=control), to_process)
+    channel = Channel(socket.socket(fileno=control), from_owner)
     try:
         received = channel.receive(wait=True)
         assert received is not None
@@ -180,7 +190,7 @@ def main() -> None:
         channel.send(Ready(tuple(part.value for part in missing)), wait=True)
         answer = _outcome(Stream(data, channel, received[0]))
         channel.send(answer, wait=True)
-    except (Gone, EOFError, BrokenPipeError):
+    except (OwnerGone, EOFError, BrokenPipeError):
         return
 
 
@@ -193,13 +203,13 @@ def _outcome(stream: Stream) -> Ended | Failed:
         return Failed(Failure.INPUT, str(error))
     except MemoryError:
         return Failed(Failure.MEMORY, "")
-    except Gone:
+    except OwnerGone:
         raise
     except Exception as error:  # noqa: BLE001 - any error is reported to the owner
         return Failed(Failure.INTERNAL, f"{type(error).__name__}: {error}")
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 

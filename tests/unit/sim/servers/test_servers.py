@@ -19,7 +19,7 @@ from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
 from vllm_omni_sched.sim.work import Clip, Item, Request
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, VideoIndex
 from vllm_omni_sched.video.plan import Rates, plan
-from vllm_omni_sched.video.share import Share
+from vllm_omni_sched.video.pool.assignment import PieceAssigner
 
 
 class Decoding:
@@ -160,7 +160,7 @@ def test_one_video_is_spread_over_all_decoders():
     assert alone[0] == pytest.approx(2.5, rel=0.01)
     assert four[0] < alone[0] / 3
     assert server.busy_seconds()["decode"] == pytest.approx(2.5, rel=0.01)
-    assert server.share.__class__ is Share
+    assert server.share.__class__ is PieceAssigner
 
 
 def test_idle_processors_are_lent_to_a_piece_that_cannot_be_cut():

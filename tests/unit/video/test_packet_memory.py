@@ -1,0 +1,58 @@
+"""Which pages of a video decoders need yet."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+
+from vllm_omni_sched.video.facts import PACKET, Order, Piece, VideoIndex
+from vllm_omni_sched.video.packet_memory import PacketMemory, PageUse
+from vllm_omni_sched.video.pool.channel import closing_fd, memory_file
+
+PAGE = mmap.PAGESIZE
+
+
+def index(*sizes: int) -> VideoIndex:
+    packets = np.zeros(len(sizes), PACKET)
+    packets["nbytes"] = sizes
+    packets["offset"] = np.cumsum([0, *sizes[:-1]])
+    return VideoIndex("h264", b"", 16, 16, 0, "", (1, 1), 0, 0.0, 0.0, packets, True)
+
+
+def piece(*feed: int) -> Piece:
+    return Piece(0, np.array(feed, np.int32), (), Order.PTS, 0.0)
+
+
+def test_what_no_piece_needs() -> None:
+    use = PageUse(index(PAGE, PAGE, PAGE, PAGE, 10), 4 * PAGE + 10, [piece(0), piece(2)])
+    assert use.unneeded() == [(PAGE, PAGE), (3 * PAGE, 2 * PAGE)]
+    assert use.release(piece(2)) == [(2 * PAGE, PAGE)]
+    assert use.release(piece(0)) == [(0, PAGE)]
+
+
+def test_pages_that_several_need_stay_until_the_last() -> None:
+    use = PageUse(index(PAGE // 2, PAGE, PAGE // 2, 0), 2 * PAGE, [piece(0, 3), piece(1), piece(2)])
+    assert use.unneeded() == []
+    assert use.release(piece(1)) == []
+    assert use.release(piece(0, 3)) == [(0, PAGE)]
+    assert use.release(piece(2)) == [(PAGE, PAGE)]
+
+
+def test_memory_goes_and_comes_again() -> None:
+    data = os.urandom(4 * PAGE)
+    with closing_fd(memory_file("test", data)) as fd:
+
+        def there() -> list[bool]:
+            now = os.pread(fd, len(data), 0)
+            return [now[at : at + PAGE] == data[at : at + PAGE] for at in range(0, len(data), PAGE)]
+
+        source = PacketMemory(fd, data, index(*[PAGE] * 4))
+        assert source.prepare([piece(0, 1), piece(3)]) == 0
+        assert there() == [True, True, False, True]
+        assert os.fstat(fd).st_blocks * 512 == 3 * PAGE
+        source.release(piece(0, 1))
+        assert there() == [False, False, False, True]
+        assert source.prepare([piece(0, 1, 2)]) == len(data)
+        assert there() == [True, True, True, False]

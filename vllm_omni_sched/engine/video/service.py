@@ -1,0 +1,154 @@
+"""The decoding service of this process: one for all its videos, created with the first one, closed at exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from vllm_omni_sched.engine.video.rules import NAME, StockReason
+from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.video.options import VideoOptions
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.engine.video.metrics import VideoMetrics
+    from vllm_omni_sched.video.facts import VideoIndex
+    from vllm_omni_sched.video.results import DecodedVideo
+    from vllm_omni_sched.video.service import FlashCodec
+
+logger = get_logger(__name__)
+
+_lock = threading.Lock()
+_options = VideoOptions()
+_refused = False
+_most_urgent_class = INTERACTIVE.name
+_service: FlashCodec | None = None
+_metrics: VideoMetrics | None = None
+_logged: set[StockReason] = set()
+
+
+class VideoService(Protocol):
+    """The part of `vllm_omni_sched.video.service.FlashCodec` that the loader needs."""
+
+    options: VideoOptions
+
+    def load(
+        self,
+        data: bytes,
+        choose: Callable[[VideoIndex], Sequence[int]],
+        *,
+        sla: SlaClass = INTERACTIVE,
+        recovery: bool = False,
+    ) -> DecodedVideo: ...
+
+
+def configure(options: VideoOptions, most_urgent: str = INTERACTIVE.name) -> None:
+    """Set the options for videos of this process, from the next one on; a running service is closed.
+
+    Args:
+        most_urgent: the most urgent class that requests may name.
+    """
+    global _options, _refused, _most_urgent_class
+    close()
+    with _lock:
+        _options, _refused, _most_urgent_class = options, False, most_urgent
+
+
+def most_urgent_class() -> str:
+    """Return the most urgent class that requests may name."""
+    return _most_urgent_class
+
+
+def refuse() -> None:
+    """Refuse our loader to requests of this process, because the operator of its engine has not chosen it."""
+    global _refused
+    with _lock:
+        _refused = _service is None
+
+
+def get() -> FlashCodec:
+    """Return the service of this process; start it if it is not running.
+
+    Raises:
+        RequestError: the operator has not chosen our loader.
+    """
+    global _service
+    with _lock:
+        if _refused:
+            raise RequestError(
+                f"video_backend is {NAME!r}, but this server was not started with it: leave it out, or start it with "
+                f'--media-io-kwargs \'{{"video": {{"video_backend": "{NAME}"}}}}\''
+            )
+        if _service is not None and not _service.alive:
+            logger.error(
+                "%s: the decoding service ended by itself, which is a bug; the videos that it was decoding failed, and "
+                "it is restarted for further ones",
+                NAME,
+            )
+            _metrics_of_process().renewed()
+            dead, _service = _service, None
+            _close(dead)
+        if _service is None:
+            from vllm_omni_sched.video.service import FlashCodec
+
+            _service = FlashCodec(_options, observer=_metrics_of_process())
+            _service.start()
+        return _service
+
+
+def close() -> None:
+    """Close the service, if it runs. Videos in flight end with an error."""
+    global _service
+    with _lock:
+        closing, _service = _service, None
+        if closing is not None:
+            _close(closing)
+
+
+def _close(service: FlashCodec) -> None:
+    service.close()
+    _metrics_of_process().busy(0, 0)
+
+
+def observe_stock(reason: StockReason) -> None:
+    """Count a video that was decoded by vLLM's own code, and log the first one for each reason."""
+    with _lock:
+        _metrics_of_process().fell_back(reason.value)
+        if reason not in _logged:
+            _logged.add(reason)
+            logger.warning(
+                "%s: a video was decoded by vLLM's own code, which is slower and not sandboxed; reason: %s. Further "
+                "ones are counted in the metric video_fallbacks_total.",
+                NAME,
+                reason.value,
+            )
+
+
+def observe_missing(frames: int) -> None:
+    """Count requested frames of a video that could not be decoded soundly."""
+    with _lock:
+        _metrics_of_process().missed(frames)
+
+
+def _metrics_of_process() -> VideoMetrics:
+    global _metrics
+    if _metrics is None:
+        from vllm_omni_sched.engine.video.metrics import VideoMetrics
+
+        _metrics = VideoMetrics()
+        _metrics.attach()
+    return _metrics
+
+
+def _reset_after_fork() -> None:
+    """Reset the state in a forked child: the service belongs to the parent, and so may the holder of the lock."""
+    global _service, _lock
+    _service, _lock = None, threading.Lock()
+
+
+atexit.register(close)
+os.register_at_fork(after_in_child=_reset_after_fork)
