@@ -6,7 +6,7 @@ from typing import Any
 
 from result_tables import NOTHING, source, table
 
-from vllm_omni_sched.sim.learn.settings import TEST
+from benchmarks.learning.settings import TEST
 
 Result = Mapping[str, Any]
 

@@ -1,1 +1,6 @@
-"""Does a bandit that was trained in the simulator steer prefill better than PID, AIMD and the adaptive control?"""
+"""Train a bandit in the simulator to steer prefill, and compare it with PID, AIMD and the adaptive control.
+
+settings.py    engines under workloads: to train on, and others to test on
+train.py       a bandit that explores (linear Thompson sampling), and episodes, one after another
+compare.py     controls on the same requests
+"""

@@ -18,10 +18,10 @@ from benchmarks.harness.provenance import provenance, write_result
 from benchmarks.harness.screen import console
 from benchmarks.learning.compare import FIXED, controls, greedy, mean_attainment, overall, plain, summary
 from benchmarks.learning.plot import plot
+from benchmarks.learning.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS
+from benchmarks.learning.train import TARGET_SECONDS, ThompsonChooser, act, train
 from vllm_omni_sched.resource.learned_weights import Learned, read
 from vllm_omni_sched.sim.episode import EpisodeResult
-from vllm_omni_sched.sim.learn.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS
-from vllm_omni_sched.sim.learn.train import TARGET_SECONDS, ThompsonChooser, act, train
 
 WEIGHTS = Path("vllm_omni_sched/resource/learned_prefill.json")
 PENALTIES = (10.0, 40.0, 160.0)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning.predicting import serve_predicting
+from benchmarks.learning.settings import Setting
+from benchmarks.learning.train import INTERVAL_SECONDS, TARGET_SECONDS, act, serve
 from vllm_omni_sched.config import OmniSchedConfig
 from vllm_omni_sched.resource.learned import LinearPolicy
 from vllm_omni_sched.resource.learned_weights import Learned
 from vllm_omni_sched.sim.episode import EpisodeResult
-from vllm_omni_sched.sim.learn.settings import Setting
-from vllm_omni_sched.sim.learn.train import INTERVAL_SECONDS, TARGET_SECONDS, act, serve
 
 Control = Callable[[Setting, int], EpisodeResult]
 

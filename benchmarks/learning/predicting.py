@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from benchmarks.learning.settings import Setting
+from benchmarks.learning.train import INTERVAL_SECONDS, TARGET_SECONDS
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.monitor.forecast import ForecastOptions, LoadForecast, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.sim.episode import EpisodeResult, run_episode
-from vllm_omni_sched.sim.learn.settings import Setting
-from vllm_omni_sched.sim.learn.train import INTERVAL_SECONDS, TARGET_SECONDS
 from vllm_omni_sched.sim.work import Request
 
 BIN_SECONDS = 5.0

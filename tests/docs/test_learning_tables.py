@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from vllm_omni_sched.sim.learn.settings import TEST, TRAINING, Setting
+from benchmarks.learning.settings import TEST, TRAINING, Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))

@@ -31,7 +31,7 @@ def test_a_request_times_out_by_the_history_of_its_stage():
     assert watch.check(1000.0 + bound - 0.1) == ()
     (found,) = watch.check(1000.0 + 2 * bound)
     assert (found.kind, found.subject, found.request_id) == (AnomalyKind.STAGE_TIMEOUT, "s", "hangs")
-    assert found.severity == pytest.approx(2)
+    assert found.evidence["seconds"] == pytest.approx(2 * bound)
     watch.observe("s", "hangs", 2000.0, finished=False)
     assert watch.check(3000.0) == ()
 

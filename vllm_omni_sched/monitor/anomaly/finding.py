@@ -22,13 +22,11 @@ class Anomaly:
 
     ``subject``: the stage, replica or edge. ``request_id``: the request, if it concerns a single one.
     ``since``: when it began, as far as the detector can tell.
-    ``severity``: value relative to the bound, 1 or more.
     ``evidence``: the numbers behind the finding, by name.
     """
 
     kind: AnomalyKind
     subject: str
     since: float
-    severity: float
     evidence: Mapping[str, float]
     request_id: str = ""

@@ -82,7 +82,6 @@ class MemoryLeak:
         full_in = free / whole.slope
         if full_in > self.horizon_seconds:
             return None
-        severity = self.horizon_seconds / max(full_in, 1e-3 * self.horizon_seconds)
         evidence = {
             "bytes_per_second": whole.slope,
             "p": whole.p,
@@ -90,7 +89,7 @@ class MemoryLeak:
             "variance_inflation": whole.inflation,
         }
         since = memory.found.since if memory.found else float(times[0])
-        return Anomaly(AnomalyKind.MEMORY_LEAK, subject, since, severity, evidence)
+        return Anomaly(AnomalyKind.MEMORY_LEAK, subject, since, evidence)
 
 
 def without_load(times: Series, used: Series, load: Series) -> Series | None:

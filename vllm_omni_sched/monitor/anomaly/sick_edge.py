@@ -141,13 +141,13 @@ class SickEdge:
             return None
         since = next(at for at, one, _ in state.recent if one)
         evidence = {"failed": float(failed), "transfers": float(total), "rate_at_least": low, "bound": bound}
-        return Anomaly(AnomalyKind.SICK_EDGE_ERRORS, name, since, low / bound, evidence)
+        return Anomaly(AnomalyKind.SICK_EDGE_ERRORS, name, since, evidence)
 
     def _slow(self, name: str, state: _Edge) -> Anomaly | None:
         if state.sum <= self.limit:
             return None
         evidence = {"cusum": state.sum, "limit": self.limit, "distance": state.shift}
-        return Anomaly(AnomalyKind.SICK_EDGE_LATENCY, name, state.since, state.sum / self.limit, evidence)
+        return Anomaly(AnomalyKind.SICK_EDGE_LATENCY, name, state.since, evidence)
 
 
 def _regime_of(nbytes: int, in_flight: int) -> tuple[int, int]:

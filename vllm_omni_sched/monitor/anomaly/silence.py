@@ -114,5 +114,5 @@ class Silence:
             if one.since is not None and seconds > bound:
                 evidence = {"seconds": seconds, "bound_seconds": bound, "replica": float(replica)}
                 subject = f"{stage} replica {replica}"
-                found.append(Anomaly(AnomalyKind.SILENT_REPLICA, subject, one.since + bound, seconds / bound, evidence))
+                found.append(Anomaly(AnomalyKind.SILENT_REPLICA, subject, one.since + bound, evidence))
         return tuple(found)

@@ -112,11 +112,7 @@ class StageTimeout:
                 bound, seconds = self.bound_seconds(name, stay.peak), now - stay.since
                 if seconds > bound:
                     evidence = {"seconds": seconds, "bound_seconds": bound, "load": float(stay.peak)}
-                    found.append(
-                        Anomaly(
-                            AnomalyKind.STAGE_TIMEOUT, name, stay.since + bound, seconds / bound, evidence, request_id
-                        )
-                    )
+                    found.append(Anomaly(AnomalyKind.STAGE_TIMEOUT, name, stay.since + bound, evidence, request_id))
         return tuple(sorted(found, key=lambda one: (-one.evidence["seconds"], one.subject, one.request_id)))
 
 

@@ -105,5 +105,5 @@ class StuckQueue:
                     "waiting": float(queue.waiting),
                     "running": float(queue.running),
                 }
-                found.append(Anomaly(AnomalyKind.STUCK_QUEUE, subject, queue.since + bound, seconds / bound, evidence))
+                found.append(Anomaly(AnomalyKind.STUCK_QUEUE, subject, queue.since + bound, evidence))
         return tuple(found)

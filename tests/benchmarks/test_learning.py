@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.learning.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS, Setting
+from benchmarks.learning.train import ThompsonChooser, act, serve, train
 from vllm_omni_sched.config import ControlMode, OmniSchedConfig
 from vllm_omni_sched.resource.learned import ARMS, FEATURES
-from vllm_omni_sched.sim.learn.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS, Setting
-from vllm_omni_sched.sim.learn.train import ThompsonChooser, act, serve, train
 
 
 def contexts(random, number):
